@@ -99,13 +99,13 @@ def told_against(
     same_hardware = all(then.get(key) == hardware[key] for key in ("cpu", "cores", "gpus"))
     if not same_hardware:
         print(
-            f"{file} is of other hardware: {then.get('cores')} cores of {then.get('cpu')} "
+            f"{file} comes from other hardware: {then.get('cores')} cores of {then.get('cpu')} "
             f"{' '.join(then.get('gpus') or ())}. Only what has a reference beside it is compared."
         )
     slower, count = against.compared(found, then, same_hardware)
     print(*slower, sep="\n", end="\n" * bool(slower))
     if not count:
-        print(f"nothing was compared: {file} has none of what was measured")
+        print(f"nothing was compared: {file} has none of the measured values")
         return 2
     print(f"compared with {file}: {len(slower) or 'none'} of {count} values got slower or larger")
     return 1 if slower else 0
@@ -566,14 +566,14 @@ def models_of(text: str) -> tuple[alone.Case, ...]:
 def batches_of(text: str) -> tuple[int, ...]:
     batches = sorted({int(word) for word in text.split(",")})
     if batches[0] < 1:
-        raise argparse.ArgumentTypeError(f"{batches[0]}: a batch has an example or more.")
+        raise argparse.ArgumentTypeError(f"{batches[0]}: a batch needs at least one example.")
     return tuple(batches)
 
 
 def rounds_of(text: str) -> int:
     if (rounds := int(text)) < 2:
         raise argparse.ArgumentTypeError(
-            f"{rounds}: of fewer than two rounds nobody tells the noise."
+            f"{rounds}: fewer than two rounds do not show the noise. Give 2 or more."
         )
     return rounds
 
@@ -604,7 +604,7 @@ def parsed() -> argparse.Namespace:
         metavar="N",
         help=f"of those: {whole.rounds}",
     )
-    quick = "the first model, batches 8 and 64, three rounds: for a look, not for a figure"
+    quick = "the first model, batches 8 and 64, three rounds: a quick check, not a result"
     parser.add_argument("--quick", action="store_true", help=quick)
     given = parser.parse_args()
     if unknown := sorted({*given.names} - {*NAMES}):

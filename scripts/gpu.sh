@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What is to be done on a machine with GPUs, the most telling first: set-up with NCCL, the tests that need a GPU, the
+# Runs what needs a machine with GPUs, the most informative first: set-up with NCCL, the tests that need a GPU, the
 # benches beside their targets, and the paper's sweep of batch sizes over 50 epochs, a worker on each GPU.
 #
 #   scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]
 #
-#   --seconds N      ends after so many; the same command goes on from there, with what is not done yet
-#   --python PYTHON  sets nothing up: this Python has torch and all else that bsweep needs
-#   --dry-run        says what it would do
+#   --seconds N      ends after N seconds; the same command resumes with what is not done yet
+#   --python PYTHON  sets nothing up and uses this Python, which has torch and all else that bsweep needs
+#   --dry-run        prints what it would do
 #   OVERRIDE         goes to the sweep, such as data.root=DIR
 #
-# All that comes out is in results/HARDWARE, such as results/4x_tesla_t4. Without a GPU it ends with 2.
+# All results are in results/HARDWARE, such as results/4x_tesla_t4. Without a GPU the exit code is 2.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/common.sh
@@ -25,7 +25,7 @@ while [[ ${1:-} == --* ]]; do
     esac
     shift || fail "A value is missing: scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]"
 done
-[[ $seconds =~ ^[0-9]+$ ]] || fail "--seconds $seconds: no whole number of seconds."
+[[ $seconds =~ ^[0-9]+$ ]] || fail "--seconds $seconds: give a whole number of seconds."
 
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader ${CUDA_VISIBLE_DEVICES:+-i "$CUDA_VISIBLE_DEVICES"} 2>/dev/null) ||
     gpus=
@@ -38,11 +38,11 @@ folder=results/${number}x_$(sort -u <<<"$gpus" | paste -sd ' ' | tr '[:upper:]' 
 commit=$(git rev-parse HEAD 2>/dev/null || echo none)
 failed=()
 
-# attempt NAME COMMAND...: what it prints goes to NAME.log too. One that fails does not keep the others from their turn.
+# attempt NAME COMMAND...: its output goes to NAME.log too. If one command fails, the others still run.
 attempt() {
     local name=$1 left=0 status=0
     if [[ $(cat "$folder/$name.done" 2>/dev/null) == "$commit" ]]; then
-        say "$name: done already, see $folder/$name.log"
+        say "$name: already done, see $folder/$name.log"
         return
     fi
     say "$name: $(printf '%q ' "${@:2}")"
@@ -62,7 +62,7 @@ attempt() {
 
 is_over() { ((seconds && SECONDS >= seconds)); }
 
-out_of_time() { fail "The $seconds seconds are over: $1 is left. The same command goes on from there. So far: $folder"; }
+out_of_time() { fail "The $seconds seconds are over: $1 is left. The same command resumes from there. Results so far: $folder"; }
 
 say "In $folder, on $(sort <<<"$gpus" | uniq -c | sed -E 's/^ *([0-9]+) /\1 x /' | paste -sd ,):"
 set_up=(scripts/setup.sh)

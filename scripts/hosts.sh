@@ -2,12 +2,12 @@
 # Emulates hosts h1, h2, ... on one machine: network namespaces with a name, an eth0 and an sshd of their own, cabled to a
 # switch. Only the network is emulated: the hosts share this machine's processors and files. Needs root on Linux.
 #
-#   hosts.sh up N [RATE]          RATE, such as 1gbit, is what each cable carries each way; without it, what the machine can
+#   hosts.sh up N [RATE]          RATE, such as 1gbit, limits each cable in each direction; without it, cables have no limit
 #   hosts.sh run HOST COMMAND...  runs a command on a host, in the current folder
-#   hosts.sh cut HOST             pulls the host's cable out of the switch; what runs there goes on, and hears nothing
-#   hosts.sh join HOST            plugs it in again
+#   hosts.sh cut HOST             pulls the host's cable out of the switch; processes there continue without a network
+#   hosts.sh join HOST            plugs the cable in again
 #   hosts.sh down                 ends all that runs on the hosts, and removes them
-#   hosts.sh check                says what this machine lacks for that
+#   hosts.sh check                names what this machine lacks for these hosts
 #
 # BSWEEP_HOSTS_PREFIX=NAME names a second set of hosts, which shares nothing with the first one.
 set -euo pipefail
@@ -116,9 +116,9 @@ up() {
     elif [[ $(what_is_up) ]]; then
         fail "Other hosts are up: $(what_is_up). To remove them: $0 down"
     elif ! mkdir -m 700 "$state" 2>/dev/null || [[ $(namespaces) ]]; then
-        fail "Hosts are being set up, or are what an interrupted run left: see $state and ip netns. To remove them: $0 down"
+        fail "Hosts are being set up, or an interrupted run left them: see $state and ip netns. To remove them: $0 down"
     fi
-    trap 'take_down; say "The hosts could not be set up: see above. Nothing of them is left."' EXIT
+    trap 'take_down; say "The hosts could not be set up: see above. They were removed."' EXIT
     ssh-keygen -q -t ed25519 -N '' -C "$prefix-hosts" -f "$identity"
     echo "h*,$network.* $(cat "$identity.pub")" >"$state/known_hosts"
     echo "127.0.0.1 localhost" >"$state/hosts"
@@ -168,12 +168,12 @@ how() {
     fail "$@"
 }
 
-[[ $prefix =~ ^[a-z0-9]+$ ]] || fail "BSWEEP_HOSTS_PREFIX=$prefix: small letters and digits only."
+[[ $prefix =~ ^[a-z0-9]+$ ]] || fail "BSWEEP_HOSTS_PREFIX=$prefix: use small letters and digits only."
 case ${1:-} in
 up)
-    (($# == 2 || $# == 3)) || how "up takes a number of hosts, and a rate if it is to be limited."
+    (($# == 2 || $# == 3)) || how "up takes a number of hosts and, to limit the cables, a rate."
     [[ $2 =~ ^[1-9][0-9]{0,2}$ ]] || how "$2 is not a number of hosts from 1 to 254."
-    (($2 <= 254)) || how "$2 are more than 254 hosts."
+    (($2 <= 254)) || how "$2 hosts are too many: at most 254 fit."
     [[ ${3-1gbit} =~ ^[1-9][0-9]{0,5}[kmg]bit$ ]] || how "$3 is not a rate such as 200mbit or 10gbit (whole kbit, mbit or gbit)."
     check_machine "${3:-}"
     up "$2" "${3:-}"

@@ -2,7 +2,7 @@
 # Sets up SLURM on the hosts h1, h2, ... that hosts.sh emulates on one machine: jobs with steps on nodes of their own, over
 # the network between them. The controller runs on h1. Needs root on Linux.
 #
-#   slurm.sh up N [RATE]      N nodes, each on a cable of RATE, such as 1gbit, or of what the machine can
+#   slurm.sh up N [RATE]      N nodes, each on a cable of RATE, such as 1gbit; without RATE, cables have no limit
 #   slurm.sh run COMMAND...   runs sbatch, salloc, squeue or any other command on h1, in the current folder
 #   slurm.sh down             ends all jobs, and removes the hosts
 #   slurm.sh check            says what this machine lacks for that
@@ -94,10 +94,10 @@ start() {
 
 up() {
     local number=$1
-    if [[ -e $state ]]; then fail "SLURM is up, or is being set up: see $state. To remove it: $0 down"; fi
-    if [[ -e /run/$prefix-hosts ]]; then fail "Hosts are up already: $hosts down, or another BSWEEP_HOSTS_PREFIX."; fi
+    if [[ -e $state ]]; then fail "SLURM is up or is being set up: see $state. To remove it: $0 down"; fi
+    if [[ -e /run/$prefix-hosts ]]; then fail "Hosts are already up. To remove them: $hosts down. Or choose another BSWEEP_HOSTS_PREFIX."; fi
     "$hosts" up "$@" >/dev/null # which leaves nothing where it fails
-    trap 'take_down; say "SLURM could not be set up: see above. Nothing of it is left."' EXIT
+    trap 'take_down; say "SLURM could not be set up: see above. It was removed."' EXIT
     mkdir -m 755 "$state"
     mkdir "$state/controller"
     (umask 077 && head -c 1024 /dev/urandom >"$state/munge.key")
@@ -126,7 +126,7 @@ how() {
 
 case ${1:-} in
 up)
-    (($# == 2 || $# == 3)) || how "up takes a number of nodes, and a rate if it is to be limited."
+    (($# == 2 || $# == 3)) || how "up takes a number of nodes and, to limit the cables, a rate."
     [[ $2 =~ ^[1-9][0-9]{0,2}$ ]] || how "$2 is not a number of nodes."
     check_machine
     up "${@:2}"

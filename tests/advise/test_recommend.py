@@ -301,7 +301,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     assert result.returncode == 0, result.stderr
     for batch in (64, 80):
         cell = rf"global batch {batch} on 1 worker"
-        said = rf"{cell}: .*OutOfMemoryError: no room; it and larger passes .* are left out"
+        said = rf"{cell}: .*OutOfMemoryError: no room; this cell and .* larger passes are left out"
         assert re.search(said, result.stderr), result.stderr
     assert "2 workers" not in result.stderr
     told = json.loads(result.stdout)
@@ -321,7 +321,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
     result = command(*never, "--budget", "0.001s", cwd=tmp_path)
     assert (
         result.returncode == 2
-        and "shorter than timing the steps" in result.stderr
+        and "too short to time the steps" in result.stderr
         and "--budget" in result.stderr
     )
     result = command(*never, "--budget", "6s", "epochs=100000", cwd=tmp_path)
@@ -330,8 +330,11 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
         "No recommendation: no run reached a test accuracy of 0.999. The best seen is 0."
         in result.stdout
     )
-    assert "broken off" in result.stderr and "Ended: what is left of the budget" in result.stdout
-    assert "More would run" in result.stdout and "the same command with --budget" in result.stdout
+    assert "can resume" in result.stderr and "Ended: the rest of the budget" in result.stdout
+    assert (
+        "A larger budget would train" in result.stdout
+        and "the same command with --budget" in result.stdout
+    )
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, (
         result.stderr
@@ -345,7 +348,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["local_batch=32", "--target-accuracy", "0.9"], "a grid of one cell"),
+        (["local_batch=32", "--target-accuracy", "0.9"], "the grid has only one cell"),
         (
             ["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"],
             "the points differ in optimizer.lr",
@@ -355,7 +358,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
             "every step together",
         ),
         (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
-        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "no time"),
+        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "is not a time"),
         (
             [
                 "local_batch=8,16",
@@ -369,7 +372,7 @@ def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_see
         ),
         (
             ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],
-            "give --price-per-worker-hour",
+            "such as --price-per-worker-hour",
         ),
     ],
 )
@@ -388,7 +391,7 @@ def test_joules_that_nobody_counts_are_refused_before_anything_runs(
 ) -> None:
     monkeypatch.setattr(energy, "_POWERCAP", tmp_path)
     configs = [compose(f"local_batch={batch}", "model=tiny_cnn", "device=cpu") for batch in (8, 16)]
-    with pytest.raises(ConfigError, match="do not say what they use"):
+    with pytest.raises(ConfigError, match=r"do not report their energy.* Use --objective cheapest"):
         recommend._cells(configs, parse_objective("joules"))
     package = tmp_path / "intel-rapl:0"
     package.mkdir()

@@ -121,8 +121,8 @@ def test_what_was_not_recorded_and_what_is_not_known_is_said(
     for name, words, message in (
         ("goodpud", [], "Did you mean 'goodput'"),
         ("schedule", ["batching.factr=3"], "Did you mean 'batching.factor'"),
-        ("schedule", ["seed=3"], "give keys of the policy or the optimizer"),
-        ("cabs", ["optimizer.lr_rule=linear"], "it fits the batch to the rate"),
+        ("schedule", ["seed=3"], "keys of the policy or the optimizer"),
+        ("cabs", ["optimizer.lr_rule=linear"], "fits the batch to the learning rate"),
     ):
         with pytest.raises(ValueError, match=message):
             replay.replay(tmp_path, name, words)

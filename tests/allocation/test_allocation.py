@@ -294,7 +294,7 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
         (
             ("allocation=batch_by_memory",),
             {"workers": 3},
-            ["no probe of this version", "bsweep probe"],
+            ["not a probe of this version", "bsweep probe"],
         ),
         (("allocation=batch_by_memory",), {"workers": []}, ["0 workers", "num_workers=2"]),
         (
@@ -405,7 +405,7 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
         ),
         (
             ("strategy=allreduce", "allocation=hybrid", "allocation.adapt_every=3"),
-            ["allocation=hybrid", "strategy=allreduce", "every step is a synchronisation"],
+            ["allocation=hybrid", "strategy=allreduce", "Use strategy=diloco"],
         ),
         (
             ("local_batch=null", "global_batch=20", "allocation.local_batches=[4,4,4,4]"),

@@ -118,7 +118,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     assert len(study.epochs) == 3
     assert [warning.split(": ", 1)[1] for warning in study.warnings] == [
-        "metrics.jsonl: left out a torn last line of 25 bytes.",
+        "metrics.jsonl: ignored an incomplete last line of 25 bytes.",
         "cores are shared",
     ]
 
@@ -146,9 +146,9 @@ def test_a_missing_or_wrong_folder_says_what_to_give(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "paper", local_batch=8)
     with pytest.raises(FileNotFoundError, match=r"no such study folder. Did you mean 'paper'\?"):
         bsweep.load(tmp_path / "papr")
-    with pytest.raises(ValueError, match="no runs here"):
+    with pytest.raises(ValueError, match="holds no runs"):
         bsweep.load(tmp_path)
-    with pytest.raises(ValueError, match="this is one run of a study"):
+    with pytest.raises(ValueError, match="is one run of a study"):
         bsweep.load(folder)
 
 
@@ -157,7 +157,7 @@ def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
     path = RunPaths(folder).metrics
     whole = path.read_text()
     path.write_text(whole.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match="record schema 2, this bsweep reads up to 1"):
+    with pytest.raises(ValueError, match="record schema 2, but this bsweep reads schemas up to 1"):
         bsweep.load(tmp_path / "s")
     path.write_text(whole.replace('{"schema": 1', "oops", 1))
     with pytest.raises(
@@ -700,8 +700,8 @@ def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -
     assert analysis.levels(cells)[0] == "hardware"
     assert analysis.batch_ratios(cells).empty
     assert (
-        "separate curves, whose times do not compare: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 "
-        "cores" in study.warnings[0]
+        "their times cannot be compared: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
+        in study.warnings[0]
     )
 
 
@@ -711,7 +711,7 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
     write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
     study = bsweep.load(tmp_path / "s", mix=True)
     assert analysis.cell_keys(study.runs) == ["variant", "num_workers", "local_batch"]
-    assert "whose times do not compare: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
+    assert "times cannot be compared: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -743,7 +743,7 @@ def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path
     assert analysis.entangled(runs) == ["lr"]
     (line,) = analysis.caveats(study)
     assert line.startswith(
-        "The base learning rate changes along with the batch size or the workers"
+        "The base learning rate changes together with the batch size or the number of workers"
     )
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
 

@@ -344,9 +344,9 @@ def test_the_papers_collapse_at_batch_8_is_an_effect_of_its_learning_rate() -> N
     }
     (line,) = rates.contradictions(cells, 0.08, "per_worker")
     assert line.startswith(
-        "batch 32 did not reach the target in 2500000 examples, batch 64 no more than 2500000."
+        "batch 32 did not reach the target in 2500000 examples, batch 64 at most 2500000."
     )
-    assert "an effect of the learning rate (rule: per_worker) rather than of the batch" in line
+    assert "the learning rate (rule: per_worker) causes it rather than the batch" in line
     kept = {batch: of for batch, of in cells.items() if batch > 32}
     assert not list(rates.contradictions(kept, 0.08, "per_worker")), (
         "that 256 fell short, the law allows"

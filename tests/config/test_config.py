@@ -177,11 +177,11 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (
             ("local_batch=8", "launch.hosts='h[1-999999999]:4'"),
-            ["more than 10,000 hosts: name fewer"],
+            ["more than 10,000 hosts: name fewer hosts"],
         ),
         (
             ("local_batch=8", "launch.hosts='h[1-999]x[1-999]:4'"),
-            ["more than 10,000 hosts: name fewer"],
+            ["more than 10,000 hosts: name fewer hosts"],
         ),
         (("local_batch=8", "launch.hosts='h[1-3]:1,h2:1'"), ["names a host twice"]),
         (
@@ -190,7 +190,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (
             ("local_batch=8", "launch.hosts=@/dev/zero"),
-            ["launch.hosts=@/dev/zero", "it is no plain file"],
+            ["launch.hosts=@/dev/zero", "it is not a regular file"],
         ),
         (
             (
@@ -260,11 +260,11 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (
             ("local_batch=8", "target_accuracy=90"),
-            ["target_accuracy=90", "no fraction", "Is 0.9 meant?"],
+            ["target_accuracy=90", "not a fraction", "Is 0.9 meant?"],
         ),
         (
             ("local_batch=8", "target_accuracy=0"),
-            ["target_accuracy=0", "no fraction between 0 and 1"],
+            ["target_accuracy=0", "not a fraction between 0 and 1"],
         ),
         (
             ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),
@@ -312,8 +312,8 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ),
             ["strategy.on_loss=continue", "horovodrun ends all workers", "launch=torchrun"],
         ),
-        ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Type launch=horovodrun"]),
-        ((*DILOCO, "launch=horovodrun"), ["strategy.algorithm=native", "Type launch=torchrun"]),
+        ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Use launch=horovodrun"]),
+        ((*DILOCO, "launch=horovodrun"), ["strategy.algorithm=native", "Use launch=torchrun"]),
         ((*DILOCO, "launch=inline"), ["launch=inline"]),
         ((*DILOCO, "allocation.local_steps=[1,0]"), ["allocation.local_steps.1=0"]),
         ((*DILOCO, "allocation.local_steps=[1,2,3]"), ["3 numbers", "num_workers=2"]),

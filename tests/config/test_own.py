@@ -162,18 +162,18 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
     ("target", "options", "expected"),
     [
         ("mymodel.py", {}, ["model.target=mymodel.py", "path/file.py:name"]),
-        ("mymodel:", {}, ["not of the form"]),
+        ("mymodel:", {}, ["path/file.py:name"]),
         ("mymodle.py:build", {}, ["mymodle.py cannot be read", "Did you mean 'mymodel.py'?"]),
         ("nowhere.net:build", {}, ["there is no module nowhere", "path/file.py:name"]),
         ("mymodel.py:biuld", {}, ["there is no 'biuld'", "Did you mean 'build'?"]),
         ("mymodel.py:zzz", {}, ["there is no 'zzz'", "It has Net, anything, build"]),
-        ("mymodel.py:LIMIT", {}, ["LIMIT is no function or class, but int"]),
+        ("mymodel.py:LIMIT", {}, ["LIMIT is not a function or class, but int"]),
         ("mymodel.py:build", {"widht": 3}, ["model.options.widht=3", "Did you mean 'width'?"]),
         ("mymodel.py:build", {"shape": 3}, ["model.options.shape=3", "It takes width, depth."]),
         ("mymodel.py:anything", {"shape": 3}, ["model.options.shape=3"]),
         ("mymodel.py:Net", {"x": 3}, ["model.options.x=3", "It takes none."]),
         ("mymodel.py:needs", {}, ["needs root", "give model.options.root=..."]),
-        ("mymodel.py:too_few", {}, ["it must take num_classes, shape"]),
+        ("mymodel.py:too_few", {}, ["first positional arguments must be num_classes, shape"]),
     ],
 )
 def test_what_cannot_be_called_is_refused_with_a_remedy(

@@ -98,7 +98,7 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
                 "usable": False,
                 "cuda": None,
             },
-            r"torch .* is built without CUDA: install a build with it that suits driver 580.1",
+            r"torch .* is built without CUDA: install a build with CUDA that suits driver 580.1",
         ),
         (
             {
@@ -109,8 +109,8 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
                 "usable": True,
             },
             (
-                r"below 7.5, with which torch .* begins: Tesla V100-SXM2-16GB \(7.0\)\. Install .* "
-                r"CUDA 12.6"
+                r"too old for torch .* capability 7.5 or more: Tesla V100-SXM2-16GB \(7.0\)\. "
+                r"Install .* CUDA 12.6"
             ),
         ),
     ],
@@ -164,7 +164,7 @@ def test_every_host_with_too_few_gpus_is_named(
 ) -> None:
     lacking = (
         r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker "
-        r"a GPU"
+        r"for each GPU"
     )
     with pytest.raises(ValueError, match=lacking):
         peers_check.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")

@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "fsync", full)
     path = tmp_path / "file"
-    with pytest.raises(OSError, match=f"no space left for {path}. Free some there, or give"):
+    with pytest.raises(OSError, match=f"no space left for {path}. Free some space there, or give"):
         write_whole(path, b"content")
     with pytest.raises(OSError, match="No space left on device"):
         tensor_files.write_tensors({"a": 1}, path)

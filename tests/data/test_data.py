@@ -383,7 +383,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    refuses(image_folder(tmp_path), f"{tmp_path}/train has no folder of a class")
+    refuses(image_folder(tmp_path), f"{tmp_path}/train holds no folder of a class")
     (tmp_path / "train" / "cat").mkdir()
     refuses(image_folder(tmp_path), f"{tmp_path}/train/cat holds no image")
 
@@ -403,7 +403,7 @@ def test_one_class_alone_is_refused(tmp_path: Path) -> None:
     """It would train to an accuracy of 1 without a word."""
     for part in ("train", "test"):
         write_image(tmp_path / part / "cat" / "0.png", 1)
-    refuses(image_folder(tmp_path), "one class alone, cat")
+    refuses(image_folder(tmp_path), "only one class, cat")
 
 
 def test_corrupt_images_are_named_together(folder: Path) -> None:

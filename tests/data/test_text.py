@@ -136,7 +136,9 @@ def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
         "none.json",
         "null for bytes",
     )
-    refuses(text(path, tokenizer=str(path)), "is no Hugging Face tokenizer.json", "null for bytes")
+    refuses(
+        text(path, tokenizer=str(path)), "is not a Hugging Face tokenizer.json", "null for bytes"
+    )
     refuses(text(path, subset=188), "data.subset=188 is larger than the training set of 187")
 
 
@@ -150,7 +152,7 @@ def test_a_text_shorter_than_a_sequence_is_refused(
     parts = (
         "data.sequence_length=4",
         f"has {num_bytes} tokens",
-        "need 5 of either",
+        "need 5 tokens in each",
         "a longer text",
     )
     refuses(text(path, test_share=test_share), *parts)
@@ -215,6 +217,6 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
     end = read_summary(RunPaths(folder))
     assert end is not None and end["status"] == "failed"
     assert (
-        "rank 1 has other data than rank 0" in end["message"]
+        "rank 1 has different data from rank 0" in end["message"]
         and "Give all hosts the same files" in end["message"]
     )

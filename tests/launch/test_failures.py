@@ -76,7 +76,7 @@ def test_who_ended_without_a_word_is_named_before_those_who_waited_for_it(paths:
     write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
     outcome = failure.outcome(point(), paths, [(0, 1)], paths.logs / "none")
     assert outcome.message.startswith(
-        "rank 1 ended without a word, perhaps killed from outside; then rank 0 ended"
+        "rank 1 ended without a message, perhaps killed from outside; then rank 0 ended"
     )
 
 
@@ -301,9 +301,9 @@ PEER = {
     [
         (
             {"device": "Tesla T4", "precision": "fp32"},
-            r"precision=fp32 suits rank 1 on b \(Tesla T4\), precision=bf16",
+            r"precision=fp32 suits rank 1 on b \(Tesla T4\), but precision=bf16",
         ),
-        ({"num_train": 90}, "rank 1 has other data than rank 0.* 90 training examples"),
+        ({"num_train": 90}, "rank 1 has different data from rank 0.* 90 training examples"),
     ],
 )
 def test_what_would_stall_workers_or_mix_their_numbers_is_refused(

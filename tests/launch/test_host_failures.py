@@ -60,13 +60,13 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     assert result.returncode == 2, result.stderr
     assert time.monotonic() - began < 60
     for said in (
-        "h2: no way in by ssh: connect to host h2 port 22",
+        "h2: ssh cannot enter the host: connect to host h2 port 22",
         (
             "h3: launch.network_interface=ib0 is not there, or has no address. There are lo "
             "(127.0.0.1), eth0 (10.213.7.3)"
         ),
         "h3: it cannot resolve h9",
-        "h9: no way in by ssh: Could not resolve hostname h9",
+        "h9: ssh cannot enter the host: Could not resolve hostname h9",
     ):
         assert said in result.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing was begun"
@@ -101,7 +101,7 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
     printed = (tmp_path / "said").read_text()
     first, second = printed.split("[2/2]")
     assert "host h2 is lost: " in first and "server h2 not responding" in first, printed
-    assert "skipped, not tried: h2: no way in by ssh" in second
+    assert "skipped, not tried: h2: ssh cannot enter the host" in second
     assert len(list(tmp_path.glob("results/s/b*"))) == 1, "the second point is as new"
     cable("join", "h2")
     again = bsweep(
@@ -149,7 +149,7 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     assert time.monotonic() - began < 30
     assert outcome.status == "failed"
     assert outcome.message.startswith(
-        "host h2 is lost: connect to host h2 port 22: No route to host: see that"
+        "host h2 is lost: connect to host h2 port 22: No route to host: make sure that"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
     assert outcome.may_pass and outcome.status == "failed"
     assert (
-        "nowhere.invalid: no way in by ssh: Could not resolve hostname nowhere.invalid"
+        "nowhere.invalid: ssh cannot enter the host: Could not resolve hostname nowhere.invalid"
         in outcome.message
     )
     assert not list(tmp_path.iterdir())
@@ -200,7 +200,7 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
         (
             "ssh not successful for host h2:\nroot@h2: Permission denied (publickey).\n",
             [1],
-            "host h2 is lost: root@h2: Permission denied (publickey): let this key in there",
+            "host h2 is lost: root@h2: Permission denied (publickey): add this key there",
         ),
         ("", [1], "the workers could not be started (exit code 1): it printed nothing; see "),
         (
@@ -255,11 +255,11 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
     [
         ({"python": "3.9.1"}, "h2: Python 3.9 there, "),
         ({"versions": {"bsweep": "9", "torch": None, "horovod": None}}, "h2: torch is not there, "),
-        ({"code": "c0ffee"}, "h2: its bsweep has other code than this one"),
-        ({"point": "c0ffee"}, "is another folder there: have results_dir on a file system"),
+        ({"code": "c0ffee"}, "h2: its bsweep has different code"),
+        ({"point": "c0ffee"}, "is a different folder there: put results_dir on a file system"),
         (
             {"data": {"num_train": 5}},
-            "h2: data=synthetic are others there than here: give all hosts the same files",
+            "h2: data=synthetic differs between there and here: give all hosts the same files",
         ),
         ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
         ({"problems": ["/data: Permission denied"]}, "h2: /data: Permission denied"),
@@ -375,5 +375,5 @@ def test_sshs_word_is_found_among_others() -> None:
         "h2 not responding.\n"
     )
     assert ssh.reason(said) == "Timeout, server h2 not responding"
-    assert "see that the host runs" in ssh.remedy(said)
+    assert "make sure that the host runs" in ssh.remedy(said)
     assert ssh.reason("RuntimeError: Connection closed by peer") is None

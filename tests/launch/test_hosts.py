@@ -131,7 +131,7 @@ def test_the_doctor_measures_hosts_and_says_what_to_mend(
     )
     assert ill.returncode == 1
     (problem,) = json.loads(ill.stdout)["to_mend"]
-    assert problem.startswith("h2: no way in by ssh: connect to host h2 port 22: ")
+    assert problem.startswith("h2: ssh cannot enter the host: connect to host h2 port 22: ")
     assert not list(tmp_path.iterdir()), "it leaves nothing"
 
 

@@ -273,7 +273,7 @@ def test_who_hears_of_no_parent_any_more_ends(
     paths.points.write_text("first\nsecond")
     lines = team_worker._lines(paths)
     assert next(lines) == b"first"
-    with pytest.raises(SystemExit, match="has said nothing"):
+    with pytest.raises(SystemExit, match="has shown no sign of life"):
         next(lines)  # half a line is none
     paths.points.write_text("first\nsecond\n\n")
     assert list(islice(team_worker._lines(paths), 3)) == [b"first", b"second", b""]

@@ -239,7 +239,7 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
         "model.width=512",
         cwd=tmp_path,
     )
-    assert result.returncode == 1 and "out of memory with a local batch of 1" in result.stderr, (
+    assert result.returncode == 1 and "a local batch of 1 is out of memory" in result.stderr, (
         result.stderr
     )
     assert "rank 1" in result.stderr and kept.read_text() == "{}"

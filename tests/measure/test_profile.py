@@ -150,13 +150,13 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
     [
         (
             [worker_of(forward=0.3, backward=0.6, exchange=0.1)],
-            "computing: forward and backward passes are 90%",
+            "computing: forward and backward passes take 90%",
         ),
         ([worker_of(forward=0.2, backward=0.2, exchange=0.6, wait=0.1)] * 2, "exchange: 50%"),
         ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "waiting: 30%"),
         (
             [worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)],
-            "until worker 2 is there",
+            "for worker 2",
         ),
         ([worker_of(forward=0.6, data=0.4)], "data: 40%"),
         ([worker_of(forward=0.6, optimizer=0.4)], "optimizer: 40%"),
@@ -167,7 +167,7 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
         ),
         (
             [worker_of(graph=0.9, exchange=0.1, busy=0.85)],
-            "computing: forward and backward passes are 90%",
+            "computing: forward and backward passes take 90%",
         ),
     ],
 )

@@ -168,7 +168,7 @@ def test_libraries_models_are_built_for_the_data(
             "resnet18",
             (),
             (1, 32, 32),
-            "images of 3 channels, these have 1: use model=timm",
+            "images of 3 channels, but these have 1: use model=timm",
         ),
         ("torchvision", "alexnet", (), (3, 32, 32), "images of shape [3, 32, 32]"),
         (
@@ -176,7 +176,7 @@ def test_libraries_models_are_built_for_the_data(
             "googlenet",
             ("+model.options.init_weights=false",),
             (3, 96, 96),
-            "it returns GoogLeNetOutputs where it trains",
+            "the model returns GoogLeNetOutputs in training mode",
         ),
         (
             "timm",

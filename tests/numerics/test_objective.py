@@ -73,7 +73,7 @@ def test_outputs_that_are_no_tensor_go_to_methods_that_take_them() -> None:
 @pytest.mark.parametrize(
     ("methods", "outputs", "targets", "expected"),
     [
-        ({}, LOGITS, NUMBERS, "numbers with a fraction.*give your model a method loss"),
+        ({}, LOGITS, NUMBERS, "floating-point numbers.*give your model a method loss"),
         (
             {},
             (LOGITS, LOGITS),
@@ -95,7 +95,7 @@ def test_outputs_that_are_no_tensor_go_to_methods_that_take_them() -> None:
             {"score": lambda o, t: o.argmax(1) == t},
             LOGITS,
             CLASSES,
-            r"a tensor of shape \[3\]: return how many",
+            r"a tensor of shape \[3\]: return the number",
         ),
     ],
 )

@@ -219,7 +219,7 @@ def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
     by_batch = plots.accuracy_and_loss_by_batch(study)
     assert (
-        "n = 3 per point. Small circles are single seeds, bars 95 % t-intervals"
+        "n = 3 per point. Small circles are single seeds. Bars are 95 % t-intervals"
         in plots.caption(by_batch)
     )
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
@@ -348,7 +348,7 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     assert legend_texts(figure) == [
         "local batch 50",
         "computing",
-        "exchange, not hidden",
+        "exchange, not overlapped",
         "waiting for others",
     ]
 
@@ -574,7 +574,9 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     known = analysis.time_to_target(study)["seconds"].dropna()
     assert list(curve.get_xdata()) == [32, 128] and list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
     assert legend_texts(figure)[-1] == "not reached"
-    assert "do not reach" in plots.caption(figure) or "did not reach it" in plots.caption(figure)
+    assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
+        figure
+    )
 
 
 def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_path: Path) -> None:
@@ -615,7 +617,7 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     assert line.get_markevery() == [] and not axes.containers
     speeds = analysis.cells(study.runs)["images_per_second_points"]
     assert sorted(points.get_ydata()) == sorted(speeds.explode())  # type: ignore[arg-type,type-var]
-    assert "both are drawn, without an interval" in plots.caption(figure)
+    assert "both are drawn without an interval" in plots.caption(figure)
 
 
 def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(

@@ -98,7 +98,7 @@ def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
     assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
-    assert "a dot for each node" in plots.caption(figure)
+    assert "one dot for each node" in plots.caption(figure)
 
 
 def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study) -> None:
@@ -114,7 +114,7 @@ def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study
     longest = 3 * (max(round_seconds((4,) * 4, (208, 200, 384, 238))) + ROUND_EXCHANGE_SECONDS)
     assert by_flops.get_xlim() == pytest.approx((0, 1.01 * longest))
     assert plots.caption(figure).startswith(
-        "What each node does in rounds 2 to 4 of the first seed."
+        "Activity of each node in rounds 2 to 4 of the first seed."
     )
     assert legend_texts(figure) == ["4 workers", "computing", "idle", "exchange"]
 
@@ -147,6 +147,6 @@ def test_published_idle_times_stand_beside_the_model_and_the_caption_says_what_c
     assert modelled == pytest.approx(published, abs=0.3)
     assert figure.axes[1].get_title(loc="left") == "A: batch by FLOP/s\n40.4 s, model 17.0 s"
     assert (
-        "must idle 1.1 s apart, as in the baseline: 11.9 and 0.0 s are published"
+        "must differ by 1.1 s, as in the baseline: 11.9 and 0.0 s are published"
         in plots.caption(figure)
     )

@@ -102,7 +102,7 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     )
     assert (folder / "tests.log").read_text() == "output of pytest\n"
     result = script(gpus="NVIDIA H200\\n")
-    assert result.returncode == 0 and "tests: done already" in result.stderr
+    assert result.returncode == 0 and "tests: already done" in result.stderr
     again = calls(tmp_path)
     assert [line.split()[1] for line in again] == ["--json", "bsweep"], (
         "the sweep knows what of it is done"
@@ -123,7 +123,7 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
     [
         (("--second", "3"), "--second is unknown"),
         (("--seconds",), "A value is missing"),
-        (("--seconds", "x"), "no whole number"),
+        (("--seconds", "x"), "whole number"),
     ],
 )
 def test_a_wrong_option_is_told(script: Script, arguments: tuple[str, ...], said: str) -> None:

@@ -127,7 +127,7 @@ def test_what_intervals_do_not_tell_is_no_difference(tmp_path: Path) -> None:
         (step,) = analysis.more_workers(study).to_dict("records")
         assert step["saved_seconds_low"] < 0 < step["saved_seconds_high"]
         assert step["verdict"] == analysis.NO_DIFFERENCE
-        assert "no difference" in plots.caption(plots.one_more_worker(study))
+        assert "no significant difference" in plots.caption(plots.one_more_worker(study))
         *_, steps = recommended(study)
         assert list(steps.cells["in time"]) == ["no difference"]
 
@@ -222,7 +222,7 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
         write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "all runs change it while they train" in missing and "batching=fixed" in missing
+    assert "all runs change their batch size" in missing and "batching=fixed" in missing
 
 
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
@@ -231,7 +231,9 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     study = bsweep.load(tmp_path / "s")
     assert analysis.recommendations(study) == []
     (missing,) = analysis.what_is_missing(study)
-    assert "one cell alone (global batch 64 on 1 worker). One more batch size is missing" in missing
+    assert (
+        "only one cell (global batch 64 on 1 worker). Run at least one more batch size" in missing
+    )
     assert "bsweep run -m local_batch=32,64,128 study=s" in missing
     assert (
         "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0."
@@ -249,7 +251,7 @@ def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None
         write_run(tmp_path / "s", local_batch=batch, epochs=1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert (
-        "two evaluations of a run, and 3 of 3 runs have fewer" in missing and "epochs=2" in missing
+        "two evaluations of a run, but 3 of 3 runs have fewer" in missing and "epochs=2" in missing
     )
 
 
@@ -257,7 +259,7 @@ def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "not half of the cells reach an accuracy above chance" in missing
+    assert "fewer than half of the cells reach an accuracy above chance" in missing
 
 
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_th
     with computing_once():
         *first, last = analysis.recommendations(study)
     assert len(first) == 4
-    assert last.startswith("2 further parts of the study were not looked at.")
+    assert last.startswith("2 further parts of the study were not analysed.")
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
     ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]

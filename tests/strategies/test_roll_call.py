@@ -129,7 +129,7 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]
     processes[2].wait(30)
     output = (out / "2.output").read_text()
     assert (
-        "WorkerLost: the other workers went on without rank 2, which was silent for too long"
+        "WorkerLost: the other workers continue without rank 2, which was silent for too long"
         in output
     )
     wait_for(out, 3, lambda records: len(records) >= here + 20)

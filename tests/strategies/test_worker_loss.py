@@ -123,7 +123,7 @@ def test_a_silent_worker_is_given_up_and_told_so_when_it_wakes(tmp_path: Path) -
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 2], 100)
     assert (
-        "went on without rank 1, which was silent for too long"
+        "continue without rank 1, which was silent for too long"
         in (paths.rank_logs(1) / "stderr").read_text()
     )
 
@@ -224,7 +224,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (
         end["status"] == "interrupted"
         and "rank 1 was lost" in end["message"]
-        and "to go on" in end["message"]
+        and "to resume" in end["message"]
     )
     assert checkpoints(paths)
     before = of(paths, "round")
@@ -281,7 +281,10 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
     epochs = ("num_workers=2", "data.num_train=280", "epochs=2")  # of three rounds and a tail
     point = (*POINT, *epochs, "strategy.on_loss=stop")
     stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "BSWEEP_STOP": "1"})
-    assert stopped.returncode == 1 and "told to; start it again to go on" in stopped.stderr
+    assert (
+        stopped.returncode == 1
+        and "told to; start the same sweep again to resume" in stopped.stderr
+    )
     for study in ("s", "whole"):
         result = bsweep("run", *point, f"study={study}", cwd=tmp_path, env=path)
         assert result.returncode == 0, result.stderr

@@ -133,7 +133,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
         and "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     )
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
-    assert nothing.returncode == 2 and "no point is failed" in nothing.stderr
+    assert nothing.returncode == 2 and "no point has the state failed" in nothing.stderr
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
     assert meant.returncode == 2 and "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
@@ -162,7 +162,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     )
     (tmp_path / "results/s").rename(tmp_path / "results/t")
     moved = bsweep("retry", "results/t", "--status", "diverged", cwd=tmp_path)
-    assert moved.returncode == 1 and "no longer lead to 2 of its points" in moved.stderr
+    assert moved.returncode == 1 and "no longer give 2 of its points" in moved.stderr
     assert not (tmp_path / "results/s").exists() and "the folder was moved" in moved.stderr
 
 
@@ -402,7 +402,7 @@ def test_what_cannot_be_done_is_said_in_plain_words(
 def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2 and "no command for 2 of its runs" in result.stderr
+    assert result.returncode == 2 and "no recorded command for 2 of its runs" in result.stderr
     moved = {
         "time": 0,
         "arguments": ["local_batch=8"],
@@ -415,7 +415,7 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     line = json.dumps({**moved, **columns, "points": [["run0", 1, 8, 90, 1, "k"]]})
     (tmp_path / "results/mine/commands.jsonl").write_text("{torn\n" + line + "\n")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2 and "/nowhere/at/all, which is not there" in result.stderr
+    assert result.returncode == 2 and "/nowhere/at/all" in result.stderr
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
@@ -596,7 +596,7 @@ def test_of_a_run_under_way_only_new_records_are_read(
     assert look(start + first[:9], "wb") == (0, 0, None, 1)
     assert look(first[9:]) == (1, 1, seconds[0], 1) and look(b"") == (1, 1, seconds[0], 0)
     assert look(step) == (1.5, 1, seconds[0], 1)
-    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be taken up again"
+    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be resumed"
     longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
     assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), (
         "and went further than where one looked"

@@ -132,7 +132,7 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
         os.kill(sweep.pid, signal.SIGINT)
         assert sweep.wait(60) == 130
     text = (tmp_path / "said").read_text()
-    assert text.count("the workers save where they are") == 2, text
+    assert text.count("the workers save a checkpoint") == 2, text
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
     again = bsweep("resume", "results/s", cwd=tmp_path)
     assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
@@ -160,7 +160,7 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
         wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
         os.kill(again.pid, signal.SIGINT)
         wait_for(
-            lambda: (tmp_path / "said").read_text().count("the workers save where they are") == 2
+            lambda: (tmp_path / "said").read_text().count("the workers save a checkpoint") == 2
         )
         os.kill(again.pid, signal.SIGINT)
         wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
@@ -457,7 +457,7 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
     said = parallel.why_not([point(1), point(2)])
     assert (
         "this machine's 2 cores have no room for two" in said
-        and "give launch.threads_per_worker=1" in said
+        and "launch.threads_per_worker=1" in said
     )
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
     assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(
@@ -469,7 +469,7 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
         [*narrow, compose("local_batch=8", "launch.threads_per_worker=1")]
     )
     sized(monkeypatch, 8, num_gpus=1)
-    assert "this machine's 1 GPU and 8 cores have no room for two." in parallel.why_not(
+    assert "this machine's 1 GPU and 8 cores have no room for two points." in parallel.why_not(
         [point(1), point(1)]
     )
 
@@ -477,8 +477,8 @@ def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("launch.parallel=0",), "launch.parallel=0: neither auto nor a number of points"),
-        (("launch.parallel=all",), "launch.parallel=all: neither auto nor a number of points"),
+        (("launch.parallel=0",), "launch.parallel=0: use auto or a number of points"),
+        (("launch.parallel=all",), "launch.parallel=all: use auto or a number of points"),
         (
             ("launch.parallel=2", "launch.hosts='h1:1,h2:1'"),
             "launch.parallel=2 with launch.hosts=h1:1,h2:1",
@@ -540,7 +540,10 @@ def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_a
             )
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
-    assert line.startswith("4 runs were timed while others ran") and "--beside" in line
+    assert (
+        line.startswith("4 runs were timed while other runs shared the machine")
+        and "--beside" in line
+    )
     assert not any("launch.parallel" in warning for warning in whole.warnings)
     cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
     assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(
@@ -559,7 +562,7 @@ def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_a
     timed = observed(study, target_of(accuracy=0.5)).timings()
     assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
     (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
-    assert said.startswith("4 runs had others beside them")
+    assert said.startswith("4 runs shared the machine with other runs")
     assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
     reached = analysis.time_to_target(study, 0.5)
     assert (
@@ -591,7 +594,7 @@ def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_pat
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     with pytest.raises(
-        ValueError, match=r"beside them \(launch\.parallel\).*launch\.parallel=1.*beside=True"
+        ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
     ):
         package.predict(tmp_path / "s", 0.5)
     assert package.predict(
@@ -680,7 +683,7 @@ def test_a_report_says_how_many_times_are_left_out(
         " ".join(["/s", *flags])
     )
     said = (
-        "1 run was timed while others ran on the same machine (launch.parallel): its times are "
+        "1 run was timed while other runs shared the machine (launch.parallel): its times are "
         "left out"
     )
     assert capsys.readouterr().err.count(said) == (not flags)

@@ -94,7 +94,10 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
     begin, numerics, epoch = told(
         config, tmp_path, monkeypatch, {"type": "round", "round": 1}, EPOCH
     )
-    assert numerics == "  fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+    assert (
+        numerics
+        == "  Using fp32, contiguous: the sweep has fewer than 1,000 steps, too few to calibrate"
+    )
     assert begin == f"[1/1] {tmp_path}: {described}"
     assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), (
         "a quarter took ten seconds"
@@ -109,9 +112,13 @@ def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(
     run = write_run(config.study_dir, local_batch=8, precision="bf16", status=None)
     answer = calibration_file.Calibration(1, (8,), settled=calibration_file.PLAIN)
     calibration_file.write_calibration(calibration_file.path_of(config), answer)
-    assert told(config, run, monkeypatch)[1:] == ["  bf16, channels_last: as this run began"]
+    assert told(config, run, monkeypatch)[1:] == [
+        "  Using bf16, channels_last: the same as at the start of this run"
+    ]
     (run / "metrics.jsonl").unlink()
-    assert told(config, run, monkeypatch)[1:] == ["  fp32, contiguous: as all runs of this study"]
+    assert told(config, run, monkeypatch)[1:] == [
+        "  Using fp32, contiguous: the same as in all runs of this study"
+    ]
 
 
 def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(

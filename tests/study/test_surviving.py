@@ -150,7 +150,7 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     assert full.returncode == 1, full.stderr
     assert (
         f"no space left for {tiny_disk}/s/" in full.stderr
-        and "Free some there, or give another" in full.stderr
+        and "Free some space there, or give another" in full.stderr
     )
     assert full.stderr.count("completed already") == 1 and "Traceback" not in full.stderr
     assert len(package.load(tiny_disk / "s").runs) >= 1
@@ -164,7 +164,7 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     # Its launcher had no room for what it had to say.
     silent = RunPaths(next(tiny_disk.glob("s/b8_*")))
     launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
-    assert f"no space left for {silent.logs}. Free some there" in launcher.message
+    assert f"no space left for {silent.logs}. Free some space there" in launcher.message
     ballast.unlink()
     again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert again.returncode == 0 and again.stderr.count("completed already") == 1, again.stderr

@@ -201,7 +201,7 @@ def test_trackers_change_no_run_id() -> None:
         (("run", *POINT, "trackers=[wandb,wandb]"), "a tracker is named twice"),
         (("run", *POINT, "trackers=mlflow"), "give a list, such as trackers=[mlflow]"),
         (("export", "results/s", "--to", "mlfow"), "mlfow: unknown. Did you mean 'mlflow'?"),
-        (("export", "nowhere", "--to", "mlflow"), "nowhere: no runs here"),
+        (("export", "nowhere", "--to", "mlflow"), "nowhere holds no runs"),
     ],
 )
 def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

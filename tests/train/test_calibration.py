@@ -60,7 +60,7 @@ def test_what_is_within_the_noise_is_no_difference() -> None:
     found = replace(measured(fp32=(0.1, 0.2), bf16_last=(0.09, 0.18)), noise=0.1)
     assert calibration_file.numerics_for(AUTO, found, default=BF16_LAST) == FP32
     assert (
-        "none is faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)"
+        "faster by more than 13% at local batch 8, 64 (time of bf16, channels_last 0.90x)"
         in found.says(AUTO)
     )
 
@@ -238,14 +238,18 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
     write_run(point.study_dir, local_batch=16, meta=HERE)
     calibration_file.request([point], 10, hardware=here)
     found = calibration_file.read_calibration(calibration_file.path_of(point, here))
-    assert found and found.settled == FP32_LAST and "as all runs of this study" in found.says(AUTO)
+    assert (
+        found
+        and found.settled == FP32_LAST
+        and "the same as in all runs of this study" in found.says(AUTO)
+    )
 
 
 def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
     found = calibration_file.begun(run / "metrics.jsonl", AUTO)
     assert found and calibration_file.numerics_for(AUTO, found, FP32) == BF16_LAST
-    assert "bf16, channels_last: as this run began" in found.says(AUTO)
+    assert "Using bf16, channels_last: the same as at the start of this run" in found.says(AUTO)
     assert calibration_file.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
 
 
@@ -353,18 +357,18 @@ def test_what_was_not_measured_is_said_too() -> None:
     start = {"precision": "fp32", "channels_last": False, "device": "cpu"}
     assert (
         calibration_file.unmeasured(start)
-        == "fp32, contiguous: of fewer than 1,000 steps, nothing was measured"
+        == "Using fp32, contiguous: the sweep has fewer than 1,000 steps, too few to calibrate"
     )
     of_gpu = {**start, "precision": "bf16", "channels_last": True, "device": "NVIDIA H200"}
     assert (
         calibration_file.unmeasured(of_gpu)
-        == "bf16, channels_last: by the kind of GPU, without measuring"
+        == "Using bf16, channels_last: chosen for this kind of GPU without measuring"
     )
     settled = Calibration(1, (8,), settled=BF16_LAST, settled_by="gpu")
     assert settled.says(AUTO) == calibration_file.unmeasured(of_gpu)
     assert (
         calibration_file.unmeasured(start, was_asked=True)
-        == "fp32, contiguous: nothing could be measured"
+        == "Using fp32, contiguous: nothing could be measured"
     )
 
 
@@ -544,6 +548,6 @@ def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     assert f"  {before['precision']}, contiguous: of fewer than 1,000 steps" in said
     assert not (tmp_path / "results/s/calibration.json").exists()
     said = bsweep(*SWEEP, *INLINE, cwd=tmp_path).stderr
-    assert said.count("as all runs of this study") == 1
+    assert said.count("the same as in all runs of this study") == 1
     kept = [(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
     assert kept == [(before["precision"], before["channels_last"])] * 2

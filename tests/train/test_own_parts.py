@@ -169,7 +169,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (
             ("strategy=own", "strategy.target=parts.py:NoStrategy"),
-            "NoStrategy is no bsweep.strategies.Strategy",
+            "NoStrategy is not a bsweep.strategies.Strategy",
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"),
@@ -215,7 +215,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
                 "batching=own",
                 "batching.target=parts.py:Growing",
             ),
-            "two would decide",
+            "Use batching=fixed",
         ),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_run_whose_worker_or_server_is_killed_goes_on_as_if_it_never_was(
         assert result.returncode == 0, result.stderr
     check_equal(tmp_path)
     (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
-    assert event["message"].startswith("taken up again after step ")
+    assert event["message"].startswith("resumed after step ")
 
 
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:

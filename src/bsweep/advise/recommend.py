@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if inside_horovodrun():
             raise ValueError(
-                "bsweep recommend starts workers of several numbers: leave horovodrun out"
+                "bsweep recommend starts different numbers of workers itself: leave horovodrun out"
             )
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
@@ -66,8 +66,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     about = (
-        "Run what it takes to recommend a batch size and a worker count of a grid. Started again, "
-        "it goes on."
+        "Train a part of a grid, and recommend a batch size and a worker count. The same command "
+        "again resumes."
     )
     parser = argparse.ArgumentParser(prog="bsweep recommend", description=about)
     add = parser.add_argument
@@ -82,15 +82,19 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--budget",
         metavar="TIME",
-        help="such as 30m, in all (default: 5 %% of what the grid is predicted to cost)",
+        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid)",
     )
     add(
         "--objective",
         default="fastest",
         help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
     )
-    add("--price-per-worker-hour", type=float, help="for the cost in money")
-    add("--json", action="store_true", help="the answer for programs")
+    add(
+        "--price-per-worker-hour",
+        type=float,
+        help="price of one worker for an hour, to show costs in money",
+    )
+    add("--json", action="store_true", help="print the answer as JSON")
     return parser
 
 
@@ -103,7 +107,10 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     most_workers = objective.max_workers or max(config.num_workers for config in configs)
     configs = [config for config in configs if config.num_workers <= most_workers]
     if not configs:
-        raise ConfigError(f"--objective {objective.text}: no point of the grid has so few workers.")
+        raise ConfigError(
+            f"--objective {objective.text}: no point of the grid has so few workers. Allow more "
+            "workers, or add smaller worker counts to the grid."
+        )
     cells: dict[Key, list[RunConfig]] = {}
     for config in {config.run_id: config for config in configs}.values():
         cells.setdefault(_key(config), []).append(config)
@@ -114,19 +121,20 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     )
     if differ := {key for key in differ if not key.startswith("allocation.")}:
         problems[
-            f"the points differ in {', '.join(sorted(differ))}: batch size, workers and seed may "
-            "have several values. Give one of each other key; optimizer.lr_rule=linear has the "
-            "rate follow the batch."
+            f"the points differ in {', '.join(sorted(differ))}: only batch size, workers and seed "
+            "may have several values. Give one value of each other key; with "
+            "optimizer.lr_rule=linear the learning rate follows the batch."
         ] = None
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
         problems[
-            "--objective joules: the processors here do not say what they use, or not to you "
-            "(/sys/class/powercap/intel-rapl:*/energy_uj). Use cheapest, which counts "
-            "worker-seconds."
+            "--objective joules: the processors of this machine do not report their energy, or you "
+            "may not read it (/sys/class/powercap/intel-rapl:*/energy_uj). Use --objective "
+            "cheapest, which counts worker-seconds."
         ] = None
     if len(cells) < 2:
         problems[
-            "a grid of one cell: give several batch sizes or worker counts, as local_batch=8,16,32."
+            "the grid has only one cell: give several batch sizes or worker counts, such as "
+            "local_batch=8,16,32."
         ] = None
     if problems:
         raise ConfigError(*problems)
@@ -151,25 +159,28 @@ def _problems(config: RunConfig) -> list[str]:
     found = []
     if not config.strategy.can.in_step:
         found.append(
-            f"strategy={config.strategy.name}: its workers do not take every step together, and "
-            "S_min + E_min / B says nothing of such steps. Use horovod, ddp, allreduce, or "
+            f"strategy={config.strategy.name}: its workers do not take every step together, but "
+            "the formula S_min + E_min / B counts such steps. Use horovod, ddp, allreduce, or "
             "parameter servers in step."
         )
     if config.batching.name != "fixed" or config.allocation.name != "uniform":
         found.append(
-            "recommend chooses one batch size for workers that are alike: leave batching and "
-            "allocation out."
+            "recommend chooses one batch size for equal workers: leave batching and allocation out."
         )
     if config.checkpoint_every is None:
         found.append(
-            "checkpoint_every=null: runs are broken off where the budget ends. Leave it out."
+            "checkpoint_every=null: recommend stops runs at a checkpoint when the budget ends. "
+            "Leave this key out."
         )
     if not config.stop_at_target:
         found.append(
-            "stop_at_target=false: a run would go on beyond what it is run for. Leave it out."
+            "stop_at_target=false: a run would train on after it has reached the target. Leave "
+            "this key out."
         )
     if config.resume_from:
-        found.append("resume_from: recommend begins runs anew. Leave it out.")
+        found.append(
+            "resume_from: recommend starts its runs from the beginning. Leave this key out."
+        )
     return found
 
 
@@ -202,7 +213,7 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
     ]
     if prediction is None:
         seen = search.observed()
-        why = missing(seen, has_estimate=True) if seen else "no run was begun."
+        why = missing(seen, has_estimate=True) if seen else "no run was started."
         lines.insert(0, f"No recommendation: {why}")
     lines = [line for line in lines if line]
     if as_json:
@@ -230,29 +241,29 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
     if end.ends != "budget":
         return (
-            f"The next run, of {named(cell)}, about {duration(seconds)}, would be expected to save "
-            f"{end.gain:.1%}."
+            f"The next run would be {named(cell)}: it would take about {duration(seconds)}, and is "
+            f"expected to save {end.gain:.1%}."
         )
     again = (
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
-        "goes on."
+        "continues."
     )
     if prediction is None:
         return (
-            f"More would run {named(cell)} on to the target, for {duration(seconds)} at the most: "
-            f"{again}"
+            f"A larger budget would train {named(cell)} to the target, in {duration(seconds)} at "
+            f"most: {again}"
         )
     return (
-        f"More would buy a run of {named(cell)}, about {duration(seconds)}, expected to save "
-        f"{end.gain:.1%} of the {search.least}: {again}"
+        f"A larger budget would pay for a run of {named(cell)}, which takes about "
+        f"{duration(seconds)} and is expected to save {end.gain:.1%} of the {search.least}: {again}"
     )
 
 
 _ENDS = {
     "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a "
     f"probability of 0.9 or more.",
-    "budget": "Ended: what is left of the budget pays for no run that would bring something.",
+    "budget": "Ended: the rest of the budget pays for no run that is expected to help.",
     "gain": "Ended: no further run is expected to save 0.5 % of the {least}.",
-    "runs": "Ended: no point of the grid is left to run, or none but larger batches than one that "
-    "trained in vain.",
+    "runs": "Ended: no point of the grid is left to run, except larger batches than one that did "
+    "not reach the target.",
 }

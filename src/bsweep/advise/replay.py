@@ -106,10 +106,10 @@ class Replayed:
 
     def __str__(self) -> str:
         title = (
-            f"{self.run_id}: {self.policy} would have begun with a global batch of "
-            f"{self.first_batch}, and taken "
+            f"{self.run_id}: {self.policy} would have started with a global batch of "
+            f"{self.first_batch} and taken "
         )
-        title += f"{self.num_steps} steps in place of {self.recorded_steps}"
+        title += f"{self.num_steps} steps instead of {self.recorded_steps}"
         if not self.changes:
             return f"{title}, without a change"
         rows = [("step", "epochs", "batch", "learning rate", "why")]
@@ -137,13 +137,13 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: If the study, the policy or an override is wrong, see `replay`.
         OSError: If a file cannot be read.
     """
-    say = "What a batching policy would have done in the runs of a study, by what they recorded."
+    say = "Show what a batching policy would have done in the runs of a study, from their records."
     parser = argparse.ArgumentParser(prog="bsweep replay", description=say)
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument(
         "--batching", required=True, help="the policy: one of conf/batching, such as goodput"
     )
-    parser.add_argument("--json", action="store_true", help="all of it, for programs")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     more = "keys of the policy or the optimizer, such as batching.every_steps=100"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=more)
     options = parser.parse_intermixed_args(arguments)
@@ -174,13 +174,14 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
             if no run recorded the signals that it needs.
     """
     if not study.is_dir():
-        raise ValueError(f"{study}: no such study folder.")
+        raise ValueError(
+            f"{study}: there is no such study folder. Give one such as results/quickstart."
+        )
     runs = [_recorded(path.parent) for path in sorted(study.glob("*/metrics.jsonl"))]
     known = [run for run in runs if run.steps]
     if not known:
         raise ValueError(
-            f"{study}: no run of it has recorded a step. Give the folder of a study that has been "
-            "trained."
+            f"{study}: none of its runs has recorded a step. Give the folder of a trained study."
         )
     found, silent = [], []
     for run in known:
@@ -220,7 +221,7 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
         group, _, inner = key.partition(".")
         if group not in ("batching", "optimizer") or not inner:
             raise ConfigError(
-                f"{override}: give keys of the policy or the optimizer, such as "
+                f"{override}: only keys of the policy or the optimizer can be given, such as "
                 "batching.every_steps=100."
             )
         into = tree[group]
@@ -281,8 +282,8 @@ def _unrecorded(run: Recorded, config: RunConfig) -> str:
     if config.optimizer.measures_noise:
         what = f"optimizer.lr_rule={config.optimizer.lr_rule}"
     return (
-        f"{run.run_id}: {what} goes by the gradient noise, which it has not recorded: run it with "
-        "measure.noise_scale=true."
+        f"{run.run_id}: {what} needs the gradient noise, which this run has not recorded: run it "
+        "with measure.noise_scale=true."
     )
 
 

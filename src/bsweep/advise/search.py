@@ -167,9 +167,9 @@ class Search:
         spent = self.spent(is_wall=True)
         if self.budget is not None and spent >= self.budget:
             raise ValueError(
-                f"a budget of {duration(self.budget)} is shorter than timing the steps of the "
-                f"grid's smallest and largest batches, which took {duration(spent)} so far: give "
-                f"--budget {round(10 * spent)}s or more."
+                f"a budget of {duration(self.budget)} is too short to time the steps of the grid's "
+                f"smallest and largest batches, which took {duration(spent)} so far: give --budget "
+                f"{round(10 * spent)}s or more."
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
@@ -185,8 +185,8 @@ class Search:
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
         say(
-            f"{named(cell)}: {problem.splitlines()[0]}; it and larger passes of as many workers "
-            "are left out"
+            f"{named(cell)}: {problem.splitlines()[0]}; this cell and cells with as many workers "
+            "and larger passes are left out"
         )
         self.probes[cell] = _Probe(self.kind, list(cell), 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(self.probes[cell])
@@ -342,14 +342,14 @@ class Search:
         )
         takes = f"about {duration(coming.worker_seconds / cell[1])}"
         if prediction is None:
-            why = f"the cheapest to begin with, at most {takes[6:]}"
+            why = f"the cheapest first run, at most {takes[6:]}"
         else:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
             seconds = min(
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
             why = f"{takes}, expected to save {coming.gain:.1%} of the {self.least}"
-        goes_on = f" (it goes on after step {done:.0f})" if done else ""
+        goes_on = f" (it resumes after step {done:.0f})" if done else ""
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
@@ -363,18 +363,15 @@ class Search:
         if status in ("failed", "timeout"):
             message = message.splitlines()[0]
             raise ValueError(
-                f"{config.run_id}: {status}: {message}; mend it, then `bsweep retry "
+                f"{config.run_id}: {status}: {message}; correct the cause, then run `bsweep retry "
                 f"{self.study_dir}`."
             )
 
     def budget_text(self) -> str:
         if self.budget is not None:
-            return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} are spent"
-        share = (
-            f"{self.share:.3g} worker-seconds, 5 % of what the grid is predicted to cost at the "
-            "most"
-        )
-        return f"{self.spent(is_wall=False):.3g} of {share}, are spent"
+            return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
+        share = f"{self.share:.3g} worker-seconds, 5 % of the highest predicted cost of the grid"
+        return f"{self.spent(is_wall=False):.3g} of {share}, spent"
 
 
 def _in_short(prediction: Prediction) -> str:
@@ -429,7 +426,7 @@ def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
         # The run may have ended by itself meanwhile.
         status = states.state_of_run(attempts.paths_of(config).folder).status
         if status == "interrupted":
-            say("the run is broken off here, at a checkpoint from which it can go on")
+            say("the run stops here, at a checkpoint from which it can resume")
         return status
 
 

@@ -132,13 +132,13 @@ def read_probe(config: RunConfig) -> Probe:
             ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
         )
         raise ConfigError(
-            f"allocation={config.allocation.name} needs a probe, and there is no {path}: {remedy} "
+            f"allocation={config.allocation.name} needs a probe, but there is no {path}: {remedy} "
             f"first{or_devices}."
         ) from None
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ConfigError(
-            f"{path} is no probe of this version ({reason}): {remedy} again."
+            f"{path} is not a probe of this version ({reason}): {remedy} again."
         ) from None
     if probe.schema > PROBE_SCHEMA:
         raise ConfigError(
@@ -156,8 +156,8 @@ def read_probe(config: RunConfig) -> Probe:
         raise ConfigError(*problems)
     if len(probe.workers) != config.num_workers:
         raise ConfigError(
-            f"{path} has {len(probe.workers)} workers, num_workers={config.num_workers}: {remedy} "
-            "again."
+            f"{path} has {len(probe.workers)} workers, but num_workers={config.num_workers}: "
+            f"{remedy} again."
         )
     return probe
 

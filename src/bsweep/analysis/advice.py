@@ -42,8 +42,8 @@ def headlines(study: Study) -> list[str]:
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
         lines.append(
-            f"Unfinished: {pending} of {counted(len(study.runs), 'run')} may still change what "
-            "follows."
+            f"{pending} of {counted(len(study.runs), 'run')} may still finish and change the "
+            "conclusions below."
         )
     measured = _with_words(cells)[cells["n"] > 0]
     if measured.empty:
@@ -66,9 +66,9 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
-            "Horovod's exchanges begin late, when its core looks for them (strategy.cycle_time_ms: "
-            f"every {' or '.join(map('{:g}'.format, sorted(times.unique())))} ms); those of other "
-            "strategies do not."
+            "Horovod's exchanges start late, because its core looks for gradients only once in "
+            f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
+            "ms); other strategies start theirs at once."
         )
 
 
@@ -83,7 +83,7 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
     elif n.min() < MIN_SEEDS_FOR_INTERVAL:
         fewest = "one seed" if n.min() == 1 else "two seeds"
         yield (
-            f"Some cells have {fewest} only: repeat with other seeds before trusting small "
+            f"Some cells have only {fewest}: repeat with other seeds before trusting small "
             "differences."
         )
 
@@ -106,7 +106,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
         who = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
-        yield f"{who} learned (test accuracy not above chance), so that none is recommended."
+        yield f"{who} learned (test accuracy not above chance), so no cell is recommended."
         if len(cells) > 1:
             yield _times(study, cells)
         return
@@ -129,10 +129,7 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     ends = (by_time.iloc[0], by_time.iloc[-1])
     shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
     trained = length_of(study)
-    return (
-        f"As to time alone, training{f' for {trained}' if trained else ''} took {shortest} to "
-        f"{longest}."
-    )
+    return f"Training{f' for {trained}' if trained else ''} took {shortest} to {longest}."
 
 
 def _gains(study: Study) -> Iterator[str]:
@@ -166,7 +163,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     rivals = _rivals(candidates, best)
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
         rivals += (
-            f" Its accuracy is known to ± {best[f'{metric}_ci95']:.2g} only: less accurate cells "
+            f" Its accuracy is known only to ± {best[f'{metric}_ci95']:.2g}: less accurate cells "
             "may be as good."
         )
     if not metric or len(learned) < 2:
@@ -316,7 +313,7 @@ def against_published(study: Study) -> list[str]:
 _NOTHING_ALIKE = (
     "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, "
     "VGG-16 on parameter servers sharded by layer and by memory, and a language model on uneven "
-    "nodes with work shared out evenly and unevenly. These runs did none of it."
+    "nodes with even and uneven shares of work. These runs did none of these."
 )
 
 
@@ -329,8 +326,8 @@ def _on_batches(study: Study) -> str:
     return (
         "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and "
         "loss. With another number of workers, an equal local batch is a different global batch "
-        "and, by most learning-rate rules, a different rate. What else differs: "
-        f"{'; '.join(differences(study)) or 'nothing on record'}."
+        "and, by most learning-rate rules, a different rate. Other differences: "
+        f"{'; '.join(differences(study)) or 'none on record'}."
     )
 
 
@@ -342,8 +339,8 @@ def _on_sharding(study: Study) -> str:
         return ""
     return (
         "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a "
-        "server for two workers) gives the gain of memory over layer sharding "
-        f"only.{_implied(study)}"
+        "server for two workers) gives only the gain of memory over layer "
+        f"sharding.{_implied(study)}"
     )
 
 
@@ -360,10 +357,10 @@ def _on_uneven_nodes() -> str:
     left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
     return (
         "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of "
-        "four GPUs, 1 Gbit/s Ethernet) gives idle times of its baseline, here uniform, and of A, B "
-        "and C, here batches by FLOP/s, batches by memory and steps by FLOP/s; their totals change "
-        f"by {changes}. {CONTRADICTIONS} The model that explains its baseline and C would leave "
-        f"{left:.1f} s of C's {totals['C']:.1f} s idle with steps by measured speed "
+        "four GPUs, 1 Gbit/s Ethernet) gives idle times of its baseline (uniform here) and of its "
+        "methods A, B and C (batches by FLOP/s, batches by memory and steps by FLOP/s here); their "
+        f"totals change by {changes}. {CONTRADICTIONS} The model that explains its baseline and C "
+        f"would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by measured speed "
         f"({', '.join(map(str, steps))})."
     )
 
@@ -380,12 +377,12 @@ def _implied(study: Study) -> str:
     text = (
         " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on "
         "the fullest server. A line through the steps measured here gives x = "
-        f"{number(line.slope)} s, to bring all parameters through one link, there and back, and "
+        f"{number(line.slope)} s, the time to move all parameters through one link and back, and "
         f"the intercept C = {number(line.intercept)} s (R² = {line.r_squared:.3f})."
     )
     if computing is None:
         return text
     return (
-        f"{text} C is no measured computing time: a step computed for "
+        f"{text} C is not a measured time: the computation of a step took "
         f"{' to '.join(map(number, computing))} s."
     )

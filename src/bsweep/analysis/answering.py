@@ -97,7 +97,7 @@ def _not_looked_at(study: Study) -> list[str]:
     were = (
         f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
     )
-    return [f"{were} not looked at. To ask for one: {command} with {parts}."]
+    return [f"{were} not analysed. To analyse one of them: {command} with {parts}."]
 
 
 def doubts(study: Study) -> list[str]:
@@ -230,8 +230,8 @@ def _of_rates(study: Study, found: Prediction) -> str:
     if not what:
         return ""
     return (
-        f"Each {what} is taken at the best of its learning rates, found by the same runs: that "
-        "flatters its time a little."
+        f"Each {what} uses the best of its learning rates, which the same runs found: so its time "
+        "looks a little better than it is."
     )
 
 
@@ -242,14 +242,14 @@ def _missing(study: Study, problems: list[str]) -> str:
         shown = " or ".join(words("variant", name) for name in names)
         return (
             f"No recommendation of a batch size: workers with {shown} do not take every step "
-            "together, and the law of steps over batch sizes is for those that do, as with "
+            "together, but the law of steps over batch sizes needs workers that do, as with "
             "strategy=horovod."
         )
     if of_one_batch(runs).empty:
         return (
-            "No recommendation of a batch size: all runs change it while they train, and a cell is "
-            "one batch size. Add runs that keep theirs: bsweep run -m batching=fixed "
-            f"local_batch=... study={study.name}."
+            "No recommendation of a batch size: all runs change their batch size while they train, "
+            "but a cell has one batch size. Add runs with a fixed batch size: bsweep run -m "
+            f"batching=fixed local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
         return f"No recommendation of a batch size{_of_one_size(study)}"
@@ -267,7 +267,7 @@ def _of_one_size(study: Study) -> str:
     what = f": all runs have a global batch of {batch}"
     if len(counts) == 1:
         what = (
-            f" or a worker count: there is one cell alone (global batch {batch} on "
+            f" or a worker count: there is only one cell (global batch {batch} on "
             f"{words('num_workers', counts[0])})"
         )
     sizes, (target, _) = (
@@ -276,10 +276,11 @@ def _of_one_size(study: Study) -> str:
     )
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
-        f"{what}. One more batch size is missing for a curve, two for a test of it: bsweep run -m "
-        f"local_batch={sizes} study={study.name}, with the other settings as they were. Or bsweep "
-        f"runs what it takes, and no more: bsweep recommend {grid} "
-        f"{target.option if target else '--target-accuracy ...'}, likewise."
+        f"{what}. Run at least one more batch size (two to check the fit): bsweep run -m "
+        f"local_batch={sizes} study={study.name}, with the other settings unchanged. Or let bsweep "
+        f"train only the cells that it needs: bsweep recommend {grid} "
+        f"{target.option if target else '--target-accuracy ...'}, also with the other settings "
+        "unchanged."
     )
 
 
@@ -289,14 +290,15 @@ def _no_target(study: Study) -> str:
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:
         return (
-            "No recommendation of a batch size: a time to an accuracy takes two evaluations of a "
-            f"run, and {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
+            "No recommendation of a batch size: a time to an accuracy needs two evaluations of a "
+            f"run, but {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
             "epochs (evaluate_every_examples=...) or train for two: bsweep run -m ... epochs=2 "
             f"study={study.name}."
         )
     return (
-        "No recommendation of a batch size: not half of the cells reach an accuracy above chance. "
-        "Train for longer, or at learning rates that suit each batch (optimizer.lr_rule=linear)."
+        "No recommendation of a batch size: fewer than half of the cells reach an accuracy above "
+        "chance. Train for longer, or at learning rates that suit each batch "
+        "(optimizer.lr_rule=linear)."
     )
 
 

@@ -53,9 +53,9 @@ def left_out(provenance: pd.DataFrame) -> str:
     runs = "1 run was" if count == 1 else f"{count} runs were"
     its = "its times are" if count == 1 else "their times are"
     return (
-        f"{runs} timed while others ran on the same machine (launch.parallel): {its} left out of "
-        "figures, tables and predictions; accuracies and losses are not. With --beside, in Python "
-        "beside=True, they are in."
+        f"{runs} timed while other runs shared the machine (launch.parallel): {its} left out of "
+        "figures, tables and predictions; accuracies and losses are kept. To include the times, "
+        "use --beside, or beside=True in Python."
     )
 
 

@@ -284,9 +284,9 @@ def _sentences(one: Fairness) -> Iterator[str]:
     if one.best_rates is None or one.lacking_seeds:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
         yield (
-            f"{where}Whether a batch effect survives the best learning rate of each batch size "
-            f"cannot be told: an interval takes {MIN_SEEDS_FOR_INTERVAL} seeds at each rate, and "
-            f"there are missing {missing} (seed=0,1,2)."
+            f"{where}These runs cannot tell whether a batch effect remains at the best learning "
+            f"rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds at each "
+            f"rate. Run {missing} (seed=0,1,2)."
         )
     else:
         before, after = one.one_rate, one.best_rates
@@ -294,7 +294,7 @@ def _sentences(one: Fairness) -> Iterator[str]:
             yield f"{where}With {one.rate} {_said(before, one.metric)}."
             where = ""
         yield (
-            f"{where}With the best of its rates at each batch size "
+            f"{where}With the best rate of each batch size "
             f"{_said(after, one.metric)}{_so(before, after)}."
         )
     yield from _caveats(one)
@@ -307,19 +307,19 @@ def _said(of: Difference, metric: str) -> str:
     else:
         low, value, high = (number(part) for part in (of.low, of.value, of.high))
         what = f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
-    interval = f"95 % interval {low} to {high}, for all pairs together"
+    interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
     if of.is_told:
         return f"{what} ({interval})"
-    return f"there is no difference between batch sizes: at the most {what} ({interval})"
+    return f"no difference between batch sizes is significant: at most, {what} ({interval})"
 
 
 def _so(before: Difference | None, after: Difference) -> str:
     if after.is_told:
-        return ": a batch effect survives"
+        return ": a batch effect remains"
     if before is not None and before.is_told:
         return (
-            ". So what they differ in by one rate or rule for all is not told from an effect of "
-            "the learning rate"
+            ". So the difference under one rate or rule for all may be an effect of the learning "
+            "rate"
         )
     return ""
 
@@ -329,13 +329,12 @@ def _caveats(one: Fairness) -> Iterator[str]:
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
-            f"Not compared: local batch {listed(one.missed)}, of which not all seeds {how} even at "
-            "the best rate. That is an effect of the batch size, unless a rate that was not tried "
-            "mends it."
+            f"Not compared: local batch {listed(one.missed)}, because not all seeds {how} even at "
+            "the best rate. This is an effect of the batch size, unless an untried rate removes it."
         )
     if one.lacking_rates:
         yield (
-            "A best rate lies between two others, and there are missing "
+            "A best rate must lie between two others. Run "
             f"{_batches(one.lacking_rates, 'more rate')} (optimizer.lr=...)."
         )
     for end in ("lowest", "highest"):
@@ -346,8 +345,8 @@ def _caveats(one: Fairness) -> Iterator[str]:
         ]
         if at:
             yield (
-                f"The best rate of local batch {listed(at)} is the {end} tried: a better one may "
-                "lie beyond."
+                f"The best rate of local batch {listed(at)} is the {end} tried: a better rate may "
+                "lie beyond it."
             )
 
 

@@ -26,10 +26,10 @@ from scipy.optimize import minimize_scalar
 from bsweep.analysis.published import published_csv
 
 CONTRADICTIONS = (
-    "A leaves nodes 1 and 2 with the baseline's batch and steps, so that they must idle 1.1 s "
-    "apart, as in the baseline: 11.9 and 0.0 s are published. B gives both batch 8, so that node "
-    "2, the slower in the baseline, should idle at least 1.1 s less than node 1: 0.4 s more is "
-    "published."
+    "A leaves nodes 1 and 2 with the baseline's batch and steps, so that their idle times must "
+    "differ by 1.1 s, as in the baseline: 11.9 and 0.0 s are published. B gives both batch 8, so "
+    "that node 2, the slower in the baseline, should idle at least 1.1 s less than node 1: 0.4 s "
+    "more is published."
 )
 
 

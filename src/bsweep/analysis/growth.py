@@ -110,7 +110,7 @@ def common_growth(study: Study, along: str) -> Growth:
     count = runs[along].nunique() if along in runs else 0
     if count < _MIN_POINTS:
         return Growth(why_not=_too_few(count))
-    return Growth(why_not=f"{count} values, but no three cells that differ in nothing else")
+    return Growth(why_not=f"{count} values, but no three cells differ in this value alone")
 
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
@@ -195,10 +195,10 @@ def overhead_growth(study: Study) -> Growth:
     runs = runs[(runs["status"] == "completed") & (runs["seconds"] > 0)]
     number = runs["launched_at"].astype(float).rank()
     if runs["launched_at"].isna().any() or number.duplicated().any():
-        return Growth(why_not="the order of the runs is not on record")
+        return Growth(why_not="the order of the runs is not recorded")
     enough = runs.groupby("num_workers")["run_id"].transform("size") >= _MIN_POINTS
     if not enough.any():
-        return Growth(why_not=f"{len(runs)} runs, fewer than three of any number of workers")
+        return Growth(why_not=f"{len(runs)} runs, but fewer than three for each number of workers")
     runs, number = runs[enough], number[enough]
     found = _fitted(number, runs["seconds"].astype(float), runs["num_workers"])
     return replace(found, exponent=found.exponent + 1)

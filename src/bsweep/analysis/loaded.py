@@ -191,14 +191,14 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
         yield (
-            f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or no "
-            "space was left)."
+            f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or out "
+            "of disk space)."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
         names = "; ".join(hardware)
         yield (
-            "Runs on different hardware are kept in separate curves, whose times do not compare: "
+            "Runs on different hardware have separate curves, and their times cannot be compared: "
             f"{names}."
         )
     for what, values in mixture(runs, provenance).items():
@@ -207,7 +207,7 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (
             f"The runs come from {provenance['commit'].nunique()} different commits: see the "
-            "provenance."
+            "provenance table."
         )
     said: dict[str, list[str]] = {}
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):

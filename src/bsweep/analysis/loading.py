@@ -59,9 +59,13 @@ def _read(study_dir: str | Path) -> Study:
             if folder.parent.is_dir()
             else []
         )
-        raise FileNotFoundError(f"{folder}: no such study folder.{did_you_mean(folder.name, near)}")
+        raise FileNotFoundError(
+            f"{folder}: there is no such study folder.{did_you_mean(folder.name, near)}"
+        )
     if _is_run(folder):
-        raise ValueError(f"{folder}: this is one run of a study. Give the study: {folder.parent}")
+        raise ValueError(
+            f"{folder} is one run of a study. Give the folder of the study: {folder.parent}"
+        )
     folders = sorted(
         path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path)
     )
@@ -70,7 +74,7 @@ def _read(study_dir: str | Path) -> Study:
     if all((folder / name).is_file() for name in ("runs.csv", "epochs.csv")):
         return _from_csv(folder)
     raise ValueError(
-        f"{folder}: no runs here, nor the runs.csv and epochs.csv of a report. Give the folder of "
+        f"{folder} holds no runs, and no runs.csv and epochs.csv of a report. Give the folder of "
         "one study, such as results/paper."
     )
 
@@ -170,7 +174,8 @@ def _from_csv(folder: Path) -> Study:
         ]
         if missing:
             raise ValueError(
-                f"{found[name]}: lacks the columns {', '.join(missing)}. Write the report again."
+                f"{found[name]}: the columns {', '.join(missing)} are missing. Write the report "
+                "again."
             )
     path = folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else tables["runs"][["run_id"]]

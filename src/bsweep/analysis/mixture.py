@@ -55,12 +55,11 @@ def refuse(folder: Path, found: Mixture) -> None:
         return
     lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
     raise ValueError(
-        "\n".join([f"{folder}: its runs do not compare. They differ in", *lines])
-        + "\nRemove the folders of the fewer ones and run the same sweep again, or move them to a "
-        "study of their own. "
-        "Or ask for all together by --mix, in Python by mix=True: different hardware and precision "
-        "then make separate "
-        "curves, different versions do not."
+        "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
+        + "\nRemove the folders of the smaller group and run the same sweep again, or move them "
+        "to a study of their own. Or use all runs together by --mix (mix=True in Python): runs "
+        "of different hardware or precision then get separate curves, runs of different "
+        "versions do not."
     )
 
 

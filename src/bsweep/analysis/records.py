@@ -208,7 +208,7 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     try:
         config = read_config(path)
     except (OSError, ValueError) as error:
-        raise Damaged(f"{path}: cannot be read: {error} {REMEDY}") from None
+        raise Damaged(f"{path}: it cannot be read: {error} {REMEDY}") from None
     return {
         **asdict(config),
         "local_batch": config.examples_per_pass,

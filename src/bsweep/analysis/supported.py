@@ -65,7 +65,7 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
         return None
     target = Target(metric, round(abs(score), 2))
     return target, (
-        f"{target} was taken, for it is the {_IN_WORDS[metric]} that "
+        f"{target} was chosen, because it is the {_IN_WORDS[metric]} that "
         f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their "
         "runs."
     )

@@ -450,7 +450,8 @@ def caveats(study: Study) -> list[str]:
     """
     changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
     lines = [
-        f"{what} along with the batch size or the workers: curves show both effects."
+        f"{what} together with the batch size or the number of workers, so curves show both "
+        "effects."
         for what in changing
     ]
     completed = study.runs["status"] == "completed"
@@ -460,7 +461,7 @@ def caveats(study: Study) -> list[str]:
     if repeated:
         lines.append(
             f"{repeated} {'run repeats' if repeated == 1 else 'runs repeat'} a seed of the same "
-            "cell: repetitions are averaged first, for n and intervals are over seeds."
+            "cell: repetitions are averaged first, because n and the intervals count seeds."
         )
     return lines
 

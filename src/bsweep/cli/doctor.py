@@ -38,14 +38,16 @@ def run(arguments: Sequence[str]) -> int:
         wrong.
     """
     parser = argparse.ArgumentParser(
-        prog="bsweep doctor", description="What machines are, and what to mend on them."
+        prog="bsweep doctor", description="Show what machines have and what to correct on them."
     )
     parser.add_argument(
-        "--hosts", metavar="HOSTS", help="as launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE"
+        "--hosts",
+        metavar="HOSTS",
+        help="hosts in the form of launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE",
     )
-    parser.add_argument("--json", action="store_true", help="all that was found, for programs")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="as for bsweep run, of a point to look at"
+        "overrides", nargs="*", metavar="key=value", help="a point to check, as for bsweep run"
     )
     options = parser.parse_intermixed_args(arguments)
     hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
@@ -153,25 +155,25 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             yield from (f"{name}: {problem}" for problem in facts["problems"])
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
             yield (
-                f"{name}: Horovod is not installed: `bsweep setup-horovod`, or strategy=ddp and "
-                "the like do without"
+                f"{name}: Horovod is not installed: run `bsweep setup-horovod`, or use a strategy "
+                "without Horovod such as strategy=ddp"
             )
         elif (facts["horovod_build"] or "").startswith("broken"):
             yield (
-                f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): `bsweep "
+                f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): run `bsweep "
                 "setup-horovod`"
             )
         elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
-            yield f"{name}: its Horovod has no NCCL, though it has GPUs: `bsweep setup-horovod`"
+            yield f"{name}: it has GPUs, but its Horovod has no NCCL: run `bsweep setup-horovod`"
         for what, key in (("results", "free_bytes"), ("temporary files", "free_temporary_bytes")):
             if facts[key] < _LEAST_FREE_BYTES:
-                yield f"{name}: {facts[key] / 1e6:.0f} MB are left for {what}: make room"
+                yield f"{name}: {facts[key] / 1e6:.0f} MB are free for {what}: free some space"
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
-            yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: give it fewer"
+            yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
         if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
             yield (
-                f"{name}: its clock is {facts['clock_ahead_seconds']:+.1f} s off this machine's: "
-                "have both set by NTP"
+                f"{name}: its clock differs from this machine's by "
+                f"{facts['clock_ahead_seconds']:+.1f} s: set both by NTP"
             )
 
 
@@ -180,7 +182,7 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if "problem" in link:
             yield (
                 f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port "
-                "of each other: let them through, or name another interface: "
+                "of each other: let these connections through, or name another interface by "
                 "launch.network_interface"
             )
 
@@ -211,7 +213,9 @@ def print_tables(found: Mapping[str, Any]) -> None:
                 f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s" if measured else "-",
             )
         console.print(table)
-    print("\n".join([*(f"to mend: {line}" for line in found["to_mend"])] or ["nothing to mend"]))
+    print(
+        "\n".join([*(f"to correct: {line}" for line in found["to_mend"])] or ["nothing to correct"])
+    )
 
 
 def _clock(facts: Mapping[str, Any]) -> str:

@@ -20,23 +20,23 @@ from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 logger = terminal.logger(__name__)
 
 USAGE = """\
-usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m each of a grid
-       bsweep plan [-m] [--json] [--probe] [...]    what `run` would train, and how long it takes
-       bsweep status STUDY [--watch] [--json]       how far a study is, also while it trains
-       bsweep resume STUDY                          run what is left of a study's commands
+usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m all of a grid
+       bsweep plan [-m] [--json] [--probe] [...]    show what `run` would train, and how long
+       bsweep status STUDY [--watch] [--json]       show how far a study is, also in training
+       bsweep resume STUDY                          run the points of a study that are left
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
-       bsweep stop STUDY                            have a study's sweeps save where they are
+       bsweep stop STUDY                            make a study's sweeps save, and end
        bsweep probe [key=value ...]                 measure each worker, for allocation=...
-       bsweep profile [key=value ...]               what steps consist of, and what holds them up
-       bsweep predict STUDY --target-accuracy 0.9   the best batch size and worker count, from
-                                                    some cells of a grid
+       bsweep profile [key=value ...]               time the parts of a step, name the bottleneck
+       bsweep predict STUDY --target-accuracy 0.9   find the best batch size and worker count
+                                                    from some cells of a grid
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]
-                                                    the same, running what it needs itself
-       bsweep replay STUDY --batching goodput       what a batching policy would have done
-       bsweep doctor [--hosts H:2,...] [--json]     what to mend on this machine and its hosts
+                                                    the same, training the cells that it needs
+       bsweep replay STUDY --batching goodput       show what a policy would have done
+       bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
        bsweep report STUDY [--out DIR] [--mix] [--beside]
-                                                    figures, tables and one HTML page of a study
-       bsweep export STUDY --to TRACKER [--out X]   its records to tensorboard, mlflow or wandb
+                                                    write figures, tables and one page of a study
+       bsweep export STUDY --to TRACKER [--out X]   pass its records to tensorboard, mlflow, wandb
        bsweep setup-horovod                         compile Horovod for the installed torch
        bsweep run --help                            all keys, groups and flags
        eval "$(bsweep -sc install=bash)"            tab completion (bash; zsh with bashcompinit)
@@ -65,7 +65,7 @@ def main() -> NoReturn:
         sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
     except KeyboardInterrupt:
         logger.warning(
-            "bsweep: interrupted; completed points are kept, and skipped when started again"
+            "bsweep: interrupted; the same command skips completed points and trains the rest"
         )
         sys.exit(INTERRUPTED)
 

@@ -74,7 +74,7 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
             composed.local_batch = 8
         config = own.resolve(parse(values_of(composed)))
         if not isinstance(config.launch, ProcessesConfig):
-            raise ConfigError(f"launch={config.launch.name} starts no processes: leave it out.")
+            raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
         launch.check_hosts(config)
     except (*_BAD, ValueError) as error:
         logger.error(f"bsweep: {overrides.explain(error)}")
@@ -91,7 +91,7 @@ def _measured(
     """Measure the first point that `arguments` give; return it, or an exit code after a failure."""
     problem = next(
         (
-            f"{flag}: leave it out, one point is measured"
+            f"{flag}: leave it out, because only one point is measured"
             for flag in arguments
             if flag.startswith("-")
         ),

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     if inside_horovodrun():
         logger.error(
-            "bsweep: bsweep plan starts no workers: leave horovodrun out, and give num_workers=..."
+            "bsweep: plan starts no workers: leave horovodrun out, and give num_workers=..."
         )
         return BAD_CONFIG
     try:

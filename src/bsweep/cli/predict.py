@@ -33,16 +33,20 @@ def run(arguments: Sequence[str]) -> int:
         type=_counts,
         help="worker counts of the grid, such as 1,2,4 (default: those of the runs)",
     )
-    add("--price-per-worker-hour", type=float, help="for the cost in money")
+    add(
+        "--price-per-worker-hour",
+        type=float,
+        help="price of one worker for an hour, to show costs in money",
+    )
     add(
         "--where",
         action="append",
         default=[],
         metavar="COLUMN=VALUE",
-        help="choose among runs; may be repeated",
+        help="use only the runs with this value; may be repeated",
     )
-    add("--probe", help="a probe.json whose steps and exchange count too")
-    add("--json", action="store_true", help="all of it for programs")
+    add("--probe", help="a probe.json, to use its times of steps and exchanges too")
+    add("--json", action="store_true", help="print everything as JSON")
     options = vars(parser.parse_args(arguments))
     as_json, study = options.pop("json"), options.pop("study")
     from bsweep.analysis import predict as predicted

@@ -18,12 +18,14 @@ def run(arguments: Sequence[str]) -> int:
         prog="bsweep report", description="Write a study's figures, tables and page."
     )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
-    parser.add_argument("--out", type=Path, help="where to write it (default: STUDY/report)")
+    parser.add_argument("--out", type=Path, help="folder for the report (default: STUDY/report)")
     parser.add_argument(
-        "--mix", action="store_true", help="also runs of different hardware, versions or precision"
+        "--mix", action="store_true", help="mix runs of different hardware, versions or precision"
     )
     parser.add_argument(
-        "--beside", action="store_true", help="also times of runs beside others (launch.parallel)"
+        "--beside",
+        action="store_true",
+        help="also use times of runs beside other runs (launch.parallel)",
     )
     options = parser.parse_args(arguments)
     from bsweep import report as writer

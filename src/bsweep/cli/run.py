@@ -70,9 +70,9 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
     if missing:
         some = ", ".join(sorted(missing)[:3])
         logger.warning(
-            f"bsweep: the study's commands no longer lead to {len(missing)} of its points "
-            f"({some}): the folder was moved, or defaults or code have changed since. Type them "
-            "again"
+            f"bsweep: the study's recorded commands no longer give {len(missing)} of its points "
+            f"({some}), because the folder was moved, or defaults or code have changed. Type the "
+            "commands of these points again"
         )
     return max(code, 1) if missing else code
 
@@ -117,7 +117,7 @@ def _refuse_flags(arguments: Sequence[str]) -> None:
     )
     if inside_horovodrun() and starts_elsewhere:
         raise ConfigError(
-            "inside horovodrun its processes run the points: leave out hydra/launcher"
+            "inside horovodrun the processes of horovodrun run the points: leave out hydra/launcher"
         )
 
 

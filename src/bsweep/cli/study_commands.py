@@ -28,10 +28,12 @@ _STOP_POLL_SECONDS = 0.2
 
 
 def status(arguments: Sequence[str]) -> int:
-    parser = _parser("status", "How far the points of a study are, also while it trains.")
-    parser.add_argument("--watch", action="store_true", help="go on as long as a sweep is at work")
+    parser = _parser("status", "Show how far the points of a study are, also while they train.")
+    parser.add_argument("--watch", action="store_true", help="update as long as a sweep is at work")
     parser.add_argument(
-        "--json", action="store_true", help="all of it, for programs; with --watch a line each time"
+        "--json",
+        action="store_true",
+        help="print everything as JSON; with --watch one line for each update",
     )
     options = parser.parse_args(arguments)
     end_with_reader()
@@ -62,18 +64,18 @@ def stop(arguments: Sequence[str]) -> int:
         ValueError: If no sweep of the study is running.
     """
     study_dir = (
-        _parser("stop", "Have the sweeps of a study save where they are, and end.")
+        _parser("stop", "Make the sweeps of a study save checkpoints and end.")
         .parse_args(arguments)
         .study
     )
     overview.of_study(study_dir)  # raises ValueError if this is not a study
     asked = attendance.sweeps(study_dir)
     if not asked:
-        raise ValueError(f"{study_dir}: no sweep is at work: nothing to stop.")
+        raise ValueError(f"{study_dir}: no sweep is at work, so there is nothing to stop.")
     for sweep in asked:
         attendance.ask_to_stop(study_dir, sweep)
     print(
-        f"asked {counted(len(asked), 'sweep')} to stop; waiting for the end of their steps",
+        f"asked {counted(len(asked), 'sweep')} to stop; waiting for the end of their current steps",
         flush=True,
     )
     while set(asked) & set(attendance.sweeps(study_dir)):
@@ -117,7 +119,9 @@ def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
     Return an exit code if there is nothing to run.
     """
     study_dir = (
-        _parser("resume", "Run what is left of a study's commands.").parse_args(arguments).study
+        _parser("resume", "Run the points of a study's commands that are left.")
+        .parse_args(arguments)
+        .study
     )
     rows, _ = overview.of_study(study_dir)
     left = {row.run_id for row in rows if row.is_left}
@@ -135,9 +139,11 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
 
     Return an exit code if no command leads to these points.
     """
-    parser = _parser("retry", "Repeat points that did not complete.")
+    parser = _parser("retry", "Repeat the points that did not complete.")
     default = ",".join(states.FAILURES)
-    parser.add_argument("--status", default=default, help=f"how they ended (default: {default})")
+    parser.add_argument(
+        "--status", default=default, help=f"states of the points to repeat (default: {default})"
+    )
     options = parser.parse_args(arguments)
     wanted = [status for status in options.status.split(",") if status]
     known = (*states.FAILURES, "interrupted", "damaged", "completed")
@@ -152,7 +158,8 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
     if not chosen:
         here = states.counted(row.state.status for row in rows)
         raise ValueError(
-            f"{options.study}: nothing to repeat: no point is {' or '.join(wanted)} ({here})."
+            f"{options.study}: nothing to retry: no point has the state {' or '.join(wanted)} "
+            f"({here})."
         )
     return _again(options.study, chosen, repeats=True)
 
@@ -171,8 +178,8 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
     if unknown:
         some = ", ".join(sorted(unknown)[:3])
         logger.warning(
-            f"bsweep: the study has no command for {len(unknown)} of its runs ({some}): type "
-            "theirs again"
+            f"bsweep: the study has no recorded command for {len(unknown)} of its runs ({some}): "
+            "type the commands of these runs again"
         )
     if not leading:
         return BAD_CONFIG
@@ -197,11 +204,13 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
             if command.num_processes
             else "outside horovodrun"
         )
-        raise ValueError(f"{study_dir}: `{typed}` was started {where}: start this there, too.")
+        raise ValueError(
+            f"{study_dir}: `{typed}` was started {where}: start this command there, too."
+        )
     if not command.folder.is_dir():
         raise ValueError(
-            f"{study_dir}: `{typed}` was typed in {command.folder}, which is not there any more. "
-            "Type it again where the files of the study are now."
+            f"{study_dir}: `{typed}` was started in {command.folder}, and this folder no longer "
+            "exists. Type the command again in the folder where the files of the study are now."
         )
 
 

@@ -106,7 +106,10 @@ def composed(arguments: Sequence[str]) -> Iterator[Grid]:
     if flags.config_dir:
         folder = Path(flags.config_dir).resolve()
         if not folder.is_dir():
-            raise ConfigError(f"--config-dir {flags.config_dir}: no such folder.")
+            raise ConfigError(
+                f"--config-dir {flags.config_dir}: there is no such folder. Name a folder that "
+                "exists."
+            )
         given.append(f"hydra.searchpath=['file://{folder}']")
     with initialize_config_dir(str(conf_dir()), job_name="sweep", version_base=_VERSION):
         try:

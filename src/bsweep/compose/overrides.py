@@ -45,8 +45,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     typed = parsed(arguments)
     if typed.experimental_rerun is not None:
         raise ConfigError(
-            "--experimental-rerun: no configuration is pickled here. Type the command again: what "
-            "is completed is skipped. Each run's meta.json has it."
+            "--experimental-rerun: bsweep pickles no configuration. Run the command again, which "
+            "each run's meta.json holds: completed runs are skipped."
         )
     flags = list(arguments)
     for override in typed.overrides:
@@ -125,7 +125,8 @@ def refuse(overrides: Sequence[str]) -> None:
             problems.append(_unreadable(text, error))
     if num_points > _MOST_POINTS:
         problems.append(
-            f"{num_points:,} points or more: a sweep has {_MOST_POINTS:,} at most. Sweep over less."
+            f"the sweep has {num_points:,} points or more, and bsweep takes {_MOST_POINTS:,} at "
+            "most. Sweep over fewer values."
         )
     if problems:
         raise ConfigError(*problems)
@@ -147,8 +148,8 @@ def _unreadable(text: str, error: Exception) -> str:
     if re.search(r"[()'\"]", value) or len(value) > 120 or not key.isascii():
         return said
     return (
-        f"{said} A value with other characters than letters, digits and . _ - + / : % @ is quoted "
-        f"for it and for the shell: {key}=\"'{value}'\"."
+        f"{said} Quote a value with characters other than letters, digits and . _ - + / : % @ both "
+        f"for Hydra and for the shell: {key}=\"'{value}'\"."
     )
 
 
@@ -157,9 +158,9 @@ def _problems(text: str, override: Override) -> Iterator[str]:
     if not key:
         yield f"{text}: no key before the '='."
     elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
-        yield f"{text}: unknown key; none has more than {_MOST_LETTERS} letters."
+        yield f"{text}: unknown key; no key has more than {_MOST_LETTERS} letters."
     elif key in ("hydra/sweeper", "hydra.sweeper._target_", "hydra.mode"):
-        yield f"{text}: bsweep itself checks and runs all points: leave it out."
+        yield f"{text}: bsweep itself checks and runs all points: leave this key out."
     elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
         yield from _problems_of_group(text, key, override)
 
@@ -174,15 +175,15 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
     if override.is_delete():
         if key != _EXPERIMENT:
             yield (
-                f"{text}: a run cannot do without. Leave it out, or choose another one, as "
-                f"{key}=NAME.{remedy}"
+                f"{text}: every run needs {key}. Leave this override out, or choose another {key} "
+                f"by {key}=NAME.{remedy}"
             )
         return
     values = list(_values(override, 100))
     if values and isinstance(values[0], dict):
         return  # a mapping sets keys of the group and does not choose a variant
     if known and (override.is_add() or override.is_force_add()):
-        yield f"{text}: {key} is there already: leave out the '+', as in {key}=NAME.{remedy}"
+        yield f"{text}: every run has {key} already: leave out the '+', as in {key}=NAME.{remedy}"
         return
     for value in values:
         name = value.text if isinstance(value, QuotedString) else value
@@ -190,7 +191,8 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
             continue
         if not isinstance(name, str) or not name or len(name) > _MOST_LETTERS:
             yield (
-                f"{text}: {shortened(show(name)) or 'nothing'} is no name: give {key}=NAME.{remedy}"
+                f"{text}: {shortened(show(name)) or 'nothing'} is not a name: give "
+                f"{key}=NAME.{remedy}"
             )
 
 
@@ -224,8 +226,9 @@ def refuse_settings(point: DictConfig) -> None:
     }
     given = {key: OmegaConf.select(point, key) for key in expected}
     problems = [
-        f"{key}={show(value)}: runs lie in results_dir/study/, and paths are seen from the folder "
-        "that bsweep was started in. Leave it out, and give results_dir=... or study=... instead."
+        f"{key}={show(value)}: runs lie in results_dir/study/, and bsweep resolves paths from the "
+        "folder where it was started. Leave this key out, and give results_dir=... or study=... "
+        "instead."
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
@@ -251,15 +254,18 @@ def around_point(point: DictConfig) -> dict[str, str]:
     if variables:
         what = f"hydra.job.env_set ({', '.join(map(str, variables))})"
         found[what] = (
-            "points that run at once share one environment. Export the variables where bsweep is "
-            "started"
+            "points that run at the same time share one environment. Export the variables where "
+            "bsweep is started"
         )
     if callbacks:
         what = f"hydra.callbacks ({', '.join(map(str, callbacks))})"
-        found[what] = "Hydra calls them around points that run one after another. Leave them out"
+        found[what] = (
+            "Hydra calls callbacks around points that run one after another. Leave the callbacks "
+            "out"
+        )
     if logging != "none":
         found[f"hydra/job_logging={logging}"] = (
-            "points that run at once share one log. Leave it out"
+            "points that run at the same time share one log. Leave hydra/job_logging out"
         )
     return found
 
@@ -280,7 +286,7 @@ def explain(error: Exception) -> str:
         )
     unknown = re.search(r"Could not override '([^'@]+)'", text)
     if unknown:
-        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all."
+        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all keys."
     group = re.search(
         r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)",
         text,

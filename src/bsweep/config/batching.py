@@ -55,8 +55,8 @@ class DecidingConfig(BatchingConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if point.allocation.adapts:
             yield (
-                f"allocation.adapt_every with batching={self.name}: two would decide how many "
-                "local steps a worker takes. Use batching=fixed, or allocation.adapt_every=null."
+                f"allocation.adapt_every with batching={self.name}: both would set the number of "
+                "local steps of a worker. Use batching=fixed, or allocation.adapt_every=null."
             )
 
 
@@ -88,26 +88,27 @@ class ChangingConfig(DecidingConfig):
             key, bound = ("min", least) if configured < least else ("max", most)
             yield (
                 f"batching.{key}_global_batch={bound} excludes the configured global batch of "
-                f"{configured}, with which a run begins: use "
+                f"{configured}, and a run begins with that batch: use "
                 f"batching.{key}_global_batch={configured}, or another batch."
             )
         if self.min_global_batch is not None and self.min_global_batch < self._least_batch(point):
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for "
-                f"num_workers={point.num_workers}: each needs an example, or two for the "
-                "statistics of BatchNorm, and a lone one two for the noise. Use "
+                f"num_workers={point.num_workers}: every worker needs one example, or two where "
+                "the model has BatchNorm or a lone worker measures the noise. Use "
                 f"{self._least_batch(point)} or more."
             )
         if self._needs_halves(point) and configured < 2:
             yield (
-                f"batching={self.name} with one example a step: a lone worker measures the noise "
-                "by the halves of its batch. Use local_batch=2 or more."
+                f"batching={self.name} with one example in a step: a lone worker compares the two "
+                "halves of its batch to measure the noise. Use local_batch=2 or more."
             )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
             yield (
                 f"batching.max_local_batch={self.max_local_batch} is smaller than the configured "
-                f"local batch of {largest}, which fits: use {largest} or more, or leave it out."
+                f"local batch of {largest}: use {largest} or more, or leave "
+                "batching.max_local_batch out."
             )
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
             yield (
@@ -154,7 +155,7 @@ class ScheduleConfig(ChangingConfig):
     @property
     def fits_batch_to_rate(self) -> str:  # type: ignore[override]
         return (
-            "batching.rate=seesaw says what the rate does with the batch"
+            "batching.rate=seesaw already sets how the learning rate follows the batch"
             if self.rate == "seesaw"
             else ""
         )
@@ -166,8 +167,8 @@ class ScheduleConfig(ChangingConfig):
         if self.factor < 1 and self.rate == "seesaw":
             yield (
                 f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the "
-                "batch where a schedule would lower the rate. Use batching.factor=2, or "
-                "batching.rate=by_rule."
+                "batch when a schedule would lower the rate, so the factor must be above 1. Use "
+                "batching.factor=2, or batching.rate=by_rule."
             )
 
 
@@ -181,7 +182,8 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
     builds: ClassVar[str] = "bsweep.batching.raise_instead_of_decay:RaiseInsteadOfDecay"
     fits_batch_to_rate: ClassVar[str] = (
-        "the batch grows so that the rate need not fall, and would raise it"
+        "this policy grows the batch instead of lowering the learning rate, and the rule would "
+        "raise the rate"
     )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -236,7 +238,7 @@ class CABSConfig(MeasuringConfig):
 
     builds: ClassVar[str] = "bsweep.batching.cabs:CABS"
     fits_batch_to_rate: ClassVar[str] = (
-        "it fits the batch to the rate, which may not follow the batch in turn"
+        "this policy fits the batch to the learning rate, so the rate must not follow the batch"
     )
 
 

@@ -27,7 +27,7 @@ class FP16Config(CodecConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.precision == "fp64":
-            yield "precision=fp64 is exact, compression=fp16 is not: use one of them."
+            yield "precision=fp64 is exact, but compression=fp16 is not: use only one of them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class SparseConfig(CodecConfig):
         if len(self.warmup_densities) >= point.epochs:
             yield (
                 f"compression.density={self.density:g} is never reached: the warm-up has "
-                f"{len(self.warmup_densities)} densities, and epochs={point.epochs}"
+                f"{len(self.warmup_densities)} densities, one for each epoch, and "
+                f"epochs={point.epochs}"
             )
         else:
             yield from super().warnings(point)

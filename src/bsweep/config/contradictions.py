@@ -23,9 +23,9 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
         raise ConfigError(
-            f"evaluate_every_examples={every} is more than epochs={config.epochs} of {num_train} "
-            f"examples train on: use less than {num_train}, or evaluate_every_examples=null for "
-            "the ends of epochs."
+            f"evaluate_every_examples={every} is more than the run trains on "
+            f"(epochs={config.epochs} of {num_train} examples): use less than {num_train}, or "
+            "evaluate_every_examples=null to evaluate at the ends of epochs."
         )
     per_round = sum(
         batch * steps
@@ -34,9 +34,9 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     is_within = every is not None and every < num_train and per_round < num_train
     if config.target and config.epochs == 1 and not is_within:
         raise ConfigError(
-            f"{config.target} is reached when two of three evaluations in a row are as good, but "
-            "epochs=1 has one evaluation, at its end: use epochs=2 or more, or "
-            f"evaluate_every_examples={max(1, num_train // 10)}, and rounds of fewer than "
+            f"{config.target} counts as reached when two of three evaluations in a row reach it, "
+            "but epochs=1 has only one evaluation, at its end: use epochs=2 or more, or "
+            f"evaluate_every_examples={max(1, num_train // 10)} with rounds of fewer than "
             f"{num_train} examples."
         )
 
@@ -46,8 +46,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if (c.local_batch is None) == (c.global_batch is None):
         yield (
             f"local_batch={show(c.local_batch)} and global_batch={show(c.global_batch)}: give "
-            "exactly one, for example local_batch=64, and set the other to null where an "
-            "experiment or data=text gives it."
+            "exactly one, for example local_batch=64, and set the other to null if an experiment "
+            "or data=text sets it."
         )
     if c.precision == "tf32" and c.device == "cpu":
         yield (
@@ -69,18 +69,21 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
 def _graph_contradictions(c: RunConfig) -> Iterator[str]:
     remedy = "Leave graph out, or use graph=false."
     if c.device == "cpu":
-        yield f"graph=true with device=cpu: there are CUDA graphs on GPUs alone. {remedy}"
+        yield f"graph=true with device=cpu: only GPUs have CUDA graphs. {remedy}"
     if c.strategy.can.exchanges_in_passes:
         yield (
-            f"graph=true with strategy={c.strategy.name}: it exchanges within the backward pass. "
-            f"{remedy}"
+            f"graph=true with strategy={c.strategy.name}: this strategy exchanges gradients within "
+            f"the backward pass. {remedy}"
         )
     if c.launch.slowdown:
-        yield f"graph=true with launch.slowdown, which stretches the passes. {remedy}"
+        yield (
+            "graph=true with launch.slowdown: a slowdown stretches the passes of a worker. "
+            f"{remedy}"
+        )
     if c.data.device == "cpu":
         yield (
-            "graph=true with data.device=cpu: a graph cannot wait for examples on their way. "
-            f"{remedy}"
+            "graph=true with data.device=cpu: a graph cannot wait for examples that are being "
+            f"copied. {remedy}"
         )
 
 
@@ -111,5 +114,5 @@ def _target_contradictions(config: RunConfig) -> Iterator[str]:
     if target is None and not config.stop_at_target:
         yield (
             "stop_at_target=false without a target: give target_accuracy=0.9 or target_loss=0.5, "
-            "or leave it out."
+            "or leave stop_at_target out."
         )

@@ -73,8 +73,8 @@ class SyntheticConfig(ImageConfig):
         if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
             yield (
                 f"data.num_train={self.num_train} and data.num_test={self.num_test} of "
-                f"data.shape={show(self.shape)}: {num_bytes / 2**40:,.0f} TiB, and each machine "
-                "holds them all. Use fewer or smaller ones."
+                f"data.shape={show(self.shape)} take {num_bytes / 2**40:,.0f} TiB, and each "
+                "machine holds all examples. Use fewer or smaller examples."
             )
 
 

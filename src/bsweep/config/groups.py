@@ -73,12 +73,12 @@ class ModelConfig(Card):
             yield from self.lone_examples(point)
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
-                f"model={self.name} learns from images, data={point.data.name} has none: use "
+                f"model={self.name} learns from images, but data={point.data.name} has none: use "
                 "model=llama_tiny or llama_150m, or data=digits."
             )
         if self.learns_from == "text" and point.data.consists_of == "images":
             yield (
-                f"model={self.name} learns from text, data={point.data.name} are images: use "
+                f"model={self.name} learns from text, but data={point.data.name} holds images: use "
                 "data=text data.path=FILE, or model=resnet18."
             )
 
@@ -159,7 +159,8 @@ class OptimizerConfig(Card):
         if self.warmup_epochs > point.epochs:
             yield (
                 f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than "
-                f"epochs={point.epochs}: the learning rate would never reach its base value."
+                f"epochs={point.epochs}: the learning rate would never reach its base value. Use a "
+                "shorter warm-up or more epochs."
             )
 
 
@@ -344,9 +345,9 @@ class CodecConfig(Card):
         share, workers = self.payload_share(point.epochs), point.num_workers
         if share is not None and workers > 1 and share >= 2 / workers:
             yield (
-                f"compression={self.name} cannot win on {workers} workers: each sends "
-                f"{workers - 1} payloads of {share:.3g} of the gradient, a ring "
-                f"{2 * (workers - 1) / workers:.3g} of it"
+                f"compression={self.name} saves no traffic with {workers} workers: each worker "
+                f"sends {workers - 1} payloads of {share:.3g} of the gradient, while a ring "
+                f"without a codec sends {2 * (workers - 1) / workers:.3g} of the gradient"
             )
 
 
@@ -399,8 +400,8 @@ class AllocationConfig(Card):
             steps = f"allocation.local_steps={show(self.local_steps)}"
             what = f"allocation={self.name}" if self.shares_steps else steps
             yield (
-                f"{what} with strategy={point.strategy.name}: every step is a synchronisation, so "
-                "that there are no local steps to share. Use strategy=diloco, or "
+                f"{what} with strategy={point.strategy.name}: this strategy synchronises after "
+                "every step, so it has no local steps to share. Use strategy=diloco, or "
                 "allocation=batch_by_flops or batch_by_memory."
             )
         if point.global_batch is not None:
@@ -420,7 +421,8 @@ class AllocationConfig(Card):
         elif global_batch < workers * passes:
             yield (
                 f"global_batch={global_batch} is too small for num_workers={workers} x "
-                f"accumulation_steps={passes}: every worker needs an example for each forward pass."
+                f"accumulation_steps={passes}: every worker needs an example for each pass. Use a "
+                "larger global batch."
             )
         elif point.examples_per_step != global_batch:
             yield (
@@ -477,8 +479,8 @@ class LaunchConfig(Card):
         if not launchers or self.name in launchers:
             return ""
         return (
-            f"strategy={strategy.name} is started by {' or '.join(launchers)}, not by "
-            f"launch={self.name}."
+            f"launch={self.name} cannot start strategy={strategy.name}: use "
+            f"launch={' or '.join(launchers)}."
         )
 
     def problems(self, point: Point) -> Iterator[str]:

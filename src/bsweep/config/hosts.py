@@ -43,7 +43,7 @@ def spelled_out(given: str) -> str:
     for names, slots in entries:
         hosts += [f"{name}:{slots}" for name in names]
         if len(hosts) > _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+            raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
     return ",".join(hosts)
 
 
@@ -75,12 +75,15 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
     try:
         if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
             raise ValueError(
-                f"a file of more than {_MOST_FILE_BYTES:,} bytes names no hosts: give another one"
+                f"the file has more than {_MOST_FILE_BYTES:,} bytes, too many for a list of hosts: "
+                "give another file"
             )
         lines = path.expanduser().read_text(errors="replace").splitlines()
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ValueError(f"the file of hosts cannot be read ({why}): name one that can") from None
+        raise ValueError(
+            f"the file of hosts cannot be read ({why}): name a file that can be read"
+        ) from None
     entries = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
     if not any(entry for _, entry in entries):
         raise ValueError("the file names no host: give it a line such as h1 slots=4 for each")
@@ -112,7 +115,7 @@ def _names(entry: str) -> list[str]:
     for choices in numbered:
         total *= len(choices)
     if total > _MOST_HOSTS:
-        raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+        raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
     names = ["".join(chosen) for chosen in product(*numbered)]
     if not all(_NAME.fullmatch(name) for name in names):
         raise ValueError(_FORM)
@@ -130,6 +133,6 @@ def _numbers(ranges: str) -> list[str]:
         if first > last:
             raise ValueError(f"[{part}] counts down: give the smaller number first")
         if last - first >= _MOST_HOSTS:
-            raise ValueError(f"more than {_MOST_HOSTS:,} hosts: name fewer")
+            raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
         numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
     return numbers

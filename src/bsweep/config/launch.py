@@ -93,8 +93,8 @@ class SshConfig(ProcessesConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
             yield (
-                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points run "
-                "at once on one machine alone. Leave one of them out."
+                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: only "
+                "points on a single machine run at the same time. Leave one of the two keys out."
             )
         # The hosts of an allocation are known only inside it.
         if self.hosts and not self.uses_allocation:
@@ -105,7 +105,10 @@ class SshConfig(ProcessesConfig):
                     f"{len(slots)} slots: name more hosts or slots, or use fewer workers."
                 )
             if len(set(named)) < len(named):
-                yield f"launch.hosts={self.hosts} names a host twice: give all its slots at once."
+                yield (
+                    f"launch.hosts={self.hosts} names a host twice: give all slots of a host in "
+                    "one entry."
+                )
         yield from super().problems(point)
 
 
@@ -150,8 +153,8 @@ class SrunConfig(ProcessesConfig):
             )
         if can.outlives_workers:
             return (
-                f"{named}, which is to go on without lost workers: SLURM ends all with the first "
-                "that is lost. Use launch=torchrun launch.hosts=slurm."
+                f"{named}, which shall continue without lost workers: SLURM ends all workers when "
+                "the first one is lost. Use launch=torchrun launch.hosts=slurm."
             )
         return ""
 

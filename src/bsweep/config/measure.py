@@ -11,7 +11,7 @@ from bsweep.config.card import Schema
 from bsweep.config.point import Point
 
 _NOT_IN_STEP = (
-    "its workers do not step together, so that there is no gradient of all of them at one model. "
+    "its workers do not step together, so no step has the gradient of all workers at one model. "
     "Use strategy=horovod, allreduce or ddp, or leave the noise scale out."
 )
 
@@ -40,19 +40,20 @@ class MeasureConfig(Schema):
             yield f"{what}: {reason}"
         if point.compression.builds:
             yield (
-                f"{key} with compression={point.compression.name}: what a codec lets through is "
-                "not the gradient. Use compression=none to measure the noise scale."
+                f"{key} with compression={point.compression.name}: a codec changes the gradient, "
+                "so that its noise cannot be measured. Use compression=none to measure the noise "
+                "scale."
             )
         if self.noise_scale_per_layer and can.exchanges_in_passes:
             yield (
-                f"{what} and measure.noise_scale_per_layer=true: what travels within the backward "
-                "pass is cut into buckets, not layers. Use strategy=horovod strategy.buckets=1, or "
+                f"{what} and measure.noise_scale_per_layer=true: this strategy exchanges buckets, "
+                "not layers, within the backward pass. Use strategy=horovod strategy.buckets=1, or "
                 "strategy=allreduce."
             )
         if point.examples_per_step == 1:
             yield (
-                f"{key} with a batch of one example, which has no halves: use local_batch=2 or "
-                "more."
+                f"{key} with a batch of one example: the measurement compares the two halves of a "
+                "batch. Use local_batch=2 or more."
             )
 
 

@@ -56,16 +56,16 @@ class LlamaConfig(ModelConfig):
         if self.hidden_size % (2 * self.num_heads):
             yield (
                 f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: "
-                "rotary embeddings need heads of equal, even size. Use a hidden size that twice "
-                "the number of heads divides."
+                "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
+                "multiple of twice the number of heads."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
         if self.vocabulary_size not in (None, num_classes):
             raise ValueError(
                 f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has "
-                f"{num_classes} tokens: use model.vocabulary_size=null, which takes the data's, or "
-                "another data.tokenizer."
+                f"{num_classes} tokens: use model.vocabulary_size=null to take the vocabulary of "
+                "the data, or another data.tokenizer."
             )
 
 
@@ -86,8 +86,8 @@ class LibraryConfig(ModelConfig):
         for key in self.given:
             if key in self.options:
                 yield (
-                    f"model.options.{key}={show(self.options[key])}: classes and channels are the "
-                    "data's, and no weights are loaded. Leave it out."
+                    f"model.options.{key}={show(self.options[key])}: the data set the number of "
+                    "classes and channels, and bsweep loads no weights. Leave this option out."
                 )
 
 

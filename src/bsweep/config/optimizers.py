@@ -78,7 +78,7 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
             if key in self.options:
                 yield (
                     f"optimizer.options.{key}={show(self.options[key])}: give it as "
-                    f"optimizer.{key}, which sets it."
+                    f"optimizer.{key} instead."
                 )
 
     @property

@@ -116,7 +116,7 @@ def load_target(card: Own) -> Callable[..., Any]:
     """Import and return the callable that a resolved card names. Workers must call `search` with
     the run's folder first.
     """
-    assert card.fingerprint, "own.resolve(config) comes first"
+    assert card.fingerprint, "call own.resolve(config) first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
     top = sys.modules[module.__name__.partition(".")[0]]
     for path in getattr(top, "__path__", [module.__file__]):
@@ -181,7 +181,7 @@ def keep(config: object, folder: Path) -> None:
     `search`.
     """
     for card in cards(config).values():
-        assert card.fingerprint, "own.resolve(config) comes first"
+        assert card.fingerprint, "call own.resolve(config) first"
         for path, content in _SOURCES[card.fingerprint].files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             write_whole(folder / path, content)
@@ -291,7 +291,7 @@ def _of_module(name: str, folder: Path) -> _Source:
     )
     if not path.is_absolute():
         raise ValueError(
-            f"there is no module {top}, neither in {here} nor installed. A file is given as "
+            f"there is no module {top}, neither in {here} nor installed. Name a file as "
             "path/file.py:name."
         )
     if version := _installed_version(top, path):
@@ -327,8 +327,8 @@ def _files(path: Path) -> dict[str, bytes]:
     kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
     if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
         raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy: keep data "
-            "elsewhere, or install the package."
+            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy of it: keep "
+            "data elsewhere, or install the package."
         )
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
 
@@ -368,7 +368,7 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
         found = getattr(found, name)
     if not callable(found):
         raise ConfigError(
-            f"{asked}: {card.title} is no function or class, but {type(found).__name__}."
+            f"{asked}: {card.title} is not a function or class, but {type(found).__name__}."
         )
     return found  # type: ignore[no-any-return]
 
@@ -383,8 +383,8 @@ def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise ConfigError(
-            f"{group}.target={card.target}: it must take {', '.join(card.takes)}, by position and "
-            "first."
+            f"{group}.target={card.target}: its first positional arguments must be "
+            f"{', '.join(card.takes)}."
         )
     given = [p.name for p in positional[: len(card.takes)]]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -28,11 +28,12 @@ class ParameterServerConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
         why_no_fp16=(
-            "servers step where they hold a part of the gradient alone, and one that overflowed "
-            "would be left out by some of them. Use precision=fp32 or bf16, or strategy=allreduce."
+            "each server steps with its own part of the gradient, so that only some of the servers "
+            "would notice an overflow and skip the step. Use precision=fp32 or bf16, or "
+            "strategy=allreduce."
         ),
         why_no_noise=(
-            "its servers alone have the sum of all gradients, each a part of it. Use "
+            "only its servers have the sum of all gradients, and each server has a part of it. Use "
             "strategy=horovod, allreduce or ddp, or leave the noise scale out."
         ),
     )
@@ -41,8 +42,8 @@ class ParameterServerConfig(StrategyConfig):
     def can(self) -> Capabilities:
         in_step = self.consistency == "synchronous"
         apart = (
-            f"with strategy.consistency={self.consistency} workers have models of their own until "
-            "an epoch ends. Use strategy.consistency=synchronous"
+            f"with strategy.consistency={self.consistency} each worker has its own model until an "
+            "epoch ends. Use strategy.consistency=synchronous"
         )
         return replace(self.kind_can, in_step=in_step, why_apart="" if in_step else apart)
 
@@ -56,8 +57,8 @@ class ParameterServerConfig(StrategyConfig):
         yield from super().problems(point)
         if self.consistency == "stale_synchronous" and self.staleness is None:
             yield (
-                "strategy.consistency=stale_synchronous needs strategy.staleness: the clocks of a "
-                "lead, such as 3."
+                "strategy.consistency=stale_synchronous needs strategy.staleness, the number of "
+                "clocks that a worker may be ahead, such as 3."
             )
         if self.consistency != "stale_synchronous" and self.staleness is not None:
             yield (
@@ -69,13 +70,14 @@ class ParameterServerConfig(StrategyConfig):
         if self.colocated and num_shards > point.num_workers:
             yield (
                 f"strategy.num_servers={num_shards} with strategy.colocated=true and "
-                f"num_workers={point.num_workers}: a colocated server lives with a worker. Use at "
-                "most one for each worker."
+                f"num_workers={point.num_workers}: each colocated server needs a worker of its "
+                "own. Use at most one server for each worker."
             )
         if optimizer.needs_global_norm and num_shards > 1:
             yield (
-                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which no one "
-                f"of {num_shards} servers has: use strategy.num_servers=1, or another optimizer."
+                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which none "
+                f"of the {num_shards} servers has: use strategy.num_servers=1, or another "
+                "optimizer."
             )
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
             yield (

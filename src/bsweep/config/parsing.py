@@ -50,7 +50,7 @@ def validate(composed: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
     except TypeError as error:  # for example a date, a set, or a list as a key
-        raise ConfigError(f"a value that JSON has not: {error}.") from None
+        raise ConfigError(f"JSON has no such value: {error}.") from None
 
 
 def conf_dir() -> Path:
@@ -134,11 +134,11 @@ def _explain(problem: Any) -> str:
         return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
     if kind == "union_tag_not_found":
         return (
-            f"{key}: it has no name. Choose one: "
+            f"{key} has no name. Choose one: "
             f"{', '.join(name for card in variants(key) for name in names(card))}."
         )
     if kind == "json_invalid":
-        return "a value holds bytes that are no text in UTF-8: give other names."
+        return "a value holds bytes that are not UTF-8 text: give other names."
     if kind == "value_error":
         return f"{key}={shortened(show(value))}: {problem['ctx']['error']}."
     if kind == "literal_error" and isinstance(value, str):
@@ -148,7 +148,9 @@ def _explain(problem: Any) -> str:
             f"{problem['ctx']['expected']}."
         )
     if kind == "string_pattern_mismatch":
-        return f"{key}={shortened(value)}: not of the form {_FORMS.get(key, _NAME_FORM)}."
+        return (
+            f"{key}={shortened(value)}: it has the wrong form. Use {_FORMS.get(key, _NAME_FORM)}."
+        )
     return f"{key}={shortened(show(value))}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 

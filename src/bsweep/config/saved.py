@@ -32,9 +32,11 @@ def read_config(path: Path) -> RunConfig:
         _refuse_unlike_saved(content)
         saved = yaml.load(content, _LOADER)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: for example a date in month 13
-        raise ConfigError(f"no configuration ({' '.join(str(error).split())[:200]}).") from None
+        raise ConfigError(
+            f"the file holds no configuration ({' '.join(str(error).split())[:200]})."
+        ) from None
     if not isinstance(saved, dict):
-        raise ConfigError("no mapping of keys to values.")
+        raise ConfigError("the file holds no mapping of keys to values.")
     return parse(saved)
 
 
@@ -49,9 +51,9 @@ def _refuse_unlike_saved(content: bytes) -> None:
     depth = 0
     for event in yaml.parse(content, _LOADER):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError("aliases (*name) have no place in a saved configuration")
+            raise ValueError("a saved configuration must not hold aliases (*name)")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
             event, yaml.CollectionEndEvent
         )
         if depth > _DEEPEST:
-            raise ValueError(f"nested more than {_DEEPEST} levels deep")
+            raise ValueError(f"its values are nested more than {_DEEPEST} levels deep")

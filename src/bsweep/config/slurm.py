@@ -69,7 +69,7 @@ def started_often(env: Mapping[str, str]) -> str:
     if tasks == 1:
         return ""
     return (
-        f"srun has started it {tasks} times, and one leads all workers: leave srun out, in a batch "
-        "script or in salloc's shell. launch=srun starts the workers on all nodes, "
-        "launch.hosts=slurm by ssh"
+        f"srun started this command {tasks} times, but one process leads all workers: leave srun "
+        "out, in a batch script or in salloc's shell. launch=srun starts the workers on all nodes; "
+        "launch.hosts=slurm starts them by ssh"
     )

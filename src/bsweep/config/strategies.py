@@ -76,7 +76,7 @@ class HorovodConfig(StrategyConfig):
     @property
     def can(self) -> Capabilities:
         no_sum = (
-            "strategy.op=adasum is no sum of gradients. Use strategy.op=average, or leave the "
+            "strategy.op=adasum does not sum gradients. Use strategy.op=average, or leave the "
             "noise scale out."
         )
         is_adasum = self.op == "adasum"
@@ -108,7 +108,7 @@ class HorovodConfig(StrategyConfig):
             if wanted != started_with:
                 raise ValueError(
                     f"strategy.{key}={wanted:g}, but horovodrun started its processes with "
-                    f"{started_with:g}, and Horovod reads it only then: start "
+                    f"{started_with:g}, and Horovod reads this value only at that time: start "
                     f"{variable}={wanted * unit:g} horovodrun ..., or leave strategy.{key} out."
                 )
 
@@ -119,8 +119,8 @@ class HorovodConfig(StrategyConfig):
         codec = point.compression.name
         if self.op == "adasum":
             yield (
-                f"strategy.op=adasum is no sum, compression={codec} needs one: use "
-                "strategy.op=average."
+                f"strategy.op=adasum does not sum gradients, but compression={codec} needs the "
+                "sum: use strategy.op=average."
             )
         if self.buckets > 1:
             yield (
@@ -160,14 +160,14 @@ class DDPConfig(StrategyConfig):
     @property
     def can(self) -> Capabilities:
         no_noise = (
-            f"what strategy.hook={self.hook} lets through is not the gradient. Use "
-            "strategy.hook=none, or leave the noise scale out."
+            f"strategy.hook={self.hook} changes the gradient, so that its noise cannot be "
+            "measured. Use strategy.hook=none, or leave the noise scale out."
         )
         no_cpu = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
         no_fp16 = (
-            "what strategy.hook=powersgd keeps for later steps would keep a gradient that "
-            "overflowed. Use strategy.hook=fp16, precision=fp32 or bf16, or strategy=allreduce "
-            "compression=powersgd."
+            "strategy.hook=powersgd keeps its error for later steps, and a gradient that "
+            "overflowed would stay in it. Use strategy.hook=fp16, precision=fp32 or bf16, or "
+            "strategy=allreduce compression=powersgd."
         )
         is_powersgd = self.hook == "powersgd"  # each worker keeps the error of its compression
         return replace(
@@ -185,11 +185,15 @@ class DDPConfig(StrategyConfig):
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.hook in ("fp16", "bf16") and point.precision == "fp64":
-            yield f"precision=fp64 is exact, strategy.hook={self.hook} is not: use one of them."
+            yield (
+                f"precision=fp64 is exact, but strategy.hook={self.hook} is not: use only one of "
+                "them."
+            )
         if point.launch.slowdown:
             yield (
-                "launch.slowdown with strategy=ddp: its exchange hides in the backward pass, so "
-                "that computing cannot be stretched alone. Use strategy=allreduce."
+                "launch.slowdown with strategy=ddp: this strategy exchanges within the backward "
+                "pass, so that a slowdown cannot stretch the computation alone. Use "
+                "strategy=allreduce."
             )
 
 
@@ -214,7 +218,10 @@ class AllReduceConfig(StrategyConfig):
                 f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
             )
         if point.compression.builds:
-            return f"compression={point.compression.name} is for what is sent: use compression=none"
+            return (
+                f"compression={point.compression.name} needs messages that are sent: use "
+                "compression=none"
+            )
         return ""
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -281,7 +288,7 @@ class EitherConfig(StrategyConfig):
         if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
             yield (
                 f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} "
-                f"starts its processes. Type launch={wanted} strategy.algorithm={self.algorithm}."
+                f"starts its processes. Use launch={wanted} strategy.algorithm={self.algorithm}."
             )
 
 
@@ -309,8 +316,8 @@ class DiLoCoConfig(EitherConfig):
     @property
     def can(self) -> Capabilities:
         apart = (
-            "with strategy.overlap=true workers are ahead of what travels, each with a model of "
-            "its own, until an epoch ends. Use strategy.overlap=false"
+            "with strategy.overlap=true workers train on during an exchange, so that each worker "
+            "has its own model until an epoch ends. Use strategy.overlap=false"
         )
         outlives_workers = self.on_loss != "fail"
         return replace(
@@ -359,7 +366,7 @@ class DiLoCoConfig(EitherConfig):
         ):
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
-                "plain ones: it is known for sgd alone"
+                "plain SGD steps: FedNova is defined for sgd only"
             )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -367,13 +374,13 @@ class DiLoCoConfig(EitherConfig):
         if self.can.uses_horovod and self.on_loss != "fail":
             yield (
                 f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends "
-                "all workers with the first. Use strategy.on_loss=fail, or "
+                "all workers when the first one is lost. Use strategy.on_loss=fail, or "
                 "strategy.algorithm=native launch=torchrun."
             )
         if self.overlap and self.on_loss != "fail":
             yield (
-                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: what travels while a "
-                "worker is lost cannot be repeated. Use strategy.on_loss=fail, or "
+                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: an exchange under "
+                "way cannot be repeated when a worker is lost. Use strategy.on_loss=fail, or "
                 "strategy.overlap=false."
             )
         if self.weights is not None:
@@ -390,8 +397,8 @@ class DiLoCoConfig(EitherConfig):
             yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
         if min(weights, default=1) == 0 and self.on_loss != "fail":
             yield (
-                f"{given} with strategy.on_loss={self.on_loss}: nothing would count when the "
-                "others are lost. Give each worker a weight greater than 0, or use "
+                f"{given} with strategy.on_loss={self.on_loss}: if all other workers were lost, no "
+                "remaining update would count. Give each worker a weight greater than 0, or use "
                 "strategy.on_loss=fail."
             )
 

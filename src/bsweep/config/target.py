@@ -64,10 +64,10 @@ def target_of(accuracy: float | None = None, loss: float | None = None) -> Targe
     if accuracy is not None and not 0 < accuracy <= 1:
         meant = f" Is {accuracy / 100:g} meant?" if 1 < accuracy <= 100 else ""
         raise ValueError(
-            f"a target accuracy of {accuracy:g} is no fraction between 0 and 1.{meant}"
+            f"a target accuracy of {accuracy:g} is not a fraction between 0 and 1.{meant}"
         )
     if loss is not None and not math.isfinite(loss):
-        raise ValueError(f"a target loss of {loss:g} is no number to reach.")
+        raise ValueError(f"a target loss of {loss:g} is not a finite number.")
     return (
         Target("test_loss", float(loss))
         if loss is not None

@@ -49,7 +49,7 @@ TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise ValueError("a tracker is named twice")
+        raise ValueError("a tracker is named twice: name each tracker once")
     return names
 
 
@@ -67,18 +67,19 @@ def _fit_for_files(text: str) -> str:
     path = Path(text)
     if "\0" in text or any(len(os.fsencode(part)) > _MOST_PART_BYTES for part in path.parts):
         raise ValueError(
-            f"no file system takes a name of more than {_MOST_PART_BYTES} bytes, or with a zero "
+            f"no file system takes a name that has more than {_MOST_PART_BYTES} bytes or a zero "
             "byte"
         )
     try:
         whole = os.fsencode(path.expanduser().absolute())
     except RuntimeError:
         raise ValueError(
-            f"there is no user {path.parts[0].lstrip('~')}, whose folder it begins with"
+            f"the path begins with the home folder of a user {path.parts[0].lstrip('~')}, and "
+            "there is no such user"
         ) from None
     if len(whole) > _MOST_PATH_BYTES:
         raise ValueError(
-            f"it is longer than {_MOST_PATH_BYTES} bytes, and no file system takes what lies below"
+            f"the path is longer than {_MOST_PATH_BYTES} bytes, too long for files in that folder"
         )
     return text
 
@@ -97,7 +98,7 @@ def plain_file(path: Path) -> Path:
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path
 
 
@@ -105,9 +106,7 @@ def _every(value: object) -> object:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _INT32
     if value in (None, "auto") or is_count or seconds_of(value):
         return value
-    raise PydanticCustomError(
-        "every", "Neither auto nor seconds such as 60s, epochs such as 1, or null"
-    )
+    raise PydanticCustomError("every", "Use auto, seconds such as 60s, epochs such as 1, or null")
 
 
 def seconds_of(value: object) -> float | None:
@@ -125,7 +124,7 @@ def _parallel(value: object) -> object:
         isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_PROCESSES
     ):
         return value
-    raise PydanticCustomError("parallel", "Neither auto nor a number of points, from 1 on")
+    raise PydanticCustomError("parallel", "Use auto or a number of points, 1 or more")
 
 
 Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]

@@ -84,7 +84,9 @@ def _answer(
 def _death(exit_code: int) -> Exception:
     if -exit_code in CRASHES:
         name = signal.Signals(-exit_code).name
-        return MemoryError(f"the process was ended by {name}, as by kernels that find no room")
+        return MemoryError(
+            f"the process was ended by {name}, as happens when a kernel finds no room"
+        )
     return RuntimeError(f"the process ended with exit code {exit_code}")
 
 
@@ -106,7 +108,7 @@ def end_with_launcher() -> None:
     """
     end_with_parent()
     if os.environ.get(LAUNCHER, parent := str(os.getppid())) != parent:
-        raise SystemExit("bsweep: what started this process has ended")
+        raise SystemExit("bsweep: the process that started this one has ended")
 
 
 LAUNCHER = "BSWEEP_LAUNCHER"

@@ -61,7 +61,7 @@ _OLDER_BUILD = (
     "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
 )
 _ON_THE_CPU = (
-    "To train on the CPU all the same, set device=cpu, or hide them: CUDA_VISIBLE_DEVICES=''."
+    "To train on the CPU instead, set device=cpu, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
 )
 # Driver releases by CUDA's major version, from NVIDIA's "CUDA Compatibility", section on minor
 # version compatibility.
@@ -102,7 +102,9 @@ def _reason(listed: list[list[str]]) -> str:
     build, cuda = f"torch {torch.__version__}", torch.version.cuda
     driver = listed[0][1] if listed else "unknown"
     if cuda is None:
-        return f"{build} is built without CUDA: install a build with it that suits driver {driver}."
+        return (
+            f"{build} is built without CUDA: install a build with CUDA that suits driver {driver}."
+        )
     oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
     if oldest and re.match(r"\d", driver) and int(driver.split(".")[0]) < oldest:
         return (
@@ -111,7 +113,7 @@ def _reason(listed: list[list[str]]) -> str:
         )
     try:
         torch.cuda.init()
-        said = "it names no reason"
+        said = "torch names no reason"
     except (RuntimeError, AssertionError) as error:
         said = str(error).partition("\n")[0].rstrip(".")
     return (
@@ -137,9 +139,9 @@ def _refuse_too_old(listed: list[list[str]]) -> None:
     if too_old:
         oldest = min(built_for)
         raise ValueError(
-            f"{platform.node()} has GPUs of compute capability below {oldest // 10}.{oldest % 10}, "
-            f"with which torch {torch.__version__} begins: {', '.join(sorted(too_old))}. Install "
-            f"{_OLDER_BUILD}. {_ON_THE_CPU}"
+            f"{platform.node()} has GPUs that are too old for torch {torch.__version__}, which "
+            f"needs compute capability {oldest // 10}.{oldest % 10} or more: "
+            f"{', '.join(sorted(too_old))}. Install {_OLDER_BUILD}. {_ON_THE_CPU}"
         )
 
 

@@ -59,14 +59,14 @@ def space_for(path: Path) -> Iterator[None]:
         if not is_full(error):
             raise
         otherwise = (
-            "give another results_dir=..., and start the same sweep again, which repeats this run"
+            "give another results_dir=... and start the same sweep again, which repeats this run"
         )
         raise OSError(error.errno, no_space(path, otherwise)) from None
 
 
 def no_space(path: Path, otherwise: str) -> str:
     """Return the message for a disk that has no room for a path."""
-    return f"no space left for {path}. Free some there, or {otherwise}"
+    return f"no space left for {path}. Free some space there, or {otherwise}"
 
 
 def why_full(folder: Path) -> str:

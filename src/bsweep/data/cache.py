@@ -126,7 +126,7 @@ def _cached(
             except FileNotFoundError:
                 pass
             except (OSError, SafetensorError, ValueError) as error:
-                logger.warning(f"{path} is damaged ({error}) and is made anew")
+                logger.warning(f"{path} is damaged ({error}), and bsweep makes it again")
             tensors, text = build()
             _write({key: tensors[key] for key in keys}, text, path)
             return read(path, keys)
@@ -157,7 +157,7 @@ def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
         tensors = {key: file.get_tensor(key) for key in keys}
     text = metadata.get("classes", "")
     if version not in _CHECKED and metadata.get("sha256") != _digest(tensors, text):
-        raise ValueError("its checksum does not fit its content")
+        raise ValueError("its checksum does not match its content")
     if time.time() - found.st_mtime > _CLOCK_SECONDS:
         _CHECKED.add(version)
     return tensors, text

@@ -35,8 +35,8 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     for what, ours, theirs in (("inputs", inputs, test_inputs), ("labels", labels, test_labels)):
         if (ours.dtype, ours.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
             raise Unfit(
-                f"{what} for training are {_kind(ours)}, those for testing {_kind(theirs)}: make "
-                "them alike."
+                f"{what} for training are {_kind(ours)}, but those for testing are "
+                f"{_kind(theirs)}: give both the same form."
             )
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes(inputs, (labels, test_labels), names)
@@ -80,15 +80,15 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
         )
     if not len(labels) or len(inputs) != len(labels):
         raise Unfit(
-            f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give equally "
-            "many, and some."
+            f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give one label "
+            "for each input, and at least one of both."
         )
     if not labels.is_floating_point():
         labels = labels.long()
     if labels.dim() > 1 and not labels.is_floating_point() and labels.shape != inputs.shape:
         raise Unfit(
-            f"the {what} data have labels of shape {tuple(labels.shape)}: give a class for each, "
-            "or each token."
+            f"the {what} data have labels of shape {tuple(labels.shape)}: give one class for each "
+            "example, or for each token."
         )
     return _apart(inputs), _apart(labels)
 
@@ -113,8 +113,8 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
             example = split[number]
             if not isinstance(example, tuple | list) or len(example) != 2:
                 raise Unfit(
-                    f"{what} example {number} is {_type(example)}, no pair of an image or tensor "
-                    "and its label."
+                    f"{what} example {number} is {_type(example)}, not a pair of an image or "
+                    "tensor and its label."
                 )
             one, label = _tensor(example[0], side), torch.as_tensor(example[1])
             if not number:
@@ -125,8 +125,8 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
             for name, part, whole in (("input", one, inputs), ("label", label, labels)):
                 if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
                     raise Unfit(
-                        f"{what} {name} {number} is {_kind(part[None])}, the first {_kind(whole)}: "
-                        "make them alike."
+                        f"{what} {name} {number} is {_kind(part[None])}, but the first is "
+                        f"{_kind(whole)}: give all the same form."
                     )
             inputs[number], labels[number] = one, label
     return inputs, labels

@@ -86,7 +86,7 @@ def _list(root: Path, split: str) -> _Split:
             entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
         )
     if not classes:
-        raise ValueError(f"data.root={root}: {folder} has no folder of a class; {_LAYOUT}.")
+        raise ValueError(f"data.root={root}: {folder} holds no folder of a class; {_LAYOUT}.")
     paths, labels, digest = [], [], hashlib.sha256()
     for label, name in enumerate(classes):
         files = sorted(_files(str(folder / name)))
@@ -120,8 +120,8 @@ def _check_classes(root: Path, train: _Split, test: _Split) -> None:
         if len(train.classes) > 1:
             return
         raise ValueError(
-            f"data.root={root}: there is one class alone, {train.classes[0]}, which any model "
-            "always gets right: give a folder of another one."
+            f"data.root={root}: there is only one class, {train.classes[0]}, so any model is "
+            "always right: add the folder of another class."
         )
     differences = [
         f"only in {split}: {', '.join(sorted(names))}"
@@ -132,8 +132,8 @@ def _check_classes(root: Path, train: _Split, test: _Split) -> None:
         if names
     ]
     raise ValueError(
-        f"data.root={root}: train and test differ in their classes ({'; '.join(differences)}): "
-        "give both the same folders."
+        f"data.root={root}: train and test have different classes ({'; '.join(differences)}): give "
+        "both the same folders."
     )
 
 

@@ -41,7 +41,9 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
     )
 
     if image.mode in ("I", "F"):
-        raise Unfit("its 32-bit grey levels have no known white: save it with 8 or 16 bits")
+        raise Unfit(
+            "32-bit grey levels do not say which level is white: save the image with 8 or 16 bits"
+        )
     if image.mode.startswith("I;16"):  # `convert` would clip the levels to 255.
         image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("L" if keeps_grey and image.mode in ("1", "L", "LA") else "RGB")

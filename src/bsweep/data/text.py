@@ -87,8 +87,8 @@ def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
             f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and "
             f"{num_test} to test on by data.test_share={config.test_share:g}. A sequence of "
             f"data.sequence_length={config.sequence_length} and the token after it need "
-            f"{config.sequence_length + 1} of either: use a longer text, a smaller "
-            "data.sequence_length, or another data.test_share."
+            f"{config.sequence_length + 1} tokens in each of the two parts: use a longer text, a "
+            "smaller data.sequence_length, or another data.test_share."
         )
     return num_train, num_test
 
@@ -113,7 +113,7 @@ def _read(path: str, key: str, what: str) -> bytes:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
     except MemoryError:
         raise ValueError(
-            f"{key}={path} is larger than this machine's memory: give a shorter one."
+            f"{key}={path} is larger than this machine's memory: give a shorter text."
         ) from None
 
 
@@ -152,8 +152,8 @@ def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int
         tokenizer = Tokenizer.from_buffer(definition)
     except Exception as error:  # The library raises no narrower type.
         raise ValueError(
-            f"data.tokenizer={path} is no Hugging Face tokenizer.json ({error}): give one, or null "
-            "for bytes."
+            f"data.tokenizer={path} is not a Hugging Face tokenizer.json ({error}): give such a "
+            "file, or null for bytes."
         ) from error
     # The file keeps the truncation and padding that were set for some model.
     tokenizer.no_truncation()

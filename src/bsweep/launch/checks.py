@@ -56,9 +56,9 @@ def check_hosts(config: RunConfig) -> None:
         return
     if launch.named_hosts is None:
         raise ValueError(
-            f"launch={launch.name} on the hosts of an allocation, but this is none (there is no "
-            "SLURM_JOB_NODELIST): start it by sbatch or within salloc, or use launch=torchrun or "
-            "horovodrun and name launch.hosts."
+            f"launch={launch.name} takes the hosts of a SLURM allocation, but there is none here "
+            "(SLURM_JOB_NODELIST is not set): start bsweep by sbatch or within salloc, or use "
+            "launch=torchrun or horovodrun and name launch.hosts."
         )
     if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
         raise ValueError(
@@ -72,7 +72,7 @@ def _check_inside_horovodrun(config: RunConfig) -> None:
     strategy = config.strategy
     if strategy.can.launchers and not strategy.can.uses_horovod:
         what = (
-            " with another strategy.algorithm than horovod"
+            " with a strategy.algorithm other than horovod"
             if "horovodrun" in strategy.can.launchers
             else ""
         )
@@ -82,8 +82,8 @@ def _check_inside_horovodrun(config: RunConfig) -> None:
         )
     if most_at_once(config.launch) > 1:
         raise ValueError(
-            "launch.parallel inside horovodrun, whose processes train one point after another: "
-            "leave one of them out."
+            "launch.parallel inside horovodrun: its processes train one point after another. Leave "
+            "launch.parallel or horovodrun out."
         )
     if config.num_workers != (started := Place.from_environment().num_workers):
         raise ValueError(
@@ -108,14 +108,14 @@ def _check_without_gpus(config: RunConfig) -> None:
 def _check_memory_limit(on_gpus: bool) -> None:
     if on_gpus or not memory.can_limit():
         raise ValueError(
-            "launch.memory_limit_mb limits what Linux gives to a process, which does not count a "
-            "GPU's memory: set device=cpu, or leave it out."
+            "launch.memory_limit_mb limits the memory of a Linux process, which does not include "
+            "GPU memory: set device=cpu, or leave launch.memory_limit_mb out."
         )
     if inside_horovodrun():
         raise ValueError(
-            "launch.memory_limit_mb inside horovodrun, whose processes go on after a point: one "
-            "that is out of memory would spoil the next. Leave horovodrun out, so that each point "
-            "has processes of its own."
+            "launch.memory_limit_mb inside horovodrun: its processes train several points, and a "
+            "point that runs out of memory would spoil the next one. Leave horovodrun out, so that "
+            "each point has its own processes."
         )
 
 
@@ -153,14 +153,15 @@ def _check_horovod(config: RunConfig) -> None:
     if not _has_horovod():
         raise ValueError(
             "Horovod is not installed: `bsweep setup-horovod` compiles it, as scripts/setup.sh "
-            "does in a checkout. Without it there are strategy=ddp, allreduce, local_sgd, "
-            "parameter_server and diloco, which torchrun starts, and one worker with launch=inline "
+            "does in a checkout. Without Horovod, use strategy=ddp, allreduce, local_sgd, "
+            "parameter_server or diloco, which torchrun starts, or one worker with launch=inline "
             "strategy=single."
         )
     if config.strategy.can.needs_mpi and not _has_mpi():
         raise ValueError(
-            "strategy.op=adasum needs a Horovod built with MPI, and this one is built with Gloo: "
-            "use strategy.op=average, or install MPI and rebuild Horovod with HOROVOD_WITH_MPI=1."
+            "strategy.op=adasum needs a Horovod built with MPI, but this Horovod is built with "
+            "Gloo: use strategy.op=average, or install MPI and rebuild Horovod with "
+            "HOROVOD_WITH_MPI=1."
         )
     if inside_horovodrun():
         config.strategy.refuse_started(os.environ)
@@ -193,8 +194,8 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
         )
         raise ValueError(
             f"num_workers={workers}: {placed}, but this machine has {counted(gpus, 'GPU')}, "
-            "and NCCL takes one worker a GPU: give each host no more slots than GPUs, name further "
-            "hosts in launch.hosts, use fewer workers, or set device=cpu."
+            "and NCCL takes one worker for each GPU: give each host no more slots than GPUs, name "
+            "more hosts in launch.hosts, use fewer workers, or set device=cpu."
         )
     if hosts:
         return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]
@@ -206,8 +207,8 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
         *kinds, shared = [counted(count, noun) for count, noun in counts if count]
         return [
             (
-                f"{' and '.join(kinds)} share {shared}: their times say little about workers with "
-                "cores of their own"
+                f"{' and '.join(kinds)} share {shared}: their step times say little about workers "
+                "that have cores of their own"
             )
         ]
     return _too_many_threads(config)
@@ -248,7 +249,7 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
     return [
         (
             f"{len(idle)} of the allocation's {len(idle) + len(used)} nodes are not used ({some}): "
-            "ask for fewer"
+            "ask SLURM for fewer nodes"
         )
     ]
 

@@ -77,14 +77,17 @@ def _outcome_of_codes(
     limits = config.launch.memory_limit_mb
     if limits and rank < config.num_workers and _signal(code) in CRASHES:
         cause = (
-            f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as by kernels that "
-            "find no room"
+            f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as happens when a "
+            "kernel finds no room"
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
     who = f"{config.process_name(rank)} {_cause(code)}"
     # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
-        who = f"{' or '.join(others)} ended without a word, perhaps killed from outside; then {who}"
+        who = (
+            f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
+            f"{who}"
+        )
     return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
 
 

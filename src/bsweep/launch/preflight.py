@@ -146,7 +146,8 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
         return Answer(
             host,
             None,
-            f"it did not answer within {launch.start_timeout_seconds} s: see what keeps it busy",
+            f"it did not answer within {launch.start_timeout_seconds} s: find out what keeps the "
+            "host busy",
         )
     except FileNotFoundError:
         return Answer(
@@ -178,17 +179,18 @@ def _explain(code: int, said: str) -> str:
     last = (of_host or lines or [f"exit code {code}"])[-1]
     if code == ssh.EXIT_CODE:
         why = ssh.reason(said) or last
-        return f"no way in by ssh: {why}: {ssh.remedy(why)}"
+        return f"ssh cannot enter the host: {why}: {ssh.remedy(why)}"
     if unreachable := re.search(
         r"^srun: error: (Unable .*|.* failed on node .*|Node failure on .*)", said, re.MULTILINE
     ):
         return (
-            f"no way in by srun: {unreachable[1]}: see what SLURM says of it (scontrol show node)"
+            f"srun cannot enter the host: {unreachable[1]}: ask SLURM about the node (scontrol "
+            "show node)"
         )
     if "cd:" in last:
         return (
-            f"{Path.cwd()} is not there: every host needs this folder, as on a file system that "
-            "all share"
+            f"the folder {Path.cwd()} is not there: every host needs it, for example on a shared "
+            "file system"
         )
     if code in (126, 127) or "No such file" in last:
         return (
@@ -252,9 +254,11 @@ def _key_problems(launch: ProcessesConfig) -> list[str]:
     if not path.is_file():
         return [f"{name}: there is no such file: name the private key that opens the hosts"]
     if not os.access(path, os.R_OK):
-        return [f"{name}: it cannot be read: see its owner and its rights"]
+        return [f"{name}: it cannot be read: check its owner and its permissions"]
     if path.stat().st_mode & 0o077:
-        return [f"{name}: others may read it, and ssh ignores such a key: chmod 600 {path}"]
+        return [
+            f"{name}: other users may read it, and ssh ignores such a key: run chmod 600 {path}"
+        ]
     return []
 
 
@@ -274,7 +278,8 @@ def _version_problems(
             )
     if not found and there["code"] != here["code"]:
         found.append(
-            "its bsweep has other code than this one: give all hosts the same checkout or wheel"
+            "its bsweep has different code from the one here: give all hosts the same checkout or "
+            "wheel"
         )
     return found
 
@@ -299,13 +304,13 @@ def _file_problems(
         folder = config.study_dir.absolute()
         return [
             (
-                f"{folder} is another folder there: have results_dir on a file system that all "
+                f"{folder} is a different folder there: put results_dir on a file system that all "
                 "hosts share"
             )
         ]
     if there["data"] and there["data"] != here["data"]:
         return [
-            f"data={config.data.name} are others there than here: give all hosts the same files"
+            f"data={config.data.name} differs between there and here: give all hosts the same files"
         ]
     return []
 

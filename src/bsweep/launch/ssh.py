@@ -117,15 +117,16 @@ def remedy(why: str) -> str:
 _SEE = "try `ssh HOST true` by hand"
 _REMEDIES = {
     "Permission denied|Too many auth": (
-        "let this key in there (ssh-copy-id), or name one that opens it: launch.ssh_identity_file"
+        "add this key there (ssh-copy-id), or name a key that opens the host: "
+        "launch.ssh_identity_file"
     ),
     "Connection refused": "start an sshd there, or give its port: launch.ssh_port",
-    "SLURM|srun": "see what SLURM says of it, scontrol show node HOST",
+    "SLURM|srun": "ask SLURM about the node: scontrol show node HOST",
     "resolve": "give its address, or a name that this machine knows",
     "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": (
-        "see that the host runs, and that the network lets ssh through"
+        "make sure that the host runs and that the network lets ssh through"
     ),
     "Host key|IDENTIFICATION": (
-        "if the host was set up anew, forget its old key: ssh-keygen -R HOST"
+        "if the host was installed again, remove its old key: ssh-keygen -R HOST"
     ),
 }

@@ -147,7 +147,9 @@ class Stopping:
             return False
         self._asked_at = self._saving_at = time.monotonic()
         request_stop(self._paths)
-        self._say("stopping: the workers save where they are; again, to end them at once")
+        self._say(
+            "stopping: the workers save a checkpoint; send the signal again to end them at once"
+        )
         return True
 
 

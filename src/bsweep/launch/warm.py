@@ -82,7 +82,7 @@ class WarmRank:
         if self._spoilt_by:
             return Outcome(
                 "interrupted",
-                "not trained, for oneDNN may fail in these processes since an earlier point "
+                "not trained, because oneDNN may fail in these processes after an earlier point "
                 f"({self._spoilt_by}): start again, without that point or without horovodrun",
             )
         _send((config, paths.folder.resolve()))
@@ -91,7 +91,7 @@ class WarmRank:
         if outcome is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",
-                "another worker ended, and horovodrun has all others end: see what it printed",
+                "another worker ended, and horovodrun then ends all workers: see what it printed",
             )
         self._is_training = False
         return outcome
@@ -150,7 +150,8 @@ class WarmRank:
         variables = (variable for variable, *_ in HorovodConfig.knobs.values())
         if knobs := ", ".join(variable for variable in variables if variable in os.environ):
             raise SystemExit(
-                f"bsweep: {knobs} set: cannot go on past a failed point; start again for the rest"
+                f"bsweep: {knobs} is set, so these processes cannot train after a failed point: "
+                "start again for the remaining points"
             )
         assert self._meeting_point, "run() has not begun"
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = (

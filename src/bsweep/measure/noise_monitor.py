@@ -49,7 +49,10 @@ class NoiseScale:
             ValueError: If `every` is less than 1.
         """
         if every < 1:
-            raise ValueError(f"every={every}: measure once in 50 steps, say, or in 1 for each.")
+            raise ValueError(
+                f"every={every} must be 1 or more: use every=50 to measure one step in 50, or "
+                "every=1 to measure each."
+            )
         # DDP would take part in each pass of its wrapped model, so the monitor uses the bare model.
         self._model: nn.Module = (
             model.module if isinstance(model, DistributedDataParallel) else model
@@ -128,14 +131,14 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         or not all(isinstance(one, Tensor) for one in batch)
     ):
         raise ValueError(
-            "step(batch) takes a batch as (inputs, targets), two tensors: give monitor.step((x, "
-            "y))."
+            "step(batch) takes a batch as a pair of tensors, (inputs, targets): call "
+            "monitor.step((x, y))."
         )
     inputs, targets = batch
     if len(inputs) != len(targets):
         raise ValueError(
-            f"a batch of {len(inputs)} inputs and {len(targets)} targets: give each input its "
-            "target."
+            f"the batch has {len(inputs)} inputs and {len(targets)} targets: give one target for "
+            "each input."
         )
     return inputs, targets
 

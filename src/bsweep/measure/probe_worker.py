@@ -154,8 +154,8 @@ def _measure_batches(
         batch = min(_next(batch, own_batch), most)
     if not found:
         raise MemoryError(
-            "out of memory with a local batch of 1: give this worker more, or choose a smaller "
-            "model"
+            "a local batch of 1 is out of memory: give this worker more memory, or choose a "
+            "smaller model"
         )
     middle = (found[-1].local_batch + batch) // 2
     if (

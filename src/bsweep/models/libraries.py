@@ -52,9 +52,12 @@ def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Modu
         with torch.no_grad():
             outputs = model(torch.empty(2, *shape, device="meta"))
         if not isinstance(outputs, Tensor):
-            raise TypeError(f"it returns {type(outputs).__name__} where it trains, not logits")
+            raise TypeError(
+                f"the model returns {type(outputs).__name__} in training mode, not logits"
+            )
         if outputs.shape != (2, num_classes):
             raise TypeError(
-                f"it returns {list(outputs.shape)} for two images, not logits [2, {num_classes}]"
+                f"the model returns {list(outputs.shape)} for two images, not logits [2, "
+                f"{num_classes}]"
             )
     return model

@@ -17,8 +17,8 @@ def build(config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int,
     libraries.refuse_unknown(config, models.list_models(module=models))
     if shape[0] != 3:
         raise ConfigError(
-            f"model=torchvision takes images of 3 channels, these have {shape[0]}: use model=timm, "
-            "whose models take any, or other data."
+            f"model=torchvision takes images of 3 channels, but these have {shape[0]}: use "
+            "model=timm, whose models take any number, or other data."
         )
     with libraries.refused(config, shape):
         return libraries.tried(

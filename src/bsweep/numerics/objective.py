@@ -81,8 +81,8 @@ class Objective:
         if takes_logits and not _are_logits(outputs, targets, num_classes):
             raise ValueError(
                 f"the model returned {_kind(outputs)} for targets of shape {list(targets.shape)}, "
-                f"not logits {[*targets.shape, num_classes]}: return these, or give it methods "
-                "loss(outputs, targets) and score(outputs, targets) that take what it returns."
+                f"not logits {[*targets.shape, num_classes]}: return logits, or give the model "
+                "methods loss(outputs, targets) and score(outputs, targets) that take its outputs."
             )
         with torch.no_grad():
             if self.own_loss:
@@ -92,7 +92,8 @@ class Objective:
                 and torch.as_tensor(score := self._num_correct(outputs, targets)).numel() != 1
             ):
                 raise ValueError(
-                    f"score(outputs, targets) returned {_kind(score)}: return how many are correct."
+                    f"score(outputs, targets) returned {_kind(score)}: return the number of "
+                    "correct predictions."
                 )
 
 
@@ -114,9 +115,8 @@ def of(model: nn.Module, labels: Tensor) -> Objective:
     loss, score = getattr(model, "loss", None), getattr(model, "score", None)
     if loss is None and labels.is_floating_point():
         raise ValueError(
-            "the labels are numbers with a fraction, of which cross-entropy knows nothing: give "
-            "your model a method loss(outputs, targets), or make the labels classes, of an integer "
-            "type."
+            "the labels are floating-point numbers, which cross-entropy does not take: give your "
+            "model a method loss(outputs, targets), or make the labels classes of an integer type."
         )
     return Objective(loss, score)
 
@@ -156,8 +156,7 @@ def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Ten
     if once and torch.isclose(twice, once, rtol=1e-3):
         raise ValueError(
             "loss(outputs, targets) returned a mean: return the sum of the losses, as "
-            "reduction='sum' gives it, for the examples of a step are parted among workers and "
-            "passes."
+            "reduction='sum' gives it, because a step is split across workers and passes."
         )
 
 

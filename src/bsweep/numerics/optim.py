@@ -87,8 +87,8 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule "
-            "sets the learning rate: take it from there."
+            f"optimizer.target={config.target}: its param_groups have no 'lr', but the schedule "
+            "sets the learning rate there: read the rate from group['lr']."
         )
     return optimizer
 

@@ -72,8 +72,8 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     left_out = len(cells) - len(COLORS)
     return drawing.captioned(
         figure,
-        "Global batch and learning rate at sampled steps of runs whose batch changed, a line for "
-        "each run.",
+        "Global batch and learning rate at sampled steps of runs whose batch changed, with one "
+        "line for each run.",
         "The noise scale is the ratio of running means, left out where it is not positive."
         if has_noise
         else "",

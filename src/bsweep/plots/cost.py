@@ -55,9 +55,10 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
     return drawing.captioned(
         figure,
-        f"Worker-seconds against seconds to {targets_in_words(cells)}, a point for each cell of "
-        "the grid; pale ones take longer than another for as many worker-seconds. Those on the "
-        "front are named by their global batch, with 90 % intervals of a typical run.",
+        f"Worker-seconds against seconds to {targets_in_words(cells)}, with one point for each "
+        "cell of the grid. A pale cell takes longer than another cell with as many "
+        "worker-seconds. Cells on the front are labelled with their global batch and have 90 % "
+        "intervals of a typical run.",
     )
 
 
@@ -146,9 +147,11 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     drawing.legends(figure, ([], ""))
     return drawing.captioned(
         figure,
-        f"What going to the next worker count buys on the way to {targets_in_words(steps)}, each "
-        "at its best global batch: medians with 90 % intervals of a typical run.",
-        "Open bars have an interval that contains zero: no difference." if has_open else "",
+        f"Gain from the next worker count on the way to {targets_in_words(steps)}, each count at "
+        "its best global batch: medians with 90 % intervals of a typical run.",
+        "Open bars have an interval that contains zero, so there is no significant difference."
+        if has_open
+        else "",
     )
 
 

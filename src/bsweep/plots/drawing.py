@@ -104,7 +104,7 @@ class StudyFigure:
 
 def _nothing(name: str) -> Figure:
     figure = Figure(figsize=(4.8, 1.0))
-    text = f"{name.replace('_', ' ').capitalize()}: nothing was measured that this would show."
+    text = f"{name.replace('_', ' ').capitalize()}: nothing was measured for this figure."
     figure.text(0.5, 0.5, textwrap.fill(text, 50), ha="center", va="center")
     return captioned(figure, text)
 
@@ -189,11 +189,11 @@ def repeats(n: pd.Series[int], what: str = "point") -> str:
     told = [f"n = {span(counts)} per {what}."]
     if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
         told.append(
-            "Small circles are single seeds, bars 95 % t-intervals over seeds, cut at the edge of "
-            "the panel."
+            "Small circles are single seeds. Bars are 95 % t-intervals over seeds, cut at the edge "
+            "of the panel."
         )
     if 2 in counts:
-        told.append("Where there are two seeds, both are drawn, without an interval.")
+        told.append("If a cell has two seeds, both are drawn without an interval.")
     return " ".join(told)
 
 

@@ -28,7 +28,7 @@ from bsweep.plots.curves import (
 
 PARTS = {"train": "Training", "test": "Test"}
 _INCOMPLETE = (
-    "Dotted lines are runs that did not complete, up to a cross at their last epoch on record."
+    "Dotted lines are runs that did not complete; a cross marks their last recorded epoch."
 )
 # The time axis is logarithmic if the longest line takes more than this many times the shortest.
 _WIDE = 8
@@ -66,7 +66,7 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     drawing.legends(figure, _legend(panels, table, guess))
     return drawing.captioned(
         figure,
-        "Test accuracy at the end of each epoch by the training time until then, without "
+        "Test accuracy at the end of each epoch against the training time until then, without "
         "evaluations.",
         _repeated(table),
     )
@@ -144,7 +144,7 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
     )
     drawing.legends(figure, _legend(panels, table, guess))
     on_test = ", and on the test set" if "test" in parts else ""
-    axis = ", on a logarithmic axis of its own each" if metric == "loss" and on_test else ""
+    axis = ", each on its own logarithmic axis" if metric == "loss" and on_test else ""
     return drawing.captioned(
         figure,
         f"{metric.capitalize()} by epoch: mean over an epoch's training examples{on_test}{axis}.",

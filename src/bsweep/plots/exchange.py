@@ -20,7 +20,7 @@ from bsweep.plots.rows import few_enough, panels_of_rows
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": "#0072B2"}),
     "codec_seconds": ("coding", {"facecolor": "#CC79A7"}),
-    "exposed_exchange_seconds": ("exchange, not hidden", {"facecolor": "#E69F00"}),
+    "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": "#E69F00"}),
     "wait_seconds": (
         "waiting for others",
         {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
@@ -67,11 +67,12 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     handles = [Patch(label=name, **look) for name, look in parts.values() if is_split.any()]
     handles += [] if is_split.all() else [Patch(facecolor=drawing.PALE, label="parts not measured")]
     drawing.legends(figure, (handles, common(times)))
-    coding = ", what compressing and restoring takes" if "codec_seconds" in parts else ""
+    coding = ", the time to compress and restore gradients" if "codec_seconds" in parts else ""
     return drawing.captioned(
         figure,
-        f"{label}: the slowest worker's exchange, as far as computing does not hide it{coding}, a "
-        "worker's mean wait for others before it, and the rest, which is computing.",
+        f"{label}: the part of the slowest worker's exchange that does not overlap with "
+        f"computing{coding}, a worker's mean wait for others before the exchange, and the rest, "
+        "which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
         left_out,
     )
@@ -104,9 +105,9 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     right_axes.set_xlim(left=0)
     return drawing.captioned(
         figure,
-        "Left: the shares of the parameters that the servers hold, the fullest server's in dark. "
-        "Right: the part of the training time in which the busiest server receives, updates or "
-        "sends.",
+        "Left: the shares of the parameters that the servers hold, with the fullest server in "
+        "dark. Right: the part of the training time during which the busiest server receives, "
+        "updates or sends.",
         f"{common(loads).capitalize()}." if common(loads) else "",
         f"n = {drawing.span(loads['n'])} per bar.",
         left_out,
@@ -143,7 +144,7 @@ def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
-        "What sharding VGG-16 by memory gains over sharding it by layer. The line's one constant, "
-        "the time to compute over that of an exchange with evenly loaded servers, is fitted to the "
-        "published gains, not to those measured here.",
+        "Gain from sharding VGG-16 by memory instead of by layer. The line has one constant, the "
+        "time to compute divided by the time of an exchange with evenly loaded servers. It is "
+        "fitted to the published gains, not to those measured here.",
     )

@@ -57,8 +57,8 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by "
-        "the same runs, beside that with one rate or rule for all. Right: these rates, and all "
-        "that were tried.",
+        "the same runs, beside the result with one rate or rule for all. Right: these rates and "
+        "all others that were tried.",
         drawing.repeats(table["n"]),
     )
 

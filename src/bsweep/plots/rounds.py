@@ -90,8 +90,8 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
-        f"a run's rounds{'' if are_bars else ', a dot for each node'}.",
-        f"At the right the total over nodes{_and_change(table)}.{interval}",
+        f"a run's rounds{'' if are_bars else ', with one dot for each node'}.",
+        f"On the right: the total over nodes{_and_change(table)}.{interval}",
         scaled_rounds(table),
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
         left_out,
@@ -110,7 +110,9 @@ def scaled_rounds(table: pd.DataFrame) -> str:
     if (table["rounds"] == table["shown_rounds"]).all():
         return ""
     rounds = drawing.span(table["rounds"].round().astype(int))
-    return f"Runs had {rounds} rounds: idle times are scaled to as many as the baseline's."
+    return (
+        f"Runs had {rounds} rounds: idle times are scaled to the number of rounds of the baseline."
+    )
 
 
 def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
@@ -152,7 +154,7 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     rounds = f"rounds {first} to {last}" if first < last else f"round {first}"
     return drawing.captioned(
         figure,
-        f"What each node does in {rounds} of the first seed.",
+        f"Activity of each node in {rounds} of the first seed.",
         "Lines mark where rounds begin." if first < last else "",
         f"Shown for {len(shown)} of {num_cells} cells." if len(shown) < num_cells else "",
     )
@@ -192,13 +194,13 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     repeated = table["n"].max() >= analysis.MIN_SEEDS_FOR_INTERVAL
     return drawing.captioned(
         figure,
-        "Training loss of a round, the mean over its examples, by the training time at its "
+        "Training loss of a round (the mean over its examples) against the training time at its "
         "midpoint, without evaluations.",
         f"Lines are means over n = {drawing.span(table['n'])} seeds, interpolated between rounds."
         if table["n"].max() > 1
         else "n = 1.",
         "Bands are 95 % t-intervals." if repeated else "",
-        "Right: the same around the last time of which the loss of all runs is known."
+        "Right: the same around the last time at which the loss of all runs is known."
         if ends
         else "",
     )
@@ -263,10 +265,10 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         "Published idle seconds by node and their totals, beside a model with two constants: node "
-        f"2 computes for {model.slowest_seconds:.1f} s in the baseline (fitted to C), and the part "
-        f"{model.fixed_share:.2f} of a step's time at batch 4 does not depend on the batch (fitted "
-        "to B).",
-        "No such constants give the published rows of A and B.",
+        f"2 computes for {model.slowest_seconds:.1f} s in the baseline (fitted to C), and a share "
+        f"of {model.fixed_share:.2f} of a step's time at batch 4 does not depend on the batch "
+        "(fitted to B).",
+        "No values of these constants give the published rows of A and B.",
         analysis.CONTRADICTIONS,
     )
 
@@ -298,7 +300,7 @@ def _beside(axes: Axes, place: float, text: str) -> None:
 
 
 def _and_change(table: pd.DataFrame) -> str:
-    return " and its change against the allocation uniform" if table["change"].notna().any() else ""
+    return " and its change against the uniform allocation" if table["change"].notna().any() else ""
 
 
 def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:

@@ -31,7 +31,9 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
     batches = table.index.get_level_values("local_batch")
     counts = Counter(batches)
     batch = max(counts, key=lambda batch: (counts[batch], batch))
-    return table[batches == batch].iloc[:most], f"Shown for local batch {batch}; the table has all."
+    return table[batches == batch].iloc[
+        :most
+    ], f"Shown for local batch {batch}; the table has all batches."
 
 
 def panels_of_rows(

@@ -60,14 +60,14 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     what, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
     return drawing.captioned(
         figure,
-        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} logarithmic axes of their "
-        "own.",
+        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} separate logarithmic "
+        "axes.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
         drawing.CUT_WORDS if is_cut else "",
         ""
         if published.empty
-        else "In grey the published training accuracy and loss, after 50 epochs.",
+        else "The published training accuracy and loss after 50 epochs are grey.",
         CROSSES if failed else "",
     )
 

@@ -29,14 +29,18 @@ _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
 # For each part of a time: its colour (after Okabe and Ito, light enough for text), its description,
 # and its name in a cell.
 PARTS = {
-    "fixed": ("#E69F00", "of a step, whatever its batch", "fixed cost"),
-    "computing": ("#E3E3E3", "on examples that the smallest batch needs too", "computing"),
+    "fixed": ("#E69F00", "of a step, independent of its batch", "fixed cost"),
+    "computing": ("#E3E3E3", "on examples that the smallest batch also needs", "computing"),
     "large_batch": (
         "#56B4E9",
-        "computing on further examples, which a batch this large needs",
+        "computing on the additional examples that a batch this large needs",
         "large batch",
     ),
-    "exchange": ("#CC79A7", "of gradients, as far as computing does not hide it", "exchange"),
+    "exchange": (
+        "#CC79A7",
+        "of gradients, without the part that overlaps with computing",
+        "exchange",
+    ),
     "waiting": ("#009E73", "for slower workers", "waiting"),
 }
 
@@ -68,22 +72,22 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
             facecolor="white",
             edgecolor="#888888",
             linestyle=":",
-            label="cannot be trained, or was and did not get there",
+            label="cannot be trained, or did not reach the target",
         ),
     ]
     has_problem = (cells["problem"] != "").any()
     drawing.legends(figure, (legend if has_problem else legend[:-1], ""))
     return drawing.captioned(
         figure,
-        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, above "
-        f"the 90 % interval of one further run; darker is sooner. {_marked(cells)}",
+        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, with "
+        f"the 90 % interval of one more run below it; a darker cell is faster. {_marked(cells)}",
     )
 
 
 def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     """Draw which part takes most of the time to the target in each cell, and its share."""
     figure, panels = _maps(
-        cells, f"What takes most of the time to {targets_in_words(cells)}, and its share"
+        cells, f"Largest part of the time to {targets_in_words(cells)}, and its share"
     )
     for axes, rows in panels:
         for x, y, cell in _placed(rows):
@@ -98,11 +102,11 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     unmeasured = (
         ""
         if cells["waiting_seconds"].notna().any()
-        else "Waiting was not measured, and is in the exchange. "
+        else "Waiting was not measured and is part of the exchange. "
     )
     return drawing.captioned(
         figure,
-        f"What takes most of the time to {targets_in_words(cells)}, and its share of it, by the "
+        f"The largest part of the time to {targets_in_words(cells)} and its share, from the "
         f"fitted step time and the critical batch size. {unmeasured}{_marked(cells)}",
     )
 
@@ -225,12 +229,12 @@ def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
     )
     entries.append(handle(star, "recommended"))
     if cells["is_alternative"].any():
-        entries.append(handle({**star, "markerfacecolor": "none"}, "no difference from it"))
+        entries.append(handle({**star, "markerfacecolor": "none"}, "statistically tied with it"))
     return entries
 
 
 def _marked(cells: pd.DataFrame) -> str:
-    framed = "Cells that were measured are framed; the others are predicted from them."
+    framed = "Measured cells are framed; the others are predicted from them."
     return framed if (cells["num_runs"] == 0).any() else "All cells were measured."
 
 

@@ -45,7 +45,7 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     Seeds that do not reach it are marked on the edge.
     """
     target = f"{100 * table['target'].iloc[0]:.4g} %"
-    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the best cell's final one" * (
+    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the final accuracy of the best cell" * (
         named_target(study) is None
     )
     label = f"Training time to {target} test accuracy (s)"
@@ -59,7 +59,7 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
         f"Seconds of training until a test accuracy of {target}{whose}, by the median of three "
         "evaluations.",
         drawing.repeats(table["n"]),
-        "Open triangles on the edge are seeds that did not reach it." if missed else "",
+        "Open triangles on the edge are seeds that did not reach the target." if missed else "",
     )
 
 

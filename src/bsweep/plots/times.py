@@ -79,8 +79,8 @@ def _sentences(
 ) -> list[str]:
     fitted = "" if fits.empty else ", with the least-squares fit time = a + c / b"
     beside = (
-        f"Right: relative to the time of local batch {reference}, beside the published times in "
-        "grey, of 50 epochs."
+        f"Right: relative to the time of local batch {reference}, with the published times of 50 "
+        "epochs in grey."
     )
     return [
         f"Training time by {drawing.AXES[along][1]}{fitted}.",

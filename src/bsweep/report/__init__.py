@@ -158,7 +158,7 @@ def _page(
         ""
         if failures.empty
         else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
-        "<h2>Against the published studies</h2>",
+        "<h2>Comparison with the published studies</h2>",
         *(f"<p>{html.escape(text)}</p>" for text in analysis.against_published(study)),
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
@@ -205,7 +205,7 @@ def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> s
 
 def _failures(runs: pd.DataFrame) -> formats.Table:
     shown = runs.astype(str).assign(status=runs["status"].str.replace("_", " "))
-    return formats.Table("They count in no mean.", shown.rename(columns=heading))
+    return formats.Table("No mean includes these runs.", shown.rename(columns=heading))
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:

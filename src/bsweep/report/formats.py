@@ -77,7 +77,7 @@ def as_html(table: Table) -> str:
         rows += f"<tr>{''.join(cells)}</tr>"
     kind = "text" if "message" in table.cells else "numbers"
     left_out = (
-        f" The first {_MAX_ROWS} of {count} rows; the files beside have all."
+        f" The first {_MAX_ROWS} of {count} rows; the files beside this page have all rows."
         if count > _MAX_ROWS
         else ""
     )

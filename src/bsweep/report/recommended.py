@@ -14,19 +14,19 @@ from bsweep.analysis.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
 _CELLS = (
-    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one "
-    "further run. Bottleneck is what takes most of the time. On the front: the probability that no "
-    "cell takes less time for as few worker-seconds. Best: the probability that no cell is faster."
+    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one more "
+    "run. Bottleneck: the largest part of the time. On the front: the probability that no cell "
+    "takes less time with as few worker-seconds. Best: the probability that no cell is faster."
 )
 _RATES = (
-    "The best learning rate of each cell that was run at several: the one with which the fewest "
-    "seeds diverge or miss the target, of equals the one with the best mean. Where it is the "
-    "lowest or the highest that was run, a better one may lie beyond."
+    "The best learning rate of each cell that ran with several rates: the rate with which the "
+    "fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the best "
+    "rate is the lowest or the highest of the runs, a better rate may lie beyond it."
 )
 _STEPS = (
-    "What one more worker buys on the way to {}, each worker count at its best global batch: "
-    "medians with 90 % intervals of a typical run; where the interval of the seconds contains zero "
-    "there is no difference."
+    "Gain from one more worker on the way to {}, each worker count at its best global batch: "
+    "medians with 90 % intervals of a typical run. If the interval of the seconds contains zero, "
+    "there is no significant difference."
 )
 
 

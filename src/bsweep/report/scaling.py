@@ -15,23 +15,24 @@ from bsweep.report.formats import Table
 
 TITLE = "Cost as the work grows"
 _CAPTION = (
-    "A cost goes with the power of a quantity that the exponent says, by least squares of "
-    "logarithms within the range of cells that differ in it alone: series of three or more, for "
-    "any two lie on a power law. Each series has a factor of its own, and all have the exponent in "
-    "common. ± is the half-width of its 95 % t-interval, which is as wide as they miss a power "
-    "law. Expected over local batches: -1 where a step costs the same whatever its batch, 0 where "
-    "an example does; over workers -1, where nothing is lost to the exchange."
+    "A cost grows with a power of a quantity, and the exponent is that power. It is fitted by "
+    "least squares of logarithms to series of three or more cells that differ only in this "
+    "quantity, because any two cells lie on a power law. Each series has its own factor, and all "
+    "share the exponent. ± is the half-width of the exponent's 95 % t-interval, which is wider if "
+    "the cells deviate from a power law. Expected over local batches: -1 if the cost of a step "
+    "does not depend on its batch, 0 if the cost of an example does not; expected over workers: -1 "
+    "if the exchange costs nothing."
 )
 _SENT = (
-    "The ratio is that of a worker's bytes to a ring's, 2 (p - 1) / p n, of p workers and n bytes "
-    "of gradient. There a series is a strategy, and a point the mean of its cells of as many ring "
-    "bytes, whatever their batch."
+    "The ratio divides a worker's bytes by a ring's, 2 (p - 1) / p n, for p workers and n bytes of "
+    "gradient. In this fit a series is a strategy, and a value is the mean of its cells with equal "
+    "ring bytes and any batch."
 )
 _OVERHEAD = (
-    "Other seconds are those of all runs together that are no training steps (starts, evaluations, "
-    "...), by each run's seconds and its number in the order of starts, among runs of as many "
-    "workers; where that order is one of batch sizes too, it tells of both. Beyond 1, each further "
-    "run takes longer than the one before."
+    "Other seconds are the seconds of all runs outside training steps (starts, evaluations, ...). "
+    "They are fitted to each run's seconds and its number in the order of starts, among runs with "
+    "equal worker counts. If the runs started in the order of their batch sizes, the exponent "
+    "shows both effects. If it is more than 1, each run takes longer than the one before."
 )
 _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "num_parameters": "1"}
 
@@ -104,7 +105,8 @@ def _ring_ratio(study: Study) -> str:
 def _shared_cores(study: Study) -> str:
     is_uneven = analysis.unequal_threads(analysis.cells(study.runs))
     return (
-        "Here more workers had fewer threads each: the exponent over workers is of both."
+        "Runs with more workers had fewer threads for each worker, so the exponent over workers "
+        "shows both effects."
         if is_uneven
         else ""
     )

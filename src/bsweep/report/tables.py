@@ -28,7 +28,7 @@ def tables(study: Study) -> Iterator[Table]:
     yield from recommended(study)
     no_speedup = analysis.unequal_threads(cells)
     others = {
-        "Ratio to the next smaller local batch, everything else being equal.": _ratios(cells),
+        "Ratio to the next smaller local batch, with all other settings equal.": _ratios(cells),
         " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
         _FIT: _fits(study),
         **{
@@ -46,7 +46,7 @@ def tables(study: Study) -> Iterator[Table]:
     if len(idle := analysis.idle_table(study)):
         yield idle_seconds(study, idle)
         shares = idle[["rounds", "idle_share", "exchange_share"]]
-        yield _table(study, "Rounds, and what workers do with their time in them.", shares)
+        yield _table(study, "Rounds, and how workers spend their time in them.", shares)
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
@@ -69,7 +69,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
     ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
     return _table(
         study,
-        " ".join(filter(None, ("What each cell came to.", ends, _of_seeds(cells["n"])))),
+        " ".join(filter(None, ("Results of each cell.", ends, _of_seeds(cells["n"])))),
         values,
     )
 
@@ -83,7 +83,7 @@ def _of_seeds(n: pd.Series[int]) -> str:
         else []
     )
     return " ".join(
-        [*told, "Of two seeds both values stand, in the order of the seeds."]
+        [*told, "For two seeds both values are shown, in the order of the seeds."]
         if 2 in counts
         else told
     )
@@ -91,27 +91,27 @@ def _of_seeds(n: pd.Series[int]) -> str:
 
 _SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
 _FIT = (
-    "Least-squares fit of training time, a + c / local batch. The misses are the largest below and "
-    "above the fit, in percent of the times."
+    "Least-squares fit of training time, a + c / local batch. The misses are the largest "
+    "deviations below and above the fit, in percent of the times."
 )
 _GROWTH = (
-    "The seconds of an epoch against the {}: the exponent of each series of cells that differ in "
-    "nothing else."
+    "The seconds of an epoch against the {}: the exponent of each series of cells that do not "
+    "differ in anything else."
 )
 _RING = (
-    "A ring's bytes are 2 (p - 1) / p n, of p workers and n bytes of gradient. By that formula the "
-    "bytes of Horovod, DDP and the native all-reduce are counted, so that their 1 is no finding; "
-    "other algorithms count their messages, and in shared memory nothing is sent."
+    "A ring's bytes are 2 (p - 1) / p n, for p workers and n bytes of gradient. The bytes of "
+    "Horovod, DDP and the native all-reduce are computed by this formula, so their ratio of 1 is "
+    "not a measurement. Other algorithms count their messages, and shared memory sends nothing."
 )
 _SHARDING = (
-    "What sharding VGG-16 by memory gains in images per second over sharding it by layer, as a "
-    "fraction. The fitted formula is the published study's, with its constant fitted to the "
-    "published gains and the shares on record."
+    "Gain in images per second from sharding VGG-16 by memory instead of by layer, as a fraction. "
+    "The fitted formula is that of the published study, with its constant fitted to the published "
+    "gains and the recorded shares."
 )
 _EQUAL_TIME = (
-    "Training loss after equal time, half a round before the shortest run of those compared ended, "
-    "and the examples trained on until then. A round's mean loss is that of its midpoint in time; "
-    "between midpoints it is interpolated."
+    "Training loss after equal time, half a round before the end of the shortest compared run, and "
+    "the number of examples until then. A round's mean loss counts for its midpoint in time; "
+    "between midpoints the loss is interpolated."
 )
 
 
@@ -148,16 +148,20 @@ def _steps_caption(study: Study) -> str:
     of_what = (
         "A training step"
         if unit == "step"
-        else f"Training on {unit}, for workers take unequal steps"
+        else f"Training on {unit}, because workers take unequal steps"
     )
     caption = (
-        f"{of_what}: where the time goes, and what a worker sends. Exchange is what computing did "
-        "not hide."
+        f"{of_what}: the parts of its time, and the bytes that a worker sends. Exchange is the "
+        "part that did not overlap with computing."
     )
     has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
     steps = analysis.step_times(study)
     is_within = has_codec.any() and steps["codec_seconds"].isna().all()
-    within = "What codecs compute is not told apart, and is in the exchange." if is_within else ""
+    within = (
+        "The time that codecs compute is not separate: it is part of the exchange."
+        if is_within
+        else ""
+    )
     ring = _RING if steps["sent_of_ring"].notna().any() else ""
     return " ".join(filter(None, (caption, within, ring)))
 
@@ -219,8 +223,8 @@ def _idle_caption(table: pd.DataFrame) -> str:
         "short do not count."
     )
     change = (
-        "The change of the total is against the uniform allocation, by equal seeds where there are "
-        "any."
+        "The change of the total is relative to the uniform allocation, with equal seeds if there "
+        "are any."
     )
     is_compared = table["change"].notna().any()
     intervals = (

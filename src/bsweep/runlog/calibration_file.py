@@ -40,8 +40,12 @@ from bsweep.runlog.reading import read_json, read_meta, read_records
 _T = TypeVar("_T")
 
 LEAST_STEPS = 1000  # For a sweep of fewer steps, a calibration takes more time than it saves.
-_BY_GPU = "by the kind of GPU, without measuring"
-_SETTLED = {"runs": "as all runs of this study", "gpu": _BY_GPU, "itself": "as this run began"}
+_BY_GPU = "chosen for this kind of GPU without measuring"
+_SETTLED = {
+    "runs": "the same as in all runs of this study",
+    "gpu": _BY_GPU,
+    "itself": "the same as at the start of this run",
+}
 _INDISTINCT = 1.03  # A candidate slower by up to this factor plus the noise counts as equally fast.
 
 
@@ -148,7 +152,7 @@ class Calibration:
         """Return a sentence about what was chosen for a run and why; empty without an answer."""
         if self.settled:
             return (
-                f"{numerics_for(config, self, self.settled)}: "
+                f"Using {numerics_for(config, self, self.settled)}: "
                 f"{_SETTLED[self.settled_by]}{self._of_here()}"
             )
         if not self.measured_batches:
@@ -156,14 +160,14 @@ class Calibration:
         (chosen, least), *others = self.ranked(config)
         compared = ", ".join(f"{numerics} {seconds / least:.2f}x" for numerics, seconds in others)
         batches = ", ".join(map(str, self.measured_batches))
-        margin = f"none is faster by more than {_INDISTINCT - 1 + self.noise:.0%}"
+        margin = f"no other choice is faster by more than {_INDISTINCT - 1 + self.noise:.0%}"
         why = (
             "the fastest"
             if least <= min((seconds for _, seconds in others), default=least)
             else margin
         )
         times = f" (time of {compared})" if compared else ""
-        return f"{chosen}: {why} at local batch {batches}{times}{self._of_here()}"
+        return f"Using {chosen}: {why} at local batch {batches}{times}{self._of_here()}"
 
     def _of_here(self) -> str:
         return (
@@ -183,10 +187,10 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
     why = (
         "nothing could be measured"
         if was_asked
-        else f"of fewer than {LEAST_STEPS:,} steps, nothing was measured"
+        else f"the sweep has fewer than {LEAST_STEPS:,} steps, too few to calibrate"
     )
     why = why if start["device"] == "cpu" else _BY_GPU
-    return f"{Numerics(start['precision'], start['channels_last'] is True)}: {why}"
+    return f"Using {Numerics(start['precision'], start['channels_last'] is True)}: {why}"
 
 
 def path_of(config: RunConfig, hardware: str = "") -> Path:

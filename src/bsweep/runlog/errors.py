@@ -51,7 +51,7 @@ def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
         if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise
         raise WorkerLost(
-            f"the exchange broke off, another worker has probably ended: {error}"
+            f"the exchange failed, probably because another worker has ended: {error}"
         ) from error
 
 

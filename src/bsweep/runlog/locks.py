@@ -93,8 +93,8 @@ def _say_once(folder: Path) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
         logger.warning(
-            f"bsweep: {folder}: this file system has no locks (flock): lease files there say who "
-            "is at work; what a process that died on another host was at is free after "
+            f"bsweep: {folder}: this file system has no locks (flock), so processes claim points "
+            "by lease files. When a process dies on another host, its points are free after "
             f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s."
         )
 

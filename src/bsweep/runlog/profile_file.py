@@ -109,26 +109,22 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
 
 
 _SENTENCES = {
-    "waiting": "waiting: {share} of a step goes by in the exchange until worker {slowest} is there "
-    "too. Give each "
-    "worker what it can do (allocation=...), or see what else runs there.",
-    "exchange": "exchange: {share} of a step. A larger local_batch or accumulation_steps make it "
-    "rarer, "
-    "compression=fp16 smaller; strategy.buckets and strategy=ddp hide it in the backward pass.",
-    "data": "data: {share} of a step is spent on getting examples ready. Keep them on the device "
-    "(data.device), make "
-    "them smaller (data.side), or give workers more threads.",
-    "optimizer": "optimizer: {share} of a step. A larger local_batch or accumulation_steps make "
-    "updates rarer; "
-    "optimizer=sgd costs the least.",
-    "loop": "loop: {share} of a step is neither computing nor exchange. A larger local_batch makes "
-    "it smaller.",
-    "launch": "launch: the GPU is idle for {share} of a step, for the host launches kernels more "
-    "slowly than the GPU "
-    "computes them. A larger local_batch or graph=true helps.",
-    "computing": "computing: forward and backward passes are {share} of a step, and nothing else "
-    "holds it up. A "
-    "faster precision, a smaller model or more workers make it shorter.",
+    "waiting": "waiting: {share} of a step is the wait in the exchange for worker {slowest}. Give "
+    "each worker the load that it can bear (allocation=...), or find out what else runs on that "
+    "machine.",
+    "exchange": "exchange: {share} of a step is the exchange. A larger local_batch or more "
+    "accumulation_steps make exchanges rarer, and compression=fp16 makes them smaller; "
+    "strategy.buckets and strategy=ddp overlap them with the backward pass.",
+    "data": "data: {share} of a step is the preparation of examples. Keep the examples on the "
+    "device (data.device), make them smaller (data.side), or give workers more threads.",
+    "optimizer": "optimizer: {share} of a step is the update. A larger local_batch or more "
+    "accumulation_steps make updates rarer; optimizer=sgd costs the least.",
+    "loop": "loop: {share} of a step is neither computation nor exchange. A larger local_batch "
+    "makes this share smaller.",
+    "launch": "launch: the GPU is idle for {share} of a step, because the host launches kernels "
+    "more slowly than the GPU computes them. A larger local_batch or graph=true helps.",
+    "computing": "computing: forward and backward passes take {share} of a step, and nothing else "
+    "slows the step down. A faster precision, a smaller model or more workers make it shorter.",
 }
 
 

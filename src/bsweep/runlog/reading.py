@@ -80,15 +80,17 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
     if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
         raise Damaged(
-            f"{paths.metrics}: has {found} epochs, {paths.summary.name} says {summary['epochs']}. "
-            f"{REMEDY}"
+            f"{paths.metrics}: it has {found} epochs, but {paths.summary.name} says "
+            f"{summary['epochs']}. {REMEDY}"
         )
     if (
         summary
         and summary["status"] == "completed"
         and not any(record["type"] == "start" for record in records)
     ):
-        raise Damaged(f"{paths.metrics}: has no start record of a run that completed. {REMEDY}")
+        raise Damaged(
+            f"{paths.metrics}: the run completed, but the file has no start record. {REMEDY}"
+        )
     return Run(
         run_id=folder.name,
         folder=folder,
@@ -127,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             f"{path}: {'is empty' if not content else f'not JSON ({error})'}. {REMEDY}"
         ) from None
     if not isinstance(value, dict):
-        raise Damaged(f"{path}: holds no object. {REMEDY}")
+        raise Damaged(f"{path}: it holds no JSON object. {REMEDY}")
     return value
 
 
@@ -191,7 +193,9 @@ def read_records(
             for n, line in enumerate(lines, 1)
             if not line.endswith(dropped)
         ]
-    warning = f"{path.name}: left out a torn last line of {len(torn)} bytes." if torn else None
+    warning = (
+        f"{path.name}: ignored an incomplete last line of {len(torn)} bytes." if torn else None
+    )
     return tuple(records), warning
 
 
@@ -228,8 +232,8 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
         raise Damaged(f"{place}: schema={str(schema)[:40]}. {REMEDY}")
     if schema > SCHEMA:
         raise Newer(
-            f"{place}: written with record schema {schema}, this bsweep reads up to {SCHEMA}. "
-            "Update bsweep to read it."
+            f"{place}: it was written with record schema {schema}, but this bsweep reads schemas "
+            f"up to {SCHEMA}. Update bsweep to read it."
         )
 
 

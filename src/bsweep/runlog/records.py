@@ -296,7 +296,7 @@ class Round:
             *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
         )
         if any(len(values) != len(self.workers) for values in by_worker):
-            raise ValueError(f"not {len(self.workers)} values, one for each worker")
+            raise ValueError(f"there must be {len(self.workers)} values, one for each worker")
 
 
 @dataclass(frozen=True, kw_only=True)

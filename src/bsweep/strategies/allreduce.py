@@ -48,7 +48,9 @@ class AllReduce(TorchStrategy, Summing):
                 self.transport = "shared_memory"
                 self._sum_in_memory = shared_memory.Sum(vectors, self.workers, self.rank)
                 return vectors[self.rank]
-            message = f"gradients travel by the network, for workers cannot share memory ({reason})"
+            message = (
+                f"gradients travel by the network, because workers cannot share memory ({reason})"
+            )
             self.warnings = (Event(event="warning", message=message),)
         if wanted == "shared_memory" and self.num_workers > 1:
             raise ValueError(

@@ -292,7 +292,8 @@ class DiLoCo(Rounds):
             if self.members == members:
                 if not may_try_again:
                     raise problem or WorkerLost(
-                        "the exchange broke off twice on another worker, though all are there"
+                        "the exchange failed twice on another worker, although all workers are "
+                        "there"
                     )
                 may_try_again = False
                 self._message_timeout *= 2
@@ -410,7 +411,7 @@ class DiLoCo(Rounds):
         message = (
             f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life "
             f"for strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
-            + ("the others go on" if goes_on else "stopped after the round")
+            + ("the others continue" if goes_on else "stopped after the round")
         )
         self.records.append(Event(event="worker_lost", message=message))
         if not goes_on:

@@ -39,7 +39,8 @@ def check_own_strategy(config: RunConfig) -> None:
 def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if not issubclass(kind, Strategy):
         raise ConfigError(
-            f"strategy.target={strategy.target}: {kind.__name__} is no bsweep.strategies.Strategy."
+            f"strategy.target={strategy.target}: {kind.__name__} is not a "
+            "bsweep.strategies.Strategy."
         )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(

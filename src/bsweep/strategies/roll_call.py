@@ -50,7 +50,7 @@ class RollCall:
             # Without this check it would wait for ever.
             if self._rank not in self.members or not self._store.check(keys):
                 raise WorkerLost(
-                    f"the other workers went on without rank {self._rank}, which was silent for "
+                    f"the other workers continue without rank {self._rank}, which was silent for "
                     "too long"
                 )
             every = [self._store.get(key) for key in keys]

@@ -151,8 +151,8 @@ def _nothing_held(
         case "layer" | "layer_round_robin":
             return (
                 f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: "
-                f"the model has {len(_layers(slices))} layers with parameters, and each stays "
-                "whole. Use at most as many servers, or strategy.sharding=memory."
+                f"the model has {len(_layers(slices))} layers with parameters, and each layer "
+                "stays whole. Use at most that many servers, or strategy.sharding=memory."
             )
         case "memory":
             return (
@@ -162,7 +162,6 @@ def _nothing_held(
         case "hashed_chunks":
             return (
                 f"strategy.num_servers={num_servers} with "
-                f"strategy.chunk_bytes={strategy.chunk_bytes}: the chunks fall to {num_busy} "
-                "servers only. Use a smaller strategy.chunk_bytes, fewer servers, or "
-                "strategy.sharding=memory."
+                f"strategy.chunk_bytes={strategy.chunk_bytes}: only {num_busy} servers get chunks. "
+                "Use a smaller strategy.chunk_bytes, fewer servers, or strategy.sharding=memory."
             )

@@ -78,7 +78,7 @@ def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
     """
     path = Path(offer["path"])
     if str(path.readlink()) != f"/memfd:{offer['name']} (deleted)":
-        raise OSError(f"{path} is not what its owner calls so")
+        raise OSError(f"{path} is not the memory that its owner offered")
     return torch.from_file(str(path), shared=True, size=like.numel(), dtype=like.dtype)
 
 

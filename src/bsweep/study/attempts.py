@@ -85,7 +85,7 @@ def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
         return None
-    progress.skip(config, f"{status}, as another process has run it")
+    progress.skip(config, f"{status}, because another process has run it")
     return status
 
 
@@ -97,7 +97,7 @@ _AGAIN = "which is a result: `bsweep retry` repeats it"
 _SKIPPED = {
     "completed": "completed already",
     "diverged": f"it diverged, {_AGAIN}",
-    "out_of_memory": f"it was out of memory, {_AGAIN}",
+    "out_of_memory": f"it ran out of memory, {_AGAIN}",
 }
 
 
@@ -269,5 +269,5 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
     where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
     said = warnings_in(read_records(paths.metrics)[0])
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="resumed", message=f"taken up again after {where}"))
+        log.write(Event(event="resumed", message=f"resumed after {where}"))
     return float(wall_seconds), said

@@ -85,8 +85,8 @@ def _own_claim(path: Path) -> ExitStack:
         claim.close()
         time.sleep(_TRY_SECONDS)
     raise OSError(
-        f"{path} is held by another process: is another sweep using this host's name and process "
-        "id?"
+        f"another process holds {path}: check whether another sweep has the same host name and "
+        "process id"
     )
 
 

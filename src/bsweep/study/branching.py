@@ -29,7 +29,8 @@ def check_branch(config: RunConfig) -> None:
     folder = Path(config.resume_from).expanduser()
     if not (folder / "config.yaml").exists():
         raise ConfigError(
-            f"resume_from={folder}: no run's folder. Give one such as results/STUDY/RUN."
+            f"resume_from={folder} is not the folder of a run. Give a folder such as "
+            "results/STUDY/RUN."
         )
     problems = [
         f"resume_from={folder}: {problem}" for problem in _problems(config, RunPaths(folder))
@@ -56,7 +57,7 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     with RunLog(paths.metrics) as log:
         log.write(
             Continued(
-                message=f"{before}: times until then are of its workers",
+                message=f"{before}: times until that step are those of its workers",
                 branch_of=source.folder.name,
                 num_steps=facts["num_steps"],
                 train_seconds=facts["train_seconds"],
@@ -68,17 +69,21 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read_config(source.config)
     if not checkpoints(source):
-        yield "it has no checkpoint, as a completed run has none."
+        yield (
+            "that run has no checkpoint: a completed run keeps none. Give a run that has not "
+            "completed."
+        )
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
-                f"each worker has a memory of its own with {whose} strategy={run.strategy.name} "
-                f"and compression={run.compression.name}. Another number of workers can go on "
-                "where all have the same: with single, horovod, allreduce or ddp, without a codec."
+                f"with {whose} strategy={run.strategy.name} and "
+                f"compression={run.compression.name}, each worker keeps its own state. The number "
+                "of workers can change only if all keep the same state: use single, horovod, "
+                "allreduce or ddp without a codec."
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (
-            f"what batching={config.batching.name} has decided is for its batch and its workers. "
+            f"batching={config.batching.name} decided for the batch and the workers of that run. "
             "Give the same local_batch, num_workers and accumulation_steps, or use batching=fixed "
             "in both."
         )
@@ -86,7 +91,8 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     for key in here.keys() | there.keys():
         if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
             yield (
-                f"its {key}={show(there.get(key))} is {show(here.get(key))} here: give it the same."
+                f"that run has {key}={show(there.get(key))}, but this run has "
+                f"{show(here.get(key))}: give the same value."
             )
 
 

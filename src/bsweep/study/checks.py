@@ -57,9 +57,9 @@ def check_point(config: RunConfig) -> list[str]:
         )
         if (per_round := sum(each)) > info.num_train:
             warnings.append(
-                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, at "
-                "whose end workers synchronise in any case: local steps "
-                f"{list(config.local_steps)} are never reached"
+                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, and "
+                "workers synchronise at the end of each epoch: they never take all local steps "
+                f"{list(config.local_steps)}"
             )
     if problems := list(config.batching.problems_with_data(config, info.num_train)):
         raise ConfigError(*problems)

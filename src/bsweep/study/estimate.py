@@ -135,7 +135,7 @@ class Estimate:
             "tried for a few steps": self._num_tried,
         }
         points = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
-        within = f", met within {max(errors):.0%}" if len(errors) > 2 else ""
+        within = f", off by at most {max(errors):.0%}" if len(errors) > 2 else ""
         return f"the steps of points ({points}){within}"
 
 

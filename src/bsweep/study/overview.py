@@ -119,7 +119,7 @@ def _row(
 def _no_study(study_dir: Path) -> str:
     if study_dir.is_dir():
         return (
-            f"{study_dir}: no run and no command is in it: give the folder of a study, such as "
+            f"{study_dir} holds no run and no command: give the folder of a study, such as "
             "results/NAME."
         )
     from bsweep.config.values import did_you_mean
@@ -130,8 +130,8 @@ def _no_study(study_dir: Path) -> str:
     ]
     given = str(study_dir) if study_dir.parent.name else f"results/{study_dir}"
     return (
-        f"{study_dir}: no such study.{did_you_mean(given, known)} It is the folder of its runs, "
-        "results/NAME."
+        f"{study_dir}: there is no such study.{did_you_mean(given, known)} Give the folder of its "
+        "runs, results/NAME."
     )
 
 
@@ -165,7 +165,7 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
             "sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps)
         )
     elif any(row.is_left for row in rows):
-        lines.append(f"no sweep is at work; `bsweep resume {study_dir}` goes on")
+        lines.append(f"no sweep is at work; `bsweep resume {study_dir}` runs the rest")
     return "\n".join(lines)
 
 
@@ -192,15 +192,15 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     known = [row for row in left if row.seconds is not None]
     if not known:
         return (
-            f"{text}; no estimate: no point like these has finished an epoch, with no other beside "
-            "it"
+            f"{text}; no estimate: no similar point has finished an epoch without other points "
+            "running beside it"
         )
     seconds, hours = (
         _sum([row.seconds for row in known]) or 0.0,
         _sum([row.worker_hours for row in known]) or 0.0,
     )
     of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
-    at_once = f" with {num_sweeps} sweeps at once" if num_sweeps > 1 else ""
+    at_once = f" with {num_sweeps} sweeps at the same time" if num_sweeps > 1 else ""
     time = duration(seconds / max(1, num_sweeps))
     return (
         f"{text}; left: about {time}{at_once}, {decimal_hours(hours)} worker-hours{of}, estimated "

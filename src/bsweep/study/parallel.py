@@ -45,8 +45,8 @@ def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
     """Raise ConfigError if `launch.parallel` is given for points that Hydra starts elsewhere."""
     if _asked(configs) > 1:
         raise ConfigError(
-            "launch.parallel with hydra/launcher, which runs points elsewhere: leave one of them "
-            "out."
+            "launch.parallel with hydra/launcher: the launcher runs points elsewhere. Leave one of "
+            "the two out."
         )
 
 
@@ -76,12 +76,12 @@ def why_not(configs: Sequence[RunConfig]) -> str:
         and any(one.launch.threads_per_worker is None for one in configs)
     )
     remedy = (
-        " Workers take all cores unless told otherwise: give launch.threads_per_worker=1, say."
+        " Workers take all cores by default: give for example launch.threads_per_worker=1."
         * takes_all
     )
     return (
-        f"launch.parallel: one point after another, for this machine's {gpus}"
-        f"{counted(len(room.cores), 'core')} have no room for two.{remedy}"
+        f"launch.parallel: points run one after another, because this machine's {gpus}"
+        f"{counted(len(room.cores), 'core')} have no room for two points.{remedy}"
     )
 
 

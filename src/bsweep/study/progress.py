@@ -85,7 +85,7 @@ class Progress:
 
     def put_off(self, config: RunConfig, why: str) -> None:
         """Print that a point comes later. It has no number until then."""
-        self.say(f"{config.study_dir / config.run_id}: put off, {why}")
+        self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """Print that a point ended because its files could not be written."""

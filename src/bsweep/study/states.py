@@ -147,7 +147,7 @@ def _under_way(paths: RunPaths) -> State:
         "running" if is_running else "interrupted",
         ""
         if is_running
-        else "it was killed with the process that ran it, or no space was left for its summary",
+        else "it was killed with the process that ran it, or the disk had no space for its summary",
         epochs_done=recorded.epochs_done,
         num_epochs=recorded.num_epochs,
         whole_epochs=len(recorded.epochs),

@@ -171,7 +171,7 @@ class Sweep:
 def run_elsewhere(config: RunConfig) -> str:
     """Run a point in the process that Hydra's launcher started for it, and return its status."""
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
-        return "led by the first task"
+        return "the first task leads the sweep"
     return _run_checked(config, checks.check_point(config), Progress(1), launch.launch)
 
 

@@ -20,7 +20,7 @@ _BAD = 2
 def main(arguments: Sequence[str]) -> int:
     """Pass the records of a study on to a tracker and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="bsweep export", description="Pass the records of a study on to a tracker."
+        prog="bsweep export", description="Pass the records of a study to a tracker."
     )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--to", type=_known, required=True, metavar="|".join(NAMES))
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
-        logger.error(f"bsweep: {options.study}: no runs here. Give the folder of one study.")
+        logger.error(f"bsweep: {options.study} holds no runs. Give the folder of one study.")
         return _BAD
     try:
         check_trackers([options.to])

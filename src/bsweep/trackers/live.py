@@ -125,7 +125,10 @@ atexit.register(end)
 
 def failure(name: TrackerName, why: str, study_dir: Path) -> str:
     """Return the warning about a tracker that gets no more records."""
-    return f"warning: {name}: {why}. The records are whole: bsweep export {study_dir} --to {name}"
+    return (
+        f"warning: {name}: {why}. The records are complete, and can be exported later: bsweep "
+        f"export {study_dir} --to {name}"
+    )
 
 
 class _Run:

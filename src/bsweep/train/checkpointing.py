@@ -124,7 +124,7 @@ class Keeper:
 
 
 def _stop(job: Job, reason: str) -> NoReturn:
-    job.record(End(status="interrupted", message=f"{reason}; start it again to go on"))
+    job.record(End(status="interrupted", message=f"{reason}; start the same sweep again to resume"))
     raise Stopped(reason)
 
 
@@ -236,7 +236,7 @@ def load(job: Job) -> Cursor | None:
     if names:
         raise ValueError(
             f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines "
-            "above): remove that folder to have the run repeated from its beginning."
+            "above): remove that folder, and the run starts again from its beginning."
         )
     return None
 
@@ -287,7 +287,7 @@ def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
                 later.remove()
         cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
         message = (
-            "the latest checkpoint could not be read; the run goes on from the one before, "
+            "the latest checkpoint could not be read; the run resumes from an earlier one, "
             f"{checkpoint.folder}"
         )
         job.record(Event(event="warning", message=message))

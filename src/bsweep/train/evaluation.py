@@ -27,8 +27,8 @@ def refuse_unknown(job: Job) -> None:
         and not job.objective.knows_accuracy(job.dataset.train_labels)
     ):
         raise ValueError(
-            f"target_accuracy={target.value:g}: of labels that are numbers with a fraction nobody "
-            "knows which answer is correct. Give target_loss, or the model a method score(outputs, "
+            f"target_accuracy={target.value:g}: the labels are floating-point numbers, for which "
+            "no answer counts as correct. Give target_loss, or the model a method score(outputs, "
             "targets)."
         )
 

@@ -70,8 +70,8 @@ def captured(
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
-        f"no CUDA graph, but full steps kernel by kernel ({reason}); graph=false spares the memory "
-        "of trying"
+        "no CUDA graph is used: the host launches the kernels of full steps one by one "
+        f"({reason}); graph=false saves the memory of the attempt"
     )
     return job, [Event(event="warning", message=message)] if broke_off else []
 
@@ -115,6 +115,7 @@ def _of_full_steps(job: Job) -> Graph:
     graph = Graph(launch, part, len(batch), num_passes)
     if (gradients(graph.passes) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(
-            "replayed they give other gradients: does the model choose in Python what to compute?"
+            "a replay gives other gradients than the passes, perhaps because the model chooses in "
+            "Python what to compute"
         )
     return graph

@@ -243,9 +243,9 @@ class NoiseMeter(NoiseHook):
         self._num_steps = 0
         if (every[:, 0] != every[0, 0]).any():
             raise ValueError(
-                "the gradient noise scale with a strategy of your own in which not every worker's "
-                "optimizer takes each step: nobody sees the sum of all gradients there. Leave "
-                "measure.noise_scale out."
+                "the gradient noise scale cannot be measured with a strategy of your own in which "
+                "some worker's optimizer skips steps, because no process has the sum of all "
+                "gradients. Leave measure.noise_scale out."
             )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
@@ -312,9 +312,9 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     is_own = config.strategy.can.exchanges_in_passes is None
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
-            "the gradient noise scale with a strategy of your own that synchronises in rounds or "
-            "exchanges within the backward pass: nobody sees a worker's own gradient before it "
-            "travels. Leave measure.noise_scale out."
+            "the gradient noise scale cannot be measured with a strategy of your own that "
+            "synchronises in rounds or exchanges within the backward pass, because no process has "
+            "a worker's own gradient before the exchange. Leave measure.noise_scale out."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
     meter = NoiseMeter(

@@ -55,9 +55,9 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
     lacking = [_lack(seat) for seat in last_of_hosts.values() if seat["local_rank"] >= seat["gpus"]]
     if lacking:
         raise ValueError(
-            f"{', '.join(lacking)}, but NCCL takes one worker a GPU: give a host no more slots "
-            "than GPUs (launch.hosts, or horovodrun -H; parameter servers need none), see with "
-            "nvidia-smi why one shows fewer, or set device=cpu."
+            f"{', '.join(lacking)}, but NCCL takes one worker for each GPU: give a host no more "
+            "slots than GPUs (launch.hosts, or horovodrun -H; parameter servers need no GPU), find "
+            "out with nvidia-smi why a host shows fewer GPUs, or set device=cpu."
         )
 
 
@@ -107,14 +107,14 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
         pair = f"rank {rank} on {peer['host']}", f"rank 0 on {first['host']}"
         if peer["precision"] != first["precision"]:
             raise ValueError(
-                f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), "
-                f"precision={first['precision']} {pair[1]} ({first['device']}): set the same for "
-                "all, such as precision=fp32."
+                f"precision={peer['precision']} suits {pair[0]} ({peer['device']}), but "
+                f"precision={first['precision']} suits {pair[1]} ({first['device']}): set the same "
+                "precision for all workers, such as precision=fp32."
             )
         if any(peer[name] != first[name] for name in ("num_classes", "num_train", "labels")):
             raise ValueError(
-                f"rank {rank} has other data than rank 0: a vocabulary (or classes) of "
-                f"{peer['num_classes']} and {peer['num_train']} training examples, rank 0 has "
+                f"rank {rank} has different data from rank 0: it has a vocabulary (or classes) of "
+                f"{peer['num_classes']} and {peer['num_train']} training examples, but rank 0 has "
                 f"{first['num_classes']} and {first['num_train']}, and labels may differ. Give all "
                 "hosts the same files."
             )

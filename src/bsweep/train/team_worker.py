@@ -106,7 +106,8 @@ def _lines(paths: TeamPaths) -> Iterator[bytes]:
             seen, since = touched, time.monotonic()
         if time.monotonic() - since > PATIENCE_SECONDS:
             raise SystemExit(
-                f"bsweep: who started these processes has said nothing for {PATIENCE_SECONDS} s"
+                "bsweep: the process that started these workers has shown no sign of life for "
+                f"{PATIENCE_SECONDS} s"
             )
         time.sleep(_POLL_SECONDS)
 

@@ -124,8 +124,8 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
         }
         if len(of) != 1 or any(len(values) != 1 for values in of.values()):
             raise ValueError(
-                "give a target: --target-accuracy 0.9, or --target-loss; the runs name no single "
-                "one."
+                "give a target: --target-accuracy 0.9, or --target-loss, because the runs do not "
+                "name a single target."
             )
         accuracy, loss = (
             float(of[name][0]) if name in of else None
@@ -148,9 +148,9 @@ def _grid(
         )
     if len(of) < 2:
         raise ValueError(
-            f"a grid of {'one cell' if of else 'no cells'}: there is nothing to choose from. Give "
-            "--batches (global, each a multiple of the workers and no larger than the training "
-            "set) or --workers, as in --batches 32,64,128 --workers 1,2."
+            f"the grid has {'only one cell' if of else 'no cells'}: there is nothing to choose "
+            "from. Give --batches (global, each a multiple of the workers and no larger than the "
+            "training set) or --workers, as in --batches 32,64,128 --workers 1,2."
         )
     return of
 
@@ -161,40 +161,41 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
     if num_reached < ENOUGH_BATCHES:
         yield (
-            f"{counted(num_reached, 'batch size')} reached the target, and S_min + E_min / B has "
-            f"two parameters: {ENOUGH_BATCHES - num_reached} more would test it. Intervals lean on "
-            "priors."
+            f"{counted(num_reached, 'batch size')} reached the target, but S_min + E_min / B has "
+            f"two parameters: {ENOUGH_BATCHES - num_reached} more would test the formula. The "
+            "intervals depend on priors."
         )
     known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
     others = sorted(set(cells["num_workers"]) - set(known))
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
-            f"steps were timed on {_counts(known)} alone: what an exchange costs on "
-            f"{_counts(others)} is a guess within its wide interval. Time a few steps there, or "
-            "give a probe."
+            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
+            f"{_counts(others)} is a guess with a wide interval. Time a few steps with these "
+            "numbers of workers, or give a probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
-            "the threads of a worker change with the number of workers: the form of a step's time "
-            "has each worker compute as fast as one alone. Give launch.threads_per_worker."
+            "the threads of a worker change with the number of workers: the formula for the time "
+            "of a step assumes that each worker computes as fast as a worker alone. Give "
+            "launch.threads_per_worker."
         )
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
         yield (
-            "no run of the recommended cell reached the target. The prediction takes it that they "
-            "would have, trained for longer, and knows no accuracy beyond which a batch size never "
-            "gets: train it for longer first."
+            "no run of the recommended cell reached the target. The prediction assumes that longer "
+            "runs would have reached it, although a batch size may never reach it: train this cell "
+            "for longer first."
         )
     # Runs on different hardware were refused before.
     for name, values in mixture.mixture(runs, seen.study.provenance).items():
         yield (
-            f"the runs are of different versions of {name}, whose times may differ: "
+            f"the runs used different versions of {name}, and their times may differ: "
             f"{mixture.in_words(values)}."
         )
     yield from _of_times_beside_others(seen)
     if cells["is_extrapolated"].iloc[place]:
         yield (
-            "the recommended cell lies beyond the batches or workers that were run: train it "
-            "before relying on it."
+            "the recommended cell lies beyond the batches or workers of the runs: train this cell "
+            "before you rely on it."
         )
     yield from critical_batch.disagreements(fits.critical_batches)
 
@@ -206,8 +207,8 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
     )
     if count := int(is_left_out.sum()):
         yield (
-            f"{counted(count, 'run')} had others beside them (launch.parallel): their steps count, "
-            "their times do not."
+            f"{counted(count, 'run')} shared the machine with other runs (launch.parallel): the "
+            "prediction uses their steps, but not their times."
         )
 
 

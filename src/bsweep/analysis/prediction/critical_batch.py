@@ -64,7 +64,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     """Return the estimate from steps to a target alone, without other sources."""
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
-    few = f"not identifiable: {counted(len(fit.batches), 'batch size')} tell little of it"
+    few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
     return CriticalBatch(
         "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
     )
@@ -204,6 +204,6 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
             yield (
                 f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and "
                 f"by {other.source} ({number(other.low)} to {number(other.high)}) disagree beyond "
-                "their intervals: they are defined differently, and learning rates that do not "
-                "suit a batch move the first."
+                "their intervals: the two are defined differently, and unsuitable learning rates "
+                "change the first."
             )

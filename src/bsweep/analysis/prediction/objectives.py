@@ -31,7 +31,8 @@ _MEASURES: dict[str, Measure] = {
 }  # fmt: skip
 _UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _EXAMPLES = (
-    "fastest, cheapest, joules, deadline=2h, workers<=4, or some of them as in cheapest,workers<=4"
+    "fastest, cheapest, joules, deadline=2h, workers<=4, or several of them, as in "
+    "cheapest,workers<=4"
 )
 
 
@@ -59,8 +60,8 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
     """
     if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
         raise ValueError(
-            f"--price-per-worker-hour {price_per_worker_hour:g}: give what an hour of a worker "
-            "costs, such as 2.5."
+            f"--price-per-worker-hour {price_per_worker_hour:g}: give a positive price for an hour "
+            "of a worker, such as 2.5."
         )
     found = Objective(text=text)
     given: list[Measure] = []
@@ -77,13 +78,15 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
                 f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}."
             )
     if len(set(given)) > 1:
-        raise ValueError(f"objective {text!r}: one thing alone can be least. Use {_EXAMPLES}.")
+        raise ValueError(
+            f"objective {text!r}: only one quantity can be minimised. Use {_EXAMPLES}."
+        )
     # With a deadline, finishing even sooner has no value, so the cost is minimized.
     within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"
     least = given[0] if given else within
     if least == "money" and price_per_worker_hour is None:
         raise ValueError(
-            f"objective {text!r} needs a price: give --price-per-worker-hour 2.5, say."
+            f"objective {text!r} needs a price: give one such as --price-per-worker-hour 2.5."
         )
     is_priced = least == "worker_seconds" and price_per_worker_hour is not None
     return replace(found, minimize="money" if is_priced else least)
@@ -93,7 +96,7 @@ def parse_seconds(text: str) -> float:
     """Return the seconds in a text: `2h`, `30m`, `90s`, `1.5d` or a number of seconds."""
     known = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)", text.strip())
     if not known or not float(known[1]):
-        raise ValueError(f"{text!r}: no time. Write it as 90s, 30m, 2h or 1d.")
+        raise ValueError(f"{text!r} is not a time. Write a time as 90s, 30m, 2h or 1d.")
     return float(known[1]) * _UNIT_SECONDS[known[2]]
 
 
@@ -133,9 +136,9 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     )
     if np.isnan(of_worker_second).any():  # only of joules: money has a price
         raise ValueError(
-            "objective joules: no run recorded its energy: the hardware did not say it (NVIDIA's "
-            "GPUs by NVML, CPUs by RAPL's counters where they may be read). Use cheapest, which "
-            "counts worker-seconds."
+            "objective joules: no run recorded its energy, because the hardware did not report it "
+            "(NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them). Use "
+            "cheapest, which counts worker-seconds."
         )
     return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
 

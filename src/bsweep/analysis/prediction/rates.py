@@ -17,7 +17,7 @@ _BEYOND_CHANCE = 2.5  # standard errors of a difference
 
 _RULES = {
     "fixed": "the learning rate is the same for all batch sizes",
-    "per_worker": "the learning rate follows the workers and not the batch size",
+    "per_worker": "the learning rate follows the number of workers, not the batch size",
 }
 
 
@@ -27,21 +27,21 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
-                f"{rule}: {_RULES[rule]}. S_min + E_min / B is for rates that suit each batch: "
-                "what follows holds for this rule alone, and beyond the batches that were run it "
-                "is a guess. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
+                f"{rule}: {_RULES[rule]}. S_min + E_min / B holds for rates that suit each batch. "
+                "The prediction holds only for this rule, and is a guess beyond the batches of the "
+                "runs. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
-            f"the learning rate follows a schedule ({how}) over the epochs that a run was to "
-            "train: steps to a target depend on that length, and a run that ends at its target "
-            "does not see the end of the schedule."
+            f"the learning rate follows a schedule ({how}) over the configured epochs of a run: "
+            "steps to a target depend on that length, and a run that ends at its target does not "
+            "reach the end of the schedule."
         )
     if seen.rates:
         yield (
-            f"several learning rates were tried: each batch goes by its best ({rate_rule(seen)}), "
-            "chosen by the same runs, so that its steps are a little fewer than those of a further "
-            "run. --where lr=... holds one fixed."
+            "several learning rates were tried: each batch uses its best rate "
+            f"({rate_rule(seen)}). The same runs chose that rate, so a new run may need a few more "
+            "steps. Use --where lr=... to keep one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
@@ -77,9 +77,9 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 needed = "took" if counts[0] else "did not reach the target in"
                 found = (
                     f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch "
-                    f"{less:g} no more than {number(float(np.exp(most)))}. No S_min + E_min / B "
-                    f"does that: it is an effect of the learning rate (rule: {rule}) rather than "
-                    "of the batch."
+                    f"{less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B cannot "
+                    f"describe this: the learning rate (rule: {rule}) causes it rather than the "
+                    "batch."
                 )
         if found:
             yield found
@@ -113,6 +113,6 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
                     f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker "
-                    "counts: the prediction takes them as equal (BatchNorm sees the local batch "
-                    "alone)."
+                    "counts, but the prediction treats them as equal (BatchNorm sees only the "
+                    "local batch)."
                 )

@@ -129,7 +129,7 @@ class Prediction:
             runner_up = self.choice.runner_up
             return "" if runner_up is None else f"Next: {cell_name(self.cells.iloc[runner_up])}."
         named = first_of([cell_name(self.cells.iloc[place]) for place in places], comma="; ")
-        return f"The intervals tell no difference from {named}."
+        return f"Statistically tied with {named}."
 
     def __repr__(self) -> str:
         below = (
@@ -194,31 +194,31 @@ class Prediction:
         if not left_out.any():
             return ""
         is_unreached = self.cells.loc[left_out, "is_unreached"]
-        reasons = ["beyond the objective's limits"] * (not is_unreached.all())
+        reasons = ["that exceed the objective's limits"] * (not is_unreached.all())
         if is_unreached.any():
             reasons.append(
-                "of a batch size of which runs trained to their end and none reached the target"
+                "with a batch size whose runs trained to their end without reaching the target"
             )
         return f"Left out: cells {', or '.join(reasons)}."
 
     def _rule(self) -> str:
         return (
-            f"Holds for the learning-rate rule of these runs ({self.rate_rule}), for their model, "
-            "data and machine, and if steps depend on the global batch alone, however many workers "
-            "share it."
+            f"The prediction holds for the learning-rate rule of these runs ({self.rate_rule}), "
+            "and for their model, data and machine. It assumes that steps depend only on the "
+            "global batch, not on the number of workers that share it."
         )
 
     def _left_out(self) -> str:
         table = self.leave_one_out
         if len(table) < 2:
-            return "Leave-one-cell-out error: too few cells were measured for one."
+            return "Leave-one-cell-out error: too few cells were measured to compute it."
         return (
             f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others "
             f"with a median error of {100 * table['error'].abs().median():.0f} % (worst "
             f"{100 * table['error'].abs().max():.0f} %); {int(table['is_inside'].sum())} lie in "
             "their 90 % interval."
-            + " Cells that did not reach the target count by the time that they trained at the "
-            "least." * bool(table["is_bound"].any())
+            + " For a cell that did not reach the target, the time that it trained is a lower "
+            "bound." * bool(table["is_bound"].any())
         )
 
     def _shown_cells(self) -> pd.DataFrame:
@@ -289,9 +289,9 @@ def _basis(cell: pd.Series[Any]) -> str:
     if cell["num_reached"]:
         return "Measured"
     return (
-        f"Its {cell['num_runs']} own runs did not reach it"
+        f"Its own {cell['num_runs']} runs did not reach the target"
         if cell["num_runs"]
-        else "Not measured itself"
+        else "No run of this cell"
     )
 
 

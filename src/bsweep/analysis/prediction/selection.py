@@ -132,8 +132,8 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     is_continued = continues(joined)
     if is_continued.all():
         raise ValueError(
-            "all runs of the study went on from a checkpoint of another one: there is nothing to "
-            "predict from. Train some from their beginning."
+            "all runs of the study resumed from a checkpoint of another run, so there is nothing "
+            "to predict from. Train some runs from their beginning."
         )
     known = joined[~is_continued]
     whole = known["train_seconds"] / known["num_steps"].astype(float)
@@ -159,17 +159,18 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     for name, value in where.items():
         if name not in shown:
             near = did_you_mean(name, [str(column) for column in shown])
-            raise ValueError(f"--where {name}={value}: no such column of runs.{near}")
+            raise ValueError(f"--where {name}={value}: runs have no such column.{near}")
         texts = shown.loc[kept.index, name].map(setting_text)
         if not (texts == value).any():
             raise ValueError(
-                f"--where {name}={value}: no run has it. There is: {', '.join(sorted(set(texts)))}."
+                f"--where {name}={value}: no run has this value. Known values: "
+                f"{', '.join(sorted(set(texts)))}."
             )
         kept = kept[texts == value]
     kept = of_one_batch(kept)
     if kept.empty:
         raise ValueError(
-            "no run of the study has one batch size from its beginning: there is nothing to "
+            "no run of the study keeps one batch size from its beginning, so there is nothing to "
             "predict from."
         )
     return kept
@@ -212,8 +213,8 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
     if names := unsynchronised(study, runs):
         raise ValueError(
             f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B "
-            "says nothing of steps that are not one gradient of the global batch. Choose others, "
-            "as in --where strategy=horovod."
+            "holds only for steps with one gradient of the global batch. Choose other runs, as in "
+            "--where strategy=horovod."
         )
 
 
@@ -231,7 +232,8 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     remedy = f"Choose one part: {choices(all_runs, runs)}."
     if "hardware" in found:
         differ = (
-            f"of different hardware, whose times do not compare: {'; '.join(found['hardware'])}"
+            "of different hardware, and their times cannot be compared: "
+            f"{'; '.join(found['hardware'])}"
         )
         raise ValueError(f"the runs are {differ}. {remedy}")
     told = "; ".join(
@@ -329,7 +331,7 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
-        return "no run was evaluated on test examples: there is no time to a target."
+        return "no run was evaluated on test examples, so there is no time to a target."
     reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
     if not reached:
         best = (
@@ -345,19 +347,19 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         )
     if len(reached) < 2 and not has_estimate:
         return (
-            f"only global batch {reached[0]} reached {target}, and a curve over batch sizes takes "
-            "two: 1 batch size is missing, or the gradient noise scale of a run "
-            "(measure.noise_scale=true). bsweep recommend runs what it takes."
+            f"only global batch {reached[0]} reached {target}, but a curve over batch sizes needs "
+            "two: run one more batch size, or measure the gradient noise scale of a run "
+            "(measure.noise_scale=true). bsweep recommend trains the cells that it needs."
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
-                "all runs whose steps were timed had others beside them (launch.parallel), and "
-                "such times are left out: 1 cell is missing. Time some points alone, with "
-                "launch.parallel=1 and another seed, say, or take those times in: "
+                "all runs with timed steps shared the machine with other runs (launch.parallel), "
+                "and such times are left out: 1 cell is missing. Time some points alone, for "
+                "example with launch.parallel=1 and another seed, or include those times: "
                 "bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
-        return "no run has seconds of training steps: 1 cell is missing."
+        return "no run has timed training steps: 1 cell is missing."
     return ""
 
 
@@ -371,7 +373,7 @@ def rate_rule(seen: Observed) -> str:
     ]
     rule = " or ".join(rules) or "not known"
     tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
-    return f"{rule}, optimizer.lr the best tried at each batch: {tried}" if tried else rule
+    return f"{rule}, with the best optimizer.lr tried for each batch: {tried}" if tried else rule
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:

@@ -184,11 +184,11 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
         ]
         exchange = float(told["exchange_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: no probe ({error}). Run `bsweep probe` first.") from None
+        raise ValueError(f"{path} is not a probe ({error}). Run `bsweep probe` first.") from None
     shared = sorted(set.intersection(*map(set, of_workers)))
     if not shared:
         raise ValueError(
-            f"{path}: its workers were probed at no batch in common. Probe workers that are alike."
+            f"{path}: its workers have no probed batch in common. Probe equal workers."
         )
     slowest = {batch: max(float(of[batch]) for of in of_workers) for batch in shared}
     timings = [
