@@ -177,7 +177,7 @@ def step_rounds(size: int, *model: str) -> Seconds:
 
 def prepare(config: RunConfig) -> Job:
     torch.set_num_threads(os.cpu_count() or 1)
-    return worker.prepare(config, NOWHERE, Place())
+    return worker.set_up(config, NOWHERE, Place())
 
 
 def plain_loop(job: Job, size: int) -> Callable[[], object]:
@@ -273,7 +273,7 @@ def bench_exchange_worker(*overrides: str) -> None:
         "device=cpu",
         *overrides,
     )
-    job = worker.prepare(config, NOWHERE, place)
+    job = worker.set_up(config, NOWHERE, place)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
 

@@ -128,7 +128,7 @@ def calibrate(points: Sequence[RunConfig]) -> None:
 
 def job_of(config: RunConfig, place: Place) -> Job:
     attempts.paths_of(config).folder.mkdir(parents=True, exist_ok=True)
-    return worker.prepare(config, attempts.paths_of(config), place)
+    return worker.set_up(config, attempts.paths_of(config), place)
 
 
 def of_job(job: Job, size: int, num_passes: int = 1) -> Program:

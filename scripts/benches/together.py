@@ -157,7 +157,7 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
 
 def of_job(job: Job, size: int) -> Program:
     batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
-    part = plan.worker_part(batch, job.place.rank, 2)
+    part = plan.even_part(batch, job.place.rank, 2)
     job.training_model.train()
     return lambda: step.train_step(job, batch, part, 1)
 

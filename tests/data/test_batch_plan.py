@@ -10,10 +10,10 @@ from bsweep.data.plan import (
     Share,
     _part,
     epoch_order,
+    even_part,
     local_steps,
     round_size,
     step_indices,
-    worker_part,
 )
 
 SIZES = [(n, batch) for n in (1, 2, 7, 64, 97, 1000) for batch in (1, 3, 8, 64, 1000)]
@@ -39,7 +39,7 @@ def test_workers_share_the_same_steps(
     num_examples: int, global_batch: int, num_workers: int
 ) -> None:
     for step in steps(num_examples, global_batch):
-        parts = [worker_part(step, rank, num_workers) for rank in range(num_workers)]
+        parts = [even_part(step, rank, num_workers) for rank in range(num_workers)]
         assert torch.equal(torch.cat(parts), step)
         sizes = [len(part) for part in parts]
         assert max(sizes) - min(sizes) <= 1
@@ -52,7 +52,7 @@ def test_accumulation_splits_a_part_without_loss(num_workers: int, accumulation_
     global_batch = local_batch * num_workers * accumulation_steps
     for step in steps(global_batch * 2 + 3, global_batch):
         micro = [
-            worker_part(worker_part(step, rank, num_workers), i, accumulation_steps)
+            even_part(even_part(step, rank, num_workers), i, accumulation_steps)
             for rank in range(num_workers)
             for i in range(accumulation_steps)
         ]
@@ -107,7 +107,7 @@ def test_equal_weights_share_as_equals_do(num_examples: int, num_workers: int, w
     indices = torch.arange(num_examples)
     for rank in range(num_workers):
         assert torch.equal(
-            _part(indices, rank, [weight] * num_workers), worker_part(indices, rank, num_workers)
+            _part(indices, rank, [weight] * num_workers), even_part(indices, rank, num_workers)
         )
 
 

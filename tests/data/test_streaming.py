@@ -62,7 +62,7 @@ def test_streamed_steps_are_those_that_were_asked_for(
     for number, step in enumerate(steps):
         part.expect(steps[number : number + 2])
         for i in range(num_passes):
-            check(part, images, plan.worker_part(step, i, num_passes))
+            check(part, images, plan.even_part(step, i, num_passes))
     assert fetched == [9, 9, 9, 9, 4], "each step once"
 
 

@@ -30,7 +30,7 @@ COMPUTING = {"data", "forward", "backward"}
 
 
 def prepared(folder: Path, *overrides: str) -> Job:
-    return worker.prepare(compose(*overrides, f"results_dir={folder}"), RunPaths(folder), Place())
+    return worker.set_up(compose(*overrides, f"results_dir={folder}"), RunPaths(folder), Place())
 
 
 def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def alone(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The records of a lone worker that measures each step."""
     words = ("strategy=single", "launch=inline", *CONTRACT, *overrides, MEASURED)
     (folder / "run").mkdir(parents=True)
-    job = worker.prepare(compose(*words), RunPaths(folder / "run"), Place())
+    job = worker.set_up(compose(*words), RunPaths(folder / "run"), Place())
     with job.log:
         loop.train(job, None)
     lines = (folder / "run/metrics.jsonl").read_text().splitlines()

@@ -114,7 +114,7 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         paths.metrics.touch()
         write_json(paths.meta, {"launched_at": 2.0} | meta)
         saved.complete(sound | facts)
-        return attempts._prepare(config, paths)[0]
+        return attempts._prepare_folder(config, paths)[0]
 
     assert seconds_before({}, {}) == 7 and saved.folder.exists()
     assert seconds_before(facts, meta) == 0 and not saved.folder.exists()

@@ -87,10 +87,10 @@ def run(
         return crops
 
     def spying_step(
-        job: Job, batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1
+        job: Job, round_batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1
     ) -> torch.Tensor:
         seen.append(([], []))
-        return _PLAIN_STEP(job, batch, part, epoch, num_passes)
+        return _PLAIN_STEP(job, round_batch, part, epoch, num_passes)
 
     def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
         return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)

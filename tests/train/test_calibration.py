@@ -466,7 +466,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step, "train_step", counted)
-        job = worker.prepare(config, RunPaths(tmp_path), Place())
+        job = worker.set_up(config, RunPaths(tmp_path), Place())
     found = calibration_file.read_calibration(path)
     assert (
         found

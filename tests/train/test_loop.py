@@ -47,7 +47,7 @@ def test_a_hook_is_told_of_each_step_in_order_and_none_changes_a_number(tmp_path
     for number, hook in enumerate((told, NoiseHook())):
         paths = RunPaths(tmp_path / str(number))
         paths.folder.mkdir()
-        job = replace(worker.prepare(config, paths, Place()), noise=hook)
+        job = replace(worker.set_up(config, paths, Place()), noise=hook)
         with job.log:
             loop.train(job, None)
         parameters.append(job.vector.parameters.clone())

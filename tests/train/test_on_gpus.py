@@ -60,7 +60,7 @@ def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) 
             record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"
         )
         assert epoch["num_steps"] == 3
-    start = worker.prepare(
+    start = worker.set_up(
         compose(*point, *images, "device=cpu"), RunPaths(tmp_path), Place()
     ).vector.parameters
     torch.set_num_threads(threads)

@@ -45,7 +45,7 @@ def _threads() -> Iterator[None]:
 
 def prepared(folder: Path, *overrides: str) -> Job:
     folder.mkdir(exist_ok=True)
-    return worker.prepare(compose(*POINT, *overrides), RunPaths(folder), Place())
+    return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
 
 
 class Operations(TorchDispatchMode):
@@ -257,7 +257,7 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
         torch.get_rng_state(),
     )
     before = [tensor.clone() for tensor in kept]
-    step.passes(job, batch, batch, 0)
+    step.compute_passes(job, batch, batch, 0)
     assert not all(map(torch.equal, before, kept)), "passes leave statistics"
     before = [tensor.clone() for tensor in kept]
     may_capture(breaks)
@@ -269,7 +269,7 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert all(map(torch.equal, before, kept)) and torch.equal(torch.get_rng_state(), random)
     monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: torch.zeros(0)))
     with pytest.raises(RuntimeError):
-        step.passes(job, batch[:1], batch[:1], 0)
+        step.compute_passes(job, batch[:1], batch[:1], 0)
     assert all(module.training for module in job.model.modules())
 
 

@@ -43,8 +43,8 @@ class Study:
             training time.
         `waits`: The seconds that each worker of a run waited for slower workers.
         `rounds`: One row for each run, round and worker, with the seconds that
-            `bsweep.runlog.Round` tells apart. `train_loss` and `num_examples` are those of the
-            whole round.
+            `bsweep.runlog.records.Round` tells apart. `train_loss` and `num_examples` are those
+            of the whole round.
 
     Some columns of `runs`:
         `train_loss`, `train_accuracy`: For runs that end with a round, the last round's loss and

@@ -10,7 +10,7 @@ from bsweep.data.plan import Share
 class Fixed(Policy):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self._worker_batches = [batch * config.accumulation_steps for batch in config.local_batches]
+        self._worker_batches = config.worker_batches
         self._shares = self.of_batches(self._worker_batches)
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:

@@ -88,8 +88,13 @@ _COMMANDS = {
     "-sc": "bsweep.cli.completion:run",
     "--shell-completion": "bsweep.cli.completion:run",
 }
-_READERS = ("predict", "replay", "report")
-_TELL = ("status", "stop", "predict", "replay")  # the user can mend every error that these raise
+_END_WITH_READER = ("predict", "replay", "report")
+_ERRORS_FOR_THE_USER = (
+    "status",
+    "stop",
+    "predict",
+    "replay",
+)  # the user can mend every error that these raise
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
@@ -97,7 +102,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
     Each command imports only what it needs, so that --help does not take a second.
     """
-    if command in _READERS:
+    if command in _END_WITH_READER:
         terminal.end_with_reader()
     if command in ("plan", "status"):
         gc.set_threshold(_MANY_OBJECTS)
@@ -107,7 +112,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
         try:
             code: int = getattr(importlib.import_module(module), function)(arguments)
         except (ValueError, OSError) as error:
-            if command not in _TELL:
+            if command not in _ERRORS_FOR_THE_USER:
                 raise
             logger.error(f"bsweep: {error}")
             return BAD_CONFIG

@@ -134,10 +134,11 @@ def _tell(sweep: Sweep, wants_report: bool) -> int:
 
 def _print_idle_seconds(folder: Path) -> None:
     """Print the idle seconds of each node, by which allocations are compared."""
-    from bsweep import analysis, report
+    from bsweep import analysis
+    from bsweep.report import idle_text
 
     try:
-        table = report.idle_text(analysis.load(folder))
+        table = idle_text(analysis.load(folder))
     except (OSError, ValueError) as error:
         table = f"bsweep: no table of idle seconds: {error}"
     if table:

@@ -54,11 +54,11 @@ class Grid:
     _master: DictConfig
     _context: HydraContext
 
-    def launch(self, places: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
+    def launch(self, indices: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
         """Run points by Hydra's launcher, which composes each of them again.
 
         Args:
-            places: The indices of the points in `configs`.
+            indices: The indices of the points in `configs`.
             run_point: Runs a point and returns its status. It must be picklable if the launcher
                 runs points elsewhere.
 
@@ -74,10 +74,10 @@ class Grid:
                 task_function=lambda composed: run_point(grid.to_config(composed)),
                 config=self._master,
             )
-            jobs = launcher.launch([self._points[place] for place in places], initial_job_idx=0)
+            jobs = launcher.launch([self._points[index] for index in indices], initial_job_idx=0)
         except Exception as error:  # such as an error of sbatch, or a cancelled job
             logger.error(f"bsweep: hydra/launcher={name} could not run the points: {error}")
-            return ["failed"] * len(places)
+            return ["failed"] * len(indices)
         finally:
             callbacks.on_multirun_end(config=self._master, config_name=_CONFIG)
         return [_status(job) for job in jobs]

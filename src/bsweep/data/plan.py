@@ -73,16 +73,16 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
     """
     part = _part(batch, rank, [share.num_examples for share in shares])
     num_steps = max(1, -(-len(part) // shares[rank].worker_batch))
-    return [worker_part(part, step, num_steps) for step in range(num_steps)]
+    return [even_part(part, step, num_steps) for step in range(num_steps)]
 
 
-def worker_part(indices: Tensor, rank: int, num_workers: int) -> Tensor:
-    """Return part `rank` of `num_workers` contiguous parts whose sizes differ by at most one.
+def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
+    """Return part `number` of `num_parts` contiguous parts whose sizes differ by at most one.
 
     The part is empty if there are too few examples. The parts may belong to workers, to steps or to
     accumulation steps.
     """
-    return _part(indices, rank, [1] * num_workers)
+    return _part(indices, number, [1] * num_parts)
 
 
 def _part(indices: Tensor, number: int, weights: Sequence[int]) -> Tensor:

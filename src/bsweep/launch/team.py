@@ -25,7 +25,6 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.fresh_process import end_with_parent
 from bsweep.launch import environment, lifeline
-from bsweep.launch.launcher import Entry as Entry  # for `bsweep.study`
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.runlog.files import RunPaths
 from bsweep.train.team_worker import PATIENCE_SECONDS, SPOILT, TeamPaths

@@ -52,7 +52,7 @@ def measure(
         MemoryError: If not even one example fits into this worker's memory.
         WorkerLost: If another worker ended.
     """
-    with worker.prepared(_with_exchange(config), paths, place, on_step) as job:
+    with worker.open_job(_with_exchange(config), paths, place, on_step) as job:
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
         beside = _held_beside(config, job)

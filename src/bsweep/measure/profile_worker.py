@@ -50,7 +50,7 @@ def measure(
         WorkerLost: If another worker ended.
     """
     limits = config.launch.memory_limit_mb
-    with worker.prepared(config, paths, place, on_step) as job:
+    with worker.open_job(config, paths, place, on_step) as job:
         with memory.limited(limits[place.rank] if limits else None):
             warm_up.make_steps(job)
             job, warnings = graph_capture.captured(job)

@@ -97,7 +97,7 @@ def step_seconds_within(
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
     torch.set_num_threads(num_threads)
-    job = worker.prepare(lone_config(config, rank), paths, Place())
+    job = worker.set_up(lone_config(config, rank), paths, Place())
     optim.set_learning_rate(job.optimizer, 0.0)
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)

@@ -2,7 +2,7 @@
 
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
-without the values of its parameters; `check` uses it to check a point before anything starts.
+without the values of its parameters; `check_model` uses it to check a point before anything starts.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.

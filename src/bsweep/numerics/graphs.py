@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bsweep.core import memory
 
-Launch = Callable[[Tensor, Tensor], Tensor]
+Compute = Callable[[Tensor, Tensor], Tensor]
 """A function that leaves the gradient of some examples in the vector and returns their sums.
 
 It takes the indices of the examples and the `crop_stream`.
@@ -27,13 +27,13 @@ It takes the indices of the examples and the `crop_stream`.
 class Graph:
     """The passes of steps of one size, captured once as a CUDA graph."""
 
-    def __init__(self, launch: Launch, part: Tensor, num_all: int, num_passes: int) -> None:
+    def __init__(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> None:
         """Capture the passes.
 
         Args:
-            launch: Computes the passes.
+            compute: Computes the passes.
             part: The indices of this worker's examples in a step; the graph keeps their number.
-            num_all: The number of examples of all workers in a step.
+            num_all: The number of examples of all workers in a round.
             num_passes: The number of passes in which the part is computed.
 
         Raises:
@@ -43,14 +43,14 @@ class Graph:
         self._part = part.clone()
         self._crops = torch.zeros((), dtype=torch.int64, device=part.device)
         self._sums, self._replay, self.replay_bytes = capture(
-            lambda: launch(self._part, self._crops)
+            lambda: compute(self._part, self._crops)
         )
 
     def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
         """Return True if the graph computes steps of this size."""
         return (len(part), num_all, num_passes) == self._size
 
-    def passes(self, part: Tensor, crops: int) -> Tensor:
+    def replay(self, part: Tensor, crops: int) -> Tensor:
         """Replay the passes on the examples `part` and return their sums, valid until the next
         call.
         """

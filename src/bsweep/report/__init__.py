@@ -99,10 +99,13 @@ def _write_data(study: Study, folder: Path) -> None:
 
 
 def _write_figures(study: Study, folder: Path) -> dict[str, str]:
-    """Write all figures and return their captions."""
+    """Write all figures and return their captions.
+
+    Call it within `computing_once`: `plots.figures` has computed the tables that they draw.
+    """
     captions = {}
-    for name, draw in plots.figures(study).items():
-        figure = draw(study)
+    for name, figure_of in plots.figures(study).items():
+        figure = figure_of(study)
         captions[name] = plots.caption(figure)
         for suffix in ("png", "svg", "pdf"):
             plots.save(figure, folder / f"{name}.{suffix}")

@@ -95,7 +95,10 @@ class Strategy(ABC):
     """
 
     loss_scale = 1.0
-    """The factor that losses are multiplied by, for an exchange that does not sum."""
+    """The factor on each loss by which an exchange that averages gives the sum.
+
+    It is not the loss scale of fp16, which is `Vector.scale`.
+    """
 
     transport: Transport | None = None
     """The way gradients travel, if there was a choice."""
@@ -115,7 +118,10 @@ class Strategy(ABC):
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
-        """Keep what all strategies need; connections are made by `prepare`.
+        """Keep what all strategies need.
+
+        A subclass connects the workers in its own `__init__`, because `gather` is called before
+        `prepare`.
 
         Args:
             config: The configuration of the run.
@@ -132,7 +138,7 @@ class Strategy(ABC):
     def new_gradients(self, parameters: Tensor) -> Tensor:
         """Return zeros like `parameters`, which become this worker's gradient vector.
 
-        All workers call it together, before any other method.
+        All workers call it together, before `prepare`. Only `gather` may have been called before.
 
         Args:
             parameters: All parameters of the model, a 1-D floating-point tensor on the worker's
@@ -354,7 +360,10 @@ class Strategy(ABC):
 
 
 class InBackward(Strategy):
-    """A strategy that exchanges gradients during the backward pass, which hides the exchange."""
+    """A strategy that can exchange gradients during the backward pass, which hides the exchange.
+
+    `Capabilities.exchanges_in_passes` says whether it does so in this run.
+    """
 
     see_part: Callable[[Tensor], None] | None = None
     """The function that sees each part of this worker's gradient, flat, before it is summed.
@@ -394,7 +403,10 @@ class InBackward(Strategy):
 
 
 class Rounds(Strategy):
-    """A strategy that synchronises at the end of a round, and not at each step."""
+    """A strategy that is told when a round begins and ends.
+
+    It synchronises at the end of some or all rounds.
+    """
 
     in_step = False
 

@@ -110,15 +110,17 @@ class Summing(Strategy):
 
     @abstractmethod
     def sum_gradients(self) -> None:
-        """Sum the gradients over workers, without a codec."""
+        """Sum `vector.gradients` over workers; `exchange` calls it if there is no codec."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over workers, in place; see `Group`."""
+        """Sum `tensor` over workers, in place. Only a codec calls it here; see
+        `bsweep.compression.base.Group`.
+        """
 
     @abstractmethod
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Return every worker's `payload`, by rank; see `Group`."""
+        """Return every worker's `payload`, by rank. Only a codec calls it here."""
 
 
 class _Metered:

@@ -101,7 +101,9 @@ _SKIPPED = {
 }
 
 
-def run_point(config: RunConfig, warnings: list[str], progress: Progress, start: Launch) -> str:
+def run_point(
+    config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
+) -> str:
     """Run one point to its end, unless it has a result already, and return its status.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is
@@ -111,7 +113,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
         config: The point.
         warnings: Warnings about the point, which its record will contain.
         progress: Shows the run to the user.
-        start: Launches the point's workers and waits for them.
+        launch_point: Launches the point's workers and waits for them.
 
     Returns:
         The status; "running" if another process is running the point.
@@ -130,7 +132,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
         if result := result_of(config):  # another process ended it meanwhile
             progress.skip(config, _SKIPPED[result])
             return result
-        outcome = _attempt(config, paths, progress, start, warnings)
+        outcome = _attempt(config, paths, progress, launch_point, warnings)
         for number in range(1, config.launch.num_retries + 1):
             if not outcome.may_pass:
                 break
@@ -145,7 +147,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, start:
                 event="retried",
                 message=f"{retry} after {outcome.status}: {outcome.message.splitlines()[0]}",
             )
-            outcome = _attempt(config, paths, progress, start, warnings, event)
+            outcome = _attempt(config, paths, progress, launch_point, warnings, event)
     return outcome.status
 
 
@@ -153,12 +155,12 @@ def _attempt(
     config: RunConfig,
     paths: RunPaths,
     progress: Progress,
-    start: Launch,
+    launch_point: Launch,
     warnings: list[str],
     *events: Event,
 ) -> Outcome:
     """Train the rest of a point and write its summary; see `run_point` for what is raised."""
-    seconds_before, said = _prepare(config, paths)
+    seconds_before, said = _prepare_folder(config, paths)
     began = time.monotonic()  # not disturbed when the clock is set
     _write_beginning(config, paths, seconds_before)
     with RunLog(paths.metrics) as log:
@@ -172,7 +174,7 @@ def _attempt(
     stopping = Stopping(config, paths, progress.note)
     try:
         with stopping:
-            outcome = start(config, paths, stopping.polled_with(progress.poll))
+            outcome = launch_point(config, paths, stopping.polled_with(progress.poll))
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
@@ -237,7 +239,7 @@ def _set_aside(folder: Path, part: Path) -> None:
     shutil.move(part, next(path for path in numbered if not path.exists()))
 
 
-def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
+def _prepare_folder(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
     """Prepare a run's folder for a new start or for resuming.
 
     Returns:
@@ -254,7 +256,7 @@ def _prepare(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
 
 
 def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
-    """Cut a run's records at the checkpoint where its workers resume; see `_prepare`."""
+    """Cut a run's records at the checkpoint where its workers resume; see `_prepare_folder`."""
     _set_aside(paths.folder, paths.logs)
     meta, summary = read_meta(paths), read_summary(paths)
     if summary:

@@ -13,7 +13,7 @@ from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
-from bsweep.launch.team import Entry
+from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import numbered, read_json, read_records

@@ -1,7 +1,9 @@
 """A sweep: the points of one command, checked together, then run to their ends.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
-`bsweep.study.attempts` turns it into a run. No stage calls back to an earlier one.
+`bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function
+that launches a point. Only if Hydra's launcher starts the points, or its callbacks surround them,
+`Grid.launch` composes each point again and calls the sweep back.
 """
 
 from __future__ import annotations
@@ -56,23 +58,23 @@ class Sweep:
         if grid.runs_elsewhere:
             parallel.refuse_elsewhere(configs)
         doubts = checks.check_all(configs)
-        self._doubts = {_name(config): of for config, of in zip(configs, doubts, strict=True)}
+        self._doubts = {_key(config): of for config, of in zip(configs, doubts, strict=True)}
         for study_dir in {config.study_dir for config in configs}:
             checks.refuse_newer(study_dir)
         chosen: dict[tuple[Path, str], int] = {}
-        for place, config in enumerate(configs):  # a point that is given twice is run once
+        for index, config in enumerate(configs):  # a point that is given twice is run once
             if is_wanted(config):
-                chosen.setdefault(_name(config), place)
-        self._places = list(chosen.values())
+                chosen.setdefault(_key(config), index)
+        self._indices = list(chosen.values())
         self.run_ids: Set[str] = {run_id for _, run_id in chosen}
         self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in chosen}
         """The grid's points of each study in which at least one point is to be run."""
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
-        if unready := checks.unready_hosts(configs[place] for place in self._places):
+        if unready := checks.unready_hosts(configs[index] for index in self._indices):
             raise ConfigError(*unready)
-        self._progress = Progress(len(self._places))
+        self._progress = Progress(len(self._indices))
         self._attendance = attendance.Attendance()
         self._pool = team.ProcessPool()
 
@@ -82,8 +84,8 @@ class Sweep:
                 self._join(study_dir, configs)
             attempts.ask_for_calibration([one for of in self.studies.values() for one in of])
             if self._repeats:
-                for place in self._places:
-                    attempts.set_aside(self._grid.configs[place])
+                for index in self._indices:
+                    attempts.set_aside(self._grid.configs[index])
         except BaseException:
             self._attendance.leave()
             raise
@@ -103,25 +105,25 @@ class Sweep:
         """Run the points, and return the status of each."""
         configs = self._grid.configs
         left = {
-            place: configs[place]
-            for place in self._places
-            if not attempts.result_of(configs[place])
+            index: configs[index]
+            for index in self._indices
+            if not attempts.result_of(configs[index])
         }
         if reason := parallel.why_not([*left.values()]):
             self._progress.say(reason)
         if parallel.is_possible([*left.values()]):  # each point has its own processes
-            places, start = self._places, self._start_at_once
+            indices, run_points = self._indices, self._run_at_once
         else:
-            places = team.by_processes({place: configs[place] for place in self._places})
-            self._pool.expect(configs[place] for place in places if place in left)
-            start = self._start_in_turn
-        statuses = dict(zip(places, start(places) if places else [], strict=True))
-        while others := [place for place, status in statuses.items() if status == "running"]:
-            free = [place for place in others if not attempts.is_running(configs[place])]
-            for place in free:
+            indices = team.by_processes({index: configs[index] for index in self._indices})
+            self._pool.expect(configs[index] for index in indices if index in left)
+            run_points = self._run_in_turn
+        statuses = dict(zip(indices, run_points(indices) if indices else [], strict=True))
+        while others := [index for index, status in statuses.items() if status == "running"]:
+            free = [index for index in others if not attempts.is_running(configs[index])]
+            for index in free:
                 # This sweep runs a point that was broken off; any other end is the point's own.
-                ended = attempts.ended_elsewhere(configs[place], self._progress)
-                statuses[place] = ended or start([place])[0]
+                ended = attempts.ended_elsewhere(configs[index], self._progress)
+                statuses[index] = ended or run_points([index])[0]
             time.sleep(0 if free else _WAIT_SECONDS)
         return list(statuses.values())
 
@@ -138,34 +140,36 @@ class Sweep:
                 f"results_dir={points[0].results_dir} study={points[0].study}: {error}."
             ) from None
 
-    def _start_at_once(self, places: Sequence[int]) -> list[str]:
-        configs = [self._grid.configs[place] for place in places]
-        return parallel.run_at_once(configs, self._progress, self._run)
+    def _run_at_once(self, indices: Sequence[int]) -> list[str]:
+        configs = [self._grid.configs[index] for index in indices]
+        return parallel.run_at_once(configs, self._progress, self._run_with)
 
-    def _start_in_turn(self, places: Sequence[int]) -> list[str]:
+    def _run_in_turn(self, indices: Sequence[int]) -> list[str]:
         if self._grid.runs_elsewhere:
-            return self._grid.launch(places, run_elsewhere)
+            return self._grid.launch(indices, run_elsewhere)
         if self._grid.surrounds_points:
-            return self._grid.launch(places, self._run_here)
-        return [self._run_or_fail(self._grid.configs[place]) for place in places]
+            return self._grid.launch(indices, self._run_with_launcher)
+        return [self._run_or_fail(self._grid.configs[index]) for index in indices]
 
     def _run_or_fail(self, config: RunConfig) -> str:
         try:
-            return self._run_here(config)
+            return self._run_with_launcher(config)
         except Exception as error:  # must not end the other points
             say_could_not_run(error)
             return "failed"
 
-    def _run_here(self, config: RunConfig) -> str:
+    def _run_with_launcher(self, config: RunConfig) -> str:
         if not inside_horovodrun():
-            start = functools.partial(launch.launch, pool=self._pool)
-            return self._run(config, self._progress, start)
+            launch_point = functools.partial(launch.launch, pool=self._pool)
+            return self._run_with(config, self._progress, launch_point)
         from bsweep.launch import warm  # imports Horovod and torch
 
-        return self._run(config, self._progress, warm.launch)
+        return self._run_with(config, self._progress, warm.launch)
 
-    def _run(self, config: RunConfig, progress: Progress, start: attempts.Launch) -> str:
-        return _run_checked(config, self._doubts[_name(config)], progress, start)
+    def _run_with(
+        self, config: RunConfig, progress: Progress, launch_point: attempts.Launch
+    ) -> str:
+        return _run_checked(config, self._doubts[_key(config)], progress, launch_point)
 
 
 def run_elsewhere(config: RunConfig) -> str:
@@ -176,14 +180,14 @@ def run_elsewhere(config: RunConfig) -> str:
 
 
 def _run_checked(
-    config: RunConfig, doubts: list[str], progress: Progress, start: attempts.Launch
+    config: RunConfig, doubts: list[str], progress: Progress, launch_point: attempts.Launch
 ) -> str:
     """Run a point that was checked, and return its status."""
     if unready := checks.unready_hosts([config]):  # an earlier point may have failed on them
         progress.skip(config, f"not tried: {'; '.join(unready)}")
         return "unready"
     try:
-        return attempts.run_point(config, doubts, progress, start)
+        return attempts.run_point(config, doubts, progress, launch_point)
     except OSError as error:  # from the run's own files: errors of its workers are on record
         if not is_full(error):
             raise
@@ -191,5 +195,5 @@ def _run_checked(
         return "interrupted"  # a run without a summary reads as interrupted, too
 
 
-def _name(config: RunConfig) -> tuple[Path, str]:
+def _key(config: RunConfig) -> tuple[Path, str]:
     return config.study_dir, config.run_id

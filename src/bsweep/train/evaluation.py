@@ -125,7 +125,7 @@ def _scores_of_own_part(job: Job) -> Tensor:
     These are the sum of losses, the number of correct answers and the number of labels.
     """
     dataset, members = job.dataset, job.strategy.members
-    mine = plan.worker_part(
+    mine = plan.even_part(
         torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members)
     )
     tokens = dataset.tokens_per_example

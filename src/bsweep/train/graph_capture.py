@@ -101,8 +101,8 @@ def _of_full_steps(job: Job) -> Graph:
     part, *_ = plan.local_steps(batch, job.place.rank, shares)
     num_passes = shares[job.place.rank].num_passes
 
-    def launch(part: Tensor, crops: int | Tensor) -> Tensor:
-        return step.passes(job, batch, part, crops, num_passes)
+    def compute_all(part: Tensor, crops: int | Tensor) -> Tensor:
+        return step.compute_passes(job, batch, part, crops, num_passes)
 
     others = len(job.dataset.train_labels) - 1 - part
 
@@ -111,9 +111,9 @@ def _of_full_steps(job: Job) -> Graph:
         compute(others, 1)
         return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
 
-    expected = gradients(launch)  # before the graph reserves the memory of a step
-    graph = Graph(launch, part, len(batch), num_passes)
-    if (gradients(graph.passes) - expected).norm() > _TOLERANCE * expected.norm():
+    expected = gradients(compute_all)  # before the graph reserves the memory of a step
+    graph = Graph(compute_all, part, len(batch), num_passes)
+    if (gradients(graph.replay) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(
             "a replay gives other gradients than the passes, perhaps because the model chooses in "
             "Python what to compute"

@@ -73,7 +73,7 @@ class NoiseHook:
 
         Args:
             shares: The share of each worker, by rank.
-            num_examples: The examples of all workers in this step.
+            num_examples: The number of examples of all workers in this round.
             num_steps: The steps that the run has made so far.
             has_graph: A CUDA graph computes all passes of a full step at once, so that single
                 passes cannot be observed.

@@ -20,12 +20,15 @@ from bsweep.strategies import InBackward, Strategy
 from bsweep.train.job import Job
 
 
-def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1) -> Tensor:
-    """Make one optimizer step of this worker on its part of the batch.
+def train_step(
+    job: Job, round_batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1
+) -> Tensor:
+    """Make one optimizer step of this worker on its part of a round's examples.
 
     Args:
         job: This worker's job.
-        batch: The indices of the examples of all workers in this step.
+        round_batch: The indices of the round's examples, of all workers. For most strategies, a
+            round is one step.
         part: The indices of this worker's examples.
         epoch: The epoch's number, which seeds the random crops.
         num_passes: The number of passes in which the part is computed.
@@ -37,11 +40,11 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     crops = augment.crop_stream(job.config.seed, epoch)
     job.noise.before_passes(lambda: _pass_on_halves(job, part, crops))
     graph = None if job.noise.needs_passes else job.graph
-    if graph and graph.fits(part, len(batch), num_passes):
+    if graph and graph.fits(part, len(round_batch), num_passes):
         with job.phase("graph"):
-            totals = graph.passes(part, crops)
+            totals = graph.replay(part, crops)
     else:
-        totals = passes(job, batch, part, crops, num_passes)
+        totals = compute_passes(job, round_batch, part, crops, num_passes)
     job.noise.before_exchange()
     with job.phase("exchange"):
         job.strategy.step()
@@ -49,14 +52,15 @@ def train_step(job: Job, batch: Tensor, part: Tensor, epoch: int, num_passes: in
     return totals
 
 
-def passes(
-    job: Job, batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
+def compute_passes(
+    job: Job, round_batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
 ) -> Tensor:
     """Compute this worker's gradient by forward and backward passes; leave it in the vector.
 
     Args:
         job: This worker's job.
-        batch: The indices of the examples of all workers in this step.
+        round_batch: The indices of the round's examples, of all workers. For most strategies, a
+            round is one step.
         part: The indices of this worker's examples.
         crops: The epoch's `augment.crop_stream`.
         num_passes: The number of passes in which the part is computed.
@@ -64,15 +68,17 @@ def passes(
     Returns:
         The same sums as `train_step`.
     """
-    parts = (plan.worker_part(part, i, num_passes) for i in range(num_passes))
+    parts = (plan.even_part(part, i, num_passes) for i in range(num_passes))
     filled = [indices for indices in parts if len(indices)]
-    num_labels = job.strategy.loss_divisor(len(part), len(batch)) * job.inputs.labels_per_example
+    num_labels = (
+        job.strategy.loss_divisor(len(part), len(round_batch)) * job.inputs.labels_per_example
+    )
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.vector.drop_gradients()
     with job.phase("backward"), job.slowdown.step(len(part)):
         # In an epoch's last batch a worker may have no example. It then computes one with weight
         # zero, because some strategies exchange within a pass.
-        for number, indices in enumerate(filled or [batch[:1]], 1):
+        for number, indices in enumerate(filled or [round_batch[:1]], 1):
             with job.phase("data"):
                 inputs, targets = job.inputs.training(indices, crops)
             with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
@@ -134,7 +140,7 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
     """
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
-        for half in (plan.worker_part(part, i, 2) for i in range(2)):
+        for half in (plan.even_part(part, i, 2) for i in range(2)):
             inputs, targets = job.inputs.training(half, crops)
             loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
             job.scaled(loss / (len(part) * job.inputs.labels_per_example)).backward()

@@ -35,6 +35,6 @@ def make_steps(job: Job) -> None:
             batch = job.inputs.first(num_examples)
             parts = plan.local_steps(batch, job.place.rank, shares)
             for part in {len(part): part for part in parts}.values():
-                step.passes(job, batch, part, 0, shares[job.place.rank].num_passes)
+                step.compute_passes(job, batch, part, 0, shares[job.place.rank].num_passes)
             job.strategy.rehearse()
             job.heartbeat()

@@ -84,7 +84,7 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with (
-        prepared(config, paths, place, on_step) as job,
+        open_job(config, paths, place, on_step) as job,
         memory.limited(limits[place.rank] if limits else None),
     ):
         evaluation.refuse_unknown(job)
@@ -97,7 +97,7 @@ def train(
 
 
 @contextmanager
-def prepared(
+def open_job(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
 ) -> Iterator[Job]:
     """Yield this worker's job, and close its log and strategy afterwards.
@@ -107,7 +107,7 @@ def prepared(
     for the others, while they wait for it in an exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
-    job = prepare(config, paths, place, on_step)
+    job = set_up(config, paths, place, on_step)
     with job.log:
         try:
             with errors_reported(paths, place):
@@ -118,7 +118,7 @@ def prepared(
         job.strategy.close()
 
 
-def prepare(
+def set_up(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
 ) -> Job:
     """Return this worker's job, ready to train; all workers call this together.
@@ -135,7 +135,8 @@ def prepare(
     )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    job_of = functools.partial(_job, config, paths, device, dataset, on_step)
+    job_of = functools.partial(_build_job, config, paths, device, dataset, on_step)
+    # `agree` builds jobs of a lone worker to time them; the run's own job is built last.
     alone = Single(config, config.strategy, Place(), paths)
     numerics = choose_numerics.agree(
         config,
@@ -153,7 +154,7 @@ def prepare(
     return replace(job_of(numerics, strategy, place), peers=tuple(every))
 
 
-def _job(
+def _build_job(
     config: RunConfig,
     paths: RunPaths,
     device: torch.device,
