@@ -291,7 +291,7 @@ def _basis(cell: pd.Series[Any]) -> str:
     return (
         f"Its own {cell['num_runs']} runs did not reach the target"
         if cell["num_runs"]
-        else "No run of this cell"
+        else "Predicted without a run of this cell"
     )
 
 
