@@ -195,7 +195,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
     """It is told once by a signal, and once by its file."""
     point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
     before, seconds = 0, 0.0
-    for by in ("SIGTERM", "its file"):
+    for number, by in enumerate(("SIGTERM", "its file"), 1):
         with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
             wait_until(lambda before=before: num_epochs(tmp_path) > before, process)  # type: ignore[misc]
             (paths,) = runs(tmp_path)
@@ -207,7 +207,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
         end, before = summary(paths), num_epochs(tmp_path)
         assert end["status"] == "interrupted", by
         assert end["message"].startswith("stopped on request after step "), by
-        assert len(checkpoints(paths)) == 1, by
+        assert len(checkpoints(paths)) == number, by
         assert runs(tmp_path) == [paths], "the sweep has ended with its run"
         assert end["wall_seconds"] > seconds, by
         seconds = end["wall_seconds"]
