@@ -431,7 +431,7 @@ def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_p
         "num_workers=2",
         "strategy=diloco",
         "strategy.sync_every=1",
-        "strategy.max_rounds=8",
+        "strategy.max_rounds=4",
         "allocation=network_aware",
         "allocation.local_steps=[1,1]",
         "allocation.adapt_every=3",
