@@ -591,7 +591,7 @@ def _modules_after(statement: str) -> str:
 def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> None:
     data.load(image_folder(folder), CPU)
     loaded = _modules_after(
-        "import torch; from bsweep import data; from bsweep.config import *; "
+        "import torch; from bsweep import data; from bsweep.config.data import *; "
         f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, "
         "torch.device('cpu'))"
     ).split()
