@@ -353,7 +353,7 @@ def test_processes_that_load_at_once_decode_once(
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [
-        context.Process(target=_load_in_process, args=(str(folder), results)) for _ in range(3)
+        context.Process(target=_load_in_process, args=(str(folder), results)) for _ in range(2)
     ]
     for process in processes:
         process.start()

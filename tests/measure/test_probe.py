@@ -31,21 +31,23 @@ DATA = (
 )
 LARGE = (
     *DATA,
+    "data.num_train=120",
+    "data.shape=[3,64,64]",  # with few channels: much memory and little to compute
     "model=tiny_cnn",
-    "model.width=64",
+    "model.width=16",
     "study=s",
     "local_batch=8",
     "num_workers=2",
     "epochs=1",
     "launch.threads_per_worker=1",
 )
-POINT = (*LARGE, "data.num_train=40", "data.shape=[3,8,8]", "model.width=8")
+POINT = (*LARGE, "data.num_train=16", "data.shape=[3,8,8]", "model.width=8")
 UNEVEN = (
     *LARGE,
     "precision=fp32",
     "strategy=diloco",
-    "launch.slowdown=[1,5]",
-    "launch.memory_limit_mb=[400,32]",
+    "launch.slowdown=[1,3]",
+    "launch.memory_limit_mb=[400,24]",
 )
 
 
@@ -94,7 +96,7 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
     )
     assert fast.peak_flops / slow.peak_flops > 1.5
     assert slow.largest_batch < fast.largest_batch and slow.stopped_by == "out_of_memory"
-    assert (fast.memory_bytes, slow.memory_bytes) == (400 * 2**20, 32 * 2**20)
+    assert (fast.memory_bytes, slow.memory_bytes) == (400 * 2**20, 24 * 2**20)
     assert {batch.local_batch for batch in fast.batches} >= {1, 2, 4, 8, 16}
     for words in (
         "worker 1: local batch 8: ",
@@ -141,10 +143,10 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
         "precision=fp32",
         "num_workers=1",
         "strategy=allreduce",
-        "launch.memory_limit_mb=[32]",
+        "launch.memory_limit_mb=[24]",
     )
     # Within a few MiB of a limit a batch may fit one time and not the next.
-    smaller, larger = largest * 3 // 4, min(300, largest * 2 + 2)
+    smaller, larger = largest * 3 // 4, min(120, largest * 2 + 2)
     assert larger >= largest * 3 / 2, "there are examples enough to run out of memory"
     result = bsweep(
         "run", "-m", *alone, f"local_batch={larger},{smaller}", cwd=tmp_path, fresh=True
@@ -184,9 +186,9 @@ def test_training_with_the_largest_batches_stays_within_the_memory_that_was_prob
     probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
     more = (
         "allocation=batch_by_memory",
-        "data.num_train=1000",
+        "data.num_train=400",
         "strategy.sync_every=1",
-        "local_batch=300",
+        "local_batch=120",
     )
     result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -197,14 +199,14 @@ def test_training_with_the_largest_batches_stays_within_the_memory_that_was_prob
     [
         ("strategy=single", "launch=inline", "num_workers=1"),
         ("strategy=horovod",),
-        ("strategy=parameter_server", "allocation.local_batches=[24,8]"),
+        ("strategy=parameter_server", "allocation.local_batches=[12,4]"),
     ],
 )
 def test_any_strategy_is_probed(overrides: tuple[str, ...], tmp_path: Path) -> None:
     config, probe = probed(tmp_path, *POINT, *overrides)
     assert len(probe.workers) == config.num_workers
     assert all(
-        worker.largest_batch == 40 and worker.stopped_by == "examples" for worker in probe.workers
+        worker.largest_batch == 16 and worker.stopped_by == "examples" for worker in probe.workers
     )
     own = {batch.local_batch for batch in probe.workers[0].batches}
     assert config.local_batches[0] in own

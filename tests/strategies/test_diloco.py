@@ -44,6 +44,7 @@ UNEVEN = {
         "allocation.local_steps=[3,2,1]",
     ),  # of 37: two and a tail of 17
 }
+CLOCKS_APART = 10_000  # seconds
 GIVEN = {2: "strategy.weights=[0.3,0.7]", 3: "strategy.weights=[0.3,0.6,0.1]"}
 
 
@@ -369,57 +370,53 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(
     tmp_path: Path,
 ) -> None:
-    """Given even steps for a worker that is six times slower, and clocks that are minutes apart."""
+    """Steps are even at first, one worker is twelve times slower, and clocks are hours apart."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
-        "    plain, ahead = time.monotonic, 300 * int(os.environ['RANK'])\n"
+        "    import bsweep.strategies.clocks as clocks\n"
+        f"    plain, ahead = time.monotonic, {CLOCKS_APART} * int(os.environ['RANK'])\n"
         "    time.monotonic = lambda: plain() + ahead\n"
+        "    clocks.offsets.__defaults__ = (time.monotonic,)\n"  # a fork has imported it before
     )
     point = (
         *TINY,
         "data.num_train=4000",
         "model=tiny_cnn",
-        "model.width=32",
         "local_batch=16",
         "num_workers=2",
         "strategy=diloco",
-        "strategy.max_rounds=10",
+        "strategy.max_rounds=6",
         "allocation=steps_by_speed",
         "allocation.local_steps=[10,10]",
         "allocation.adapt_every=4",
-        "launch.slowdown=[1,6]",
+        "launch.slowdown=[1,12]",  # on a busy machine too, one is slower than the other
         "epochs=9",
         "study=s",
     )
-    env = imported_first(tmp_path)
-    # In a fork, the clock was imported before.
-    result = bsweep("run", *point, cwd=tmp_path, env=env, fresh=True)
+    result = bsweep("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 0, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     event, *_ = (record for record in records if record.get("event") == "reallocated")
-    assert (
-        "after round 4" in event["message"] and "local steps [10, 10] become [" in event["message"]
-    )
+    assert "after round 4" in event["message"]
+    assert "local steps [10, 10] become [" in event["message"]
     rounds = [record for record in records if record["type"] == "round"]
     assert [record["local_steps"] for record in rounds[:4]] == [[10, 10]] * 4
     fast, slow = (
         sum(record["compute_seconds"][rank] for record in rounds[:4]) for rank in range(2)
     )
-    assert (
-        rounds[4]["local_steps"] == [int(10 * slow / fast), 10] and rounds[4]["local_steps"][0] > 10
-    )
+    assert rounds[4]["local_steps"] == [int(10 * slow / fast), 10]
+    assert rounds[4]["local_steps"][0] > 10
     for record in rounds:
-        arrived = [
-            b + c for b, c in zip(record["began_seconds"], record["compute_seconds"], strict=True)
-        ]
-        assert max(arrived) < 120 and min(record["idle_seconds"]) == 0, "one clock for all"
-        assert abs(record["began_seconds"][0] - record["began_seconds"][1]) < 1
+        began, compute = record["began_seconds"], record["compute_seconds"]
+        # However busy the machine is, the differences are small beside those of the clocks.
+        assert max(b + c for b, c in zip(began, compute, strict=True)) < CLOCKS_APART / 2
+        assert abs(began[0] - began[1]) < CLOCKS_APART / 2
+        assert min(record["idle_seconds"]) == 0, "one clock for all"
 
 
 @pytest.mark.slow
@@ -434,7 +431,7 @@ def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_p
         "num_workers=2",
         "strategy=diloco",
         "strategy.sync_every=1",
-        "strategy.max_rounds=8",
+        "strategy.max_rounds=4",
         "allocation=network_aware",
         "allocation.local_steps=[1,1]",
         "allocation.adapt_every=3",

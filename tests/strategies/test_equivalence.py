@@ -9,6 +9,7 @@ pass on a run that did nothing.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import subprocess
 import time
@@ -45,6 +46,7 @@ CONTRACT = (
     "optimizer.lr=0.5",
     "optimizer.weight_decay=0.01",
 )
+TRIMMED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:trimmed")
 TEXT_CONTRACT = (
     "data=text",
     "data.sequence_length=16",
@@ -66,6 +68,7 @@ class Processes:
     def __init__(self, folder: Path, launcher: str, num_processes: int) -> None:
         self.folder, self.num_processes, self.num_jobs = folder, num_processes, 0
         self.output = folder / "output"
+        self.bells = [_bell(folder, rank) for rank in range(num_processes)]
         self.processes: list[Fork] | list[subprocess.Popen[str]]
         with self.output.open("w") as output:
             if launcher == "horovodrun":
@@ -92,8 +95,12 @@ class Processes:
         unfinished = self.folder / f"{number}.tmp"
         unfinished.write_bytes(pickle.dumps(job))
         unfinished.rename(self.folder / f"{number}.pickle")
+        for bell in self.bells:
+            os.write(bell, b"\n")
         if job is None:
             assert all(process.wait(60) == 0 for process in self.processes)
+            for bell in self.bells:
+                os.close(bell)
             return []
         answers = [self.folder / f"{number}.{rank}.pt" for rank in range(self.num_processes)]
         end = time.monotonic() + 120
@@ -104,6 +111,15 @@ class Processes:
             assert not failed, f"{job}:\n{self.output.read_text()}"
             time.sleep(0.02)
         return [torch.load(answer) for answer in answers]
+
+
+def _bell(folder: Path, rank: int) -> int:
+    """Return the end of a pipe into which each job writes a line; the process waits at the other
+    end.
+    """
+    path = folder / f"{rank}.bell"
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)
 
 
 _FOLDER: Path
@@ -380,7 +396,7 @@ def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None
 @pytest.mark.parametrize("average", ["true", "false"])
 def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
     more = (
-        "model=resnet18",
+        *TRIMMED,
         "epochs=1",
         "data.num_train=24",
         "global_batch=12",
@@ -439,11 +455,11 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
 def test_gradients_that_are_written_to_the_vector_at_once_are_exchanged_like_others(
     how: tuple[str, ...], num_passes: int
 ) -> None:
-    """Of kernels that are larger than their maps. By BatchNorm, workers are not the same as one
-    with all examples.
+    """The kernels are larger than their maps. With BatchNorm, two workers are not the same as one
+    worker with all examples.
     """
     more = (
-        "model=resnet18",
+        *TRIMMED,
         "optimizer.lr=0.05",
         "epochs=1",
         "global_batch=24",

@@ -177,7 +177,7 @@ OUT_OF_STEP: dict[str, tuple[str, ...]] = {
         "stale2": ("strategy.consistency=stale_synchronous", "strategy.staleness=2"),
     }.items()
 }
-OUT_OF_STEP_CASE = Case(port=0, steps=8, epochs=2, sleeps=(0.0, 0.0, SLOW), depend=False)
+OUT_OF_STEP_CASE = Case(port=0, steps=5, epochs=2, sleeps=(0.0, 0.0, SLOW), depend=False)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ POINT = (
     "num_workers=3",
     "strategy=diloco",
     f"strategy.sync_every={SYNC_EVERY}",
-    "strategy.loss_timeout_seconds=3",
+    "strategy.loss_timeout_seconds=2",
     "epochs=100",
     "study=s",
 )

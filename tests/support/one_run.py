@@ -2,8 +2,9 @@
 the tests compare.
 
 `horovodrun -np 2 python -m tests.support.one_run FOLDER`, or torchrun's equal; without either it is
-a lone worker. Job number k is FOLDER/k.pickle, a configuration and what else `run` is given; each
-rank answers with FOLDER/k.rank.pt; a job of None is the last.
+a lone worker. Job number k is FOLDER/k.pickle, a configuration and what else `run` is given. Each
+rank waits for a line in the pipe FOLDER/rank.bell, and answers with FOLDER/k.rank.pt. A job of None
+is the last.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ _PLAIN_SCALED = Job.scaled
 
 def main(folder: Path) -> None:
     sent_early = _count_early_sends()
+    bell = (folder / f"{Place.from_environment().rank}.bell").open()
     for number in itertools.count():
-        job = pickle.loads(_awaited(folder / f"{number}.pickle"))
+        bell.readline()
+        job = pickle.loads((folder / f"{number}.pickle").read_bytes())
         if job is None:
             return
         saved_after, broken_after = job.pop("break_off")
@@ -159,12 +162,6 @@ def _whole_record(paths: RunPaths) -> tuple[dict[str, Any], ...]:
     while (records := read_records(paths.metrics)[0])[-1]["type"] != "end":
         time.sleep(0.01)
     return records
-
-
-def _awaited(path: Path) -> bytes:
-    while not path.exists():
-        time.sleep(0.01)
-    return path.read_bytes()
 
 
 def _meet_at(port: int) -> None:

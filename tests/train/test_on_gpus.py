@@ -44,7 +44,7 @@ def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) 
         "precision=fp64",
         "epochs=1",
         "local_batch=8",
-        "model=resnet18",
+        *(("model=resnet18",) if device == "cuda" else ("model=tiny_cnn", "optimizer.lr=0.5")),
     )
     images = ("data=synthetic", "data.num_train=20", "data.num_test=8", "data.shape=[3,32,32]")
     threads = torch.get_num_threads()
@@ -191,6 +191,7 @@ def test_an_eager_exchange_is_seen_to_travel_while_the_next_round_computes(
         "strategy=diloco",
         "strategy.sync_every=1",
         "model=resnet18",
+        "data.num_train=48",  # three rounds
         f"strategy.overlap={overlap}".lower(),
     )
     summary, _ = run(tmp_path, device, *diloco, env=imported_first(tmp_path))

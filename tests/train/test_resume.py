@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -190,30 +191,35 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", "its file"])
-def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(
-    tmp_path: Path, by: str
-) -> None:
+def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
+    """It is told once by a signal, and once by its file."""
     point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
-    with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
-        wait_until(lambda: any(records_of(paths)["epoch"] for paths in runs(tmp_path)), process)
-        (paths,) = runs(tmp_path)
-        if by == "SIGTERM":
-            os.kill(process.pid, signal.SIGTERM)
-        else:
-            request_stop(paths)
-        assert process.wait(60) == 130
-    end = summary(paths)
-    assert end["status"] == "interrupted" and end["message"].startswith(
-        "stopped on request after step "
-    )
-    assert len(checkpoints(paths)) == 1 and runs(tmp_path) == [paths], (
-        "the sweep has ended with its run"
-    )
+    before, seconds = 0, 0.0
+    for number, by in enumerate(("SIGTERM", "its file"), 1):
+        with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
+            wait_until(lambda before=before: num_epochs(tmp_path) > before, process)  # type: ignore[misc]
+            (paths,) = runs(tmp_path)
+            if by == "SIGTERM":
+                os.kill(process.pid, signal.SIGTERM)
+            else:
+                request_stop(paths)
+            assert process.wait(60) == 130, by
+        end, before = summary(paths), num_epochs(tmp_path)
+        assert end["status"] == "interrupted", by
+        assert end["message"].startswith("stopped on request after step "), by
+        assert len(checkpoints(paths)) == number, by
+        assert runs(tmp_path) == [paths], "the sweep has ended with its run"
+        assert end["wall_seconds"] > seconds, by
+        seconds = end["wall_seconds"]
     for study in ("s", "whole"):
         assert bsweep("run", "seed=0", *point, f"study={study}", cwd=tmp_path).returncode == 0
     check_equal(tmp_path)
-    assert summary(paths)["wall_seconds"] > end["wall_seconds"]
+    assert summary(paths)["wall_seconds"] > seconds
+
+
+def num_epochs(cwd: Path) -> int:
+    """Return the number of epochs that are on record in the study `s`."""
+    return sum(len(records_of(paths)["epoch"]) for paths in runs(cwd))
 
 
 def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) -> None:
@@ -238,7 +244,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     while True:
         process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)
         try:
-            assert process.wait(draw.uniform(1, 2 + num_kills**2)) == 0
+            assert process.wait(draw.uniform(1, 2 + num_kills**3)) == 0
             break
         except subprocess.TimeoutExpired:
             children = psutil.Process(process.pid).children(recursive=True)
@@ -292,14 +298,22 @@ def how_far(cwd: Path) -> tuple[int, str]:
     )
 
 
+@pytest.fixture(scope="module")
+def killed_with_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was killed when it had two checkpoints."""
+    folder = tmp_path_factory.mktemp("killed")
+    process = Fork("bsweep", "run", *ALONE, "study=s", cwd=folder)
+    wait_until(has(folder, 2), process)
+    process.kill()
+    return folder
+
+
 @pytest.fixture
-def torn(tmp_path: Path) -> RunPaths:
+def torn(tmp_path: Path, killed_with_two: Path) -> RunPaths:
     """A run that was killed with two checkpoints, of which the later one has a part that was never
     written whole.
     """
-    process = Fork("bsweep", "run", *ALONE, "study=s", cwd=tmp_path)
-    wait_until(has(tmp_path, 2), process)
-    process.kill()
+    shutil.copytree(killed_with_two, tmp_path, dirs_exist_ok=True)
     (paths,) = runs(tmp_path)
     latest, _ = checkpoints(paths)
     latest.own(0).write_bytes(latest.own(0).read_bytes()[:1000])
