@@ -43,11 +43,15 @@ TINY = (
 
 def compose(*overrides: str) -> RunConfig:
     """The configuration of one point, as the command line would compose it."""
+    return parse(json.loads(_composed(overrides, os.environ.get("HOROVOD_SIZE"))))
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...], _: str | None) -> str:
+    """What Hydra composes, as JSON, once for the same overrides; it reads HOROVOD_SIZE alone."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         composed = hydra_compose("config", list(overrides))
-    container = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(container, dict)
-    return parse({str(key): value for key, value in container.items()})
+    return json.dumps(OmegaConf.to_container(composed, resolve=True))
 
 
 def on(host: str) -> tuple[str, ...]:
