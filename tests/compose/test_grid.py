@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -80,9 +81,18 @@ def composed(overrides: list[str]) -> DictConfig:
     return compose("config", overrides)
 
 
+MOST_POINTS = 12
+
+
+@pytest.mark.parametrize("most_points", [MOST_POINTS, pytest.param(99, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", GRIDS)
-def test_points_are_as_hydra_composes_each(name: str) -> None:
+def test_points_are_as_hydra_composes_each(name: str, most_points: int) -> None:
+    """Of a large grid some points, drawn at random, and all by night."""
     points = [*itertools.product(*GRIDS[name])]
+    if len(points) > most_points:
+        drawn = random.Random(0).sample(points, most_points)
+        assert {*itertools.chain(*drawn)} == {*itertools.chain(*points)}, "every value is there"
+        points = sorted(drawn, key=points.index)
     possible = []
     # What Hydra itself refuses, such as a key that is deleted and given, is no point.
     for point in points:

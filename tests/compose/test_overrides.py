@@ -325,7 +325,7 @@ FUZZ = settings(
 )
 
 
-@settings(FUZZ, max_examples=500)
+@settings(FUZZ, max_examples=250)
 @given(
     st.lists(OVERRIDES, min_size=1, max_size=2),
     st.sampled_from(["launch=null", "~model", "=", "--nope", "a=b=c"]),
@@ -367,7 +367,7 @@ JSON = st.recursive(
 )
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=100)
 @given(st.data())
 def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

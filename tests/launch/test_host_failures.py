@@ -26,7 +26,7 @@ from bsweep.launch import failure, horovodrun, lifeline, machine_facts, prefligh
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
-from tests.support.running import HOSTS, TINY, bsweep, compose, on, popen, tool
+from tests.support.running import HOSTS, TINY, bsweep, compose, forks, on, popen
 
 POINT = (
     "num_workers=2",
@@ -55,8 +55,9 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     overrides = {**up("3"), "num_workers": "4", "launch.network_interface": "ib0"}
     cable("cut", "h2")
     point = ("run", *POINT, *given(overrides, "h1:1,h2:1,h3:1,h9:1"), "local_batch=8")
+    forks()  # which takes long to start where much else runs
     began = time.monotonic()
-    result = bsweep(*point, cwd=tmp_path, prefix=on("h1"), fresh=True)
+    result = bsweep(*point, cwd=tmp_path, prefix=on("h1"))
     assert result.returncode == 2, result.stderr
     assert time.monotonic() - began < 60
     for said in (
@@ -85,7 +86,7 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
         f"launch.stall_timeout_seconds={STALL_SECONDS}",
     )
     with (tmp_path / "said").open("w+") as said:
-        sweep = popen([*on("h1"), tool("bsweep"), *arguments], tmp_path, output=said)
+        sweep = popen([*on("h1"), forks().bsweep, *arguments], tmp_path, output=said)
         begins = time.monotonic()
         while not list(tmp_path.glob("results/s/*/logs/rank.1/alive")):
             assert sweep.poll() is None and time.monotonic() - begins < 120, (
@@ -108,7 +109,6 @@ def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_w
         *(word.replace("epochs=600", "epochs=1") for word in arguments),
         cwd=tmp_path,
         prefix=on("h1"),
-        fresh=True,
     )
     assert again.returncode == 0, again.stderr
 

@@ -98,9 +98,7 @@ def test_a_secret_is_on_no_command_line_and_in_no_file(
         *TINY,
     ]
     with command_lines_watched() as seen:
-        result = bsweep(
-            "run", *point, cwd=tmp_path, env=VARIABLES, prefix=prefix, fresh=bool(hosts)
-        )
+        result = bsweep("run", *point, cwd=tmp_path, env=VARIABLES, prefix=prefix)
     assert result.returncode == 0, result.stderr
     assert not seen
     workers = [json.loads(path.read_text()) for path in tmp_path.glob("seen.*")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -22,7 +24,7 @@ from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.study import states
-from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, popen, summaries, tool
+from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, forks, popen, summaries, tool
 from tests.support.synthetic_study import META, write_run
 
 SLURM = str(ROOT / "scripts/slurm.sh")
@@ -227,7 +229,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "sweep.sh").write_text(script)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
-        variables.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        # Batch scripts find a `bsweep` whose processes are forks.
+        first = f"{Path(forks().bsweep).parent}:{Path(sys.executable).parent}"
+        variables.setenv("PATH", f"{first}:{os.environ['PATH']}")
         started = subprocess.run([SLURM, "up", "3"], capture_output=True, text=True, check=False)
         if started.returncode == 77:
             pytest.skip(started.stderr.strip())
@@ -330,26 +334,86 @@ QUEUED_AGAIN = {
 }
 
 
-def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
-    cluster: Path, undisturbed: list[float]
-) -> None:
-    """Both wait together: SLURM has a job that is queued again wait."""
+@pytest.fixture(scope="module")
+def queued_again(cluster: Path, undisturbed: list[float]) -> Path:
+    """The cluster after jobs of three kinds were queued again, and have ended: those of
+    QUEUED_AGAIN, and one of submitit, where that is installed.
+
+    All wait together: SLURM has a job that is queued again wait.
+    """
+    assert undisturbed
     shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
-    for study, words in QUEUED_AGAIN.items():
-        job = typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
-        until(cluster, f"results/{study}/b*/checkpoint/*/complete.json")
-        typed(cluster, *words, job)
-        until(cluster, f"results/{study}/b*/summary.json")
-        assert summaries(cluster, study)[4]["message"].startswith("stopped on request"), (
-            "it has saved"
-        )
-    ends = time.monotonic() + 120
-    for study in QUEUED_AGAIN:
-        while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
-            assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
-            time.sleep(0.5)
-        assert "resumed" in events(cluster, study)
-        assert losses(cluster, study)[0][1] == undisturbed
+    jobs = {
+        study: typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
+        for study in QUEUED_AGAIN
+    }
+    signalled = {
+        f"results/{study}/b4*": (*words, jobs[study]) for study, words in QUEUED_AGAIN.items()
+    }
+    with (cluster / "said").open("w+") as said:
+        sweep = submitted(cluster, said)
+        if sweep:
+            signalled["results/jobs/b4*"] = ("scancel", "--signal=USR2", first_job(cluster))
+        for pattern in some_first(cluster, signalled):
+            typed(cluster, *signalled[pattern])
+        ends = time.monotonic() + 120
+        for study in QUEUED_AGAIN:
+            while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
+                assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
+                time.sleep(0.5)
+        assert not sweep or sweep.wait(200) == 0, (cluster / "said").read_text()
+    for job in jobs.values():
+        said_by_job = " ".join((cluster / f"slurm-{job}.out").read_text().split())
+        assert said_by_job.count("stopped on request after step") == 1, "it has saved"
+    return cluster
+
+
+def some_first(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
+    """Patterns of runs, each as soon as such a run has saved a checkpoint."""
+    waiting, ends = [*patterns], time.monotonic() + 120
+    while waiting:
+        assert time.monotonic() < ends, [path.read_text() for path in folder.glob("slurm-*.out")]
+        for pattern in [*waiting]:
+            if list(folder.glob(f"{pattern}/checkpoint/*/complete.json")):
+                waiting.remove(pattern)
+                yield pattern
+        time.sleep(0.1)
+
+
+def submitted(cluster: Path, said: IO[str]) -> subprocess.Popen[str] | None:
+    """A sweep whose points submitit runs in jobs; None where submitit is not installed."""
+    if not importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher"):
+        return None
+    jobs = (
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.cpus_per_task=2",
+        "hydra.launcher.timeout_min=60",
+    )
+    points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
+    # Its jobs get a signal that stand-ins do not pass on.
+    command = [SLURM, "run", tool("bsweep"), "run", "-m", *points, *jobs]
+    return popen(command, cluster, output=said)
+
+
+def first_job(cluster: Path) -> str:
+    """The id of the job that submitit has for the first point."""
+    until(cluster, "results/jobs/.submitit/*_0")
+    (job,) = (path.name for path in (cluster / "results/jobs/.submitit").glob("*_0"))
+    return job
+
+
+@pytest.mark.parametrize("study", QUEUED_AGAIN)
+def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
+    queued_again: Path, undisturbed: list[float], study: str
+) -> None:
+    assert "resumed" in events(queued_again, study)
+    assert losses(queued_again, study)[0][1] == undisturbed
+
+
+def test_submitit_runs_each_point_in_a_job_and_queues_it_again(queued_again: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    assert len(losses(queued_again, "jobs")) == 2
+    assert "resumed" in events(queued_again, "jobs")
 
 
 @pytest.mark.nightly  # SLURM has a job that is queued again wait
@@ -465,23 +529,3 @@ def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_go
     assert f"skipped, not tried: {no_way}" in second
     assert f"bsweep: {no_way}" in (cluster / "unplugged.said").read_text()
     assert len(losses(cluster, "cut")) == 2 and "resumed" in events(cluster, "cut")
-
-
-def test_submitit_runs_each_point_in_a_job_and_queues_it_again(cluster: Path) -> None:
-    plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    assert plugin
-    jobs = (
-        "hydra/launcher=submitit_slurm",
-        "hydra.launcher.cpus_per_task=2",
-        "hydra.launcher.timeout_min=60",
-    )
-    points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
-    command = [SLURM, "run", tool("bsweep"), "run", "-m", *points, *jobs]
-    with (cluster / "said").open("w+") as said:
-        sweep = popen(command, cluster, output=said)
-        until(cluster, "results/jobs/b4*/checkpoint/*/complete.json")
-        (job,) = (path.name for path in (cluster / "results/jobs/.submitit").glob("*_0"))
-        typed(cluster, "scancel", "--signal=USR2", job)
-        assert sweep.wait(200) == 0, (cluster / "said").read_text()
-    assert len(losses(cluster, "jobs")) == 2
-    assert "resumed" in events(cluster, "jobs")

@@ -153,7 +153,7 @@ def loss_gap(study, gaps):
             ("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")
         ],
         "src/bsweep/train/loop.py": [
-            ("    return runlog.Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
+            ("    return Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
         ],
         "src/bsweep/analysis/columns.py": [
             (
@@ -162,6 +162,13 @@ def loss_gap(study, gaps):
             )
         ],
     },
+}
+
+
+# Points of one sweep, whose processes are started once.
+EXCHANGES = {
+    "added_strategy": ("strategy: twice",),
+    "added_codec": ("strategy: allreduce", "compression: rounded"),
 }
 
 
@@ -188,14 +195,17 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     for edits in ADDITIONS.values():
         for name, edit in edits.items():
             apply(tmp_path / name, edit)
+    for name, choices in EXCHANGES.items():
+        overridden = "".join(f"  - override /{choice}\n" for choice in choices)
+        text = f"# @package _global_\ndefaults:\n{overridden}"
+        (tmp_path / f"conf/experiment/{name}.yaml").write_text(text)
     point = ("model=linear", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
-    run = [sys.executable, "-m", "bsweep", "run", *TINY, *point]
+    both = f"experiment={','.join(EXCHANGES)}"
+    run = [sys.executable, "-m", "bsweep", "run", "--report", "-m", *TINY, *point, both]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    for exchange in (["strategy=twice"], ["strategy=allreduce", "compression=rounded", "--report"]):
-        result = subprocess.run(
-            [*run, *exchange], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
+    result = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(list(tmp_path.glob("results/s/*/summary.json"))) == len(EXCHANGES)
     report = tmp_path / "results/s/report"
     assert (report / "loss_gap.png").exists()
     assert "num_tensors" in (report / "epochs.csv").read_text().partition("\n")[0]

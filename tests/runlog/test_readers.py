@@ -31,13 +31,13 @@ from tests.allocation.test_allocation import POINT, worker, write_probe
 from tests.support.running import compose
 from tests.support.synthetic_study import diloco, server, write_run
 
-NUM_CASES = 1000  # of each kind of file
+NUM_CASES = 500  # of each kind of file
 AT_ONCE = 25  # for hypothesis takes longer over an example than readers over a case
 FUZZ = settings(
     max_examples=NUM_CASES // AT_ONCE, deadline=None, database=None, derandomize=True,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
-MOST_KEPT = 60  # runs of odd contents that readers took, which are loaded together in the end
+MOST_KEPT = 30  # runs of odd contents that readers took, which are loaded together in the end
 
 # What stands for a value of JSON text.
 ODD = st.sampled_from(

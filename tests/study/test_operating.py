@@ -33,7 +33,7 @@ from bsweep.study import attempts, attendance, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
-from tests.support.running import TINY, Fork, bsweep, compose, popen, struck, tool
+from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, struck, tool
 from tests.support.synthetic_study import META, write_run
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
@@ -167,7 +167,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
 
 
 def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Path) -> None:
-    grid = ("-m", "local_batch=2,4,6", "epochs=40", "log_every_steps=1", *ALONE, *QUICK)
+    grid = ("-m", "local_batch=2,4,6", "epochs=10", "log_every_steps=1", *ALONE, *QUICK)
     outputs = [(tmp_path / f"said{number}").open("w") for number in range(2)]
     sweeps = [
         Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=output, has_forks=True)
@@ -189,7 +189,7 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
         "-c",
         'trap "" INT; exec "$@"',
         "sh",
-        tool("bsweep"),
+        forks().bsweep,
         "run",
         *grid,
     ]
@@ -427,8 +427,12 @@ def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
         paths = RunPaths(study_dir / f"run{index}")
         paths.folder.mkdir(parents=True)
         paths.config.touch()
-        paths.metrics.write_bytes(records)
-        paths.meta.write_text(json.dumps(META))
+        if index:  # links are made sooner than files
+            for path in (paths.metrics, paths.meta):
+                path.hardlink_to(study_dir / "run0" / path.name)
+        else:
+            paths.metrics.write_bytes(records)
+            paths.meta.write_text(json.dumps(META))
         ended = {"schema": 1, "run_id": f"run{index}", "status": status, "message": "", "epochs": 2}
         numbers = {
             "strategy": "single",
@@ -542,7 +546,7 @@ def test_an_estimate_takes_as_long_for_each_point_however_many_were_timed() -> N
 
 
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
-    write_runs(tmp_path / "results/mine", 1000)
+    write_runs(tmp_path / "results/mine", 400)  # more than a pipe holds
     line = '"$0" status results/mine --json | head -c 1; exit "${PIPESTATUS[0]}"'
     result = subprocess.run(
         ["bash", "-c", line, tool("bsweep")],

@@ -122,7 +122,7 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
         "epochs=30",
         "study=s",
         "launch.parallel=2",
-        "launch.slowdown=[8]",
+        "launch.slowdown=[4]",
         *POINT,
     )
     with (tmp_path / "said").open("w") as said:

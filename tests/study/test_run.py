@@ -184,10 +184,10 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
     shutil.copy(
         Path(__file__).parents[2] / "scripts/examples/small_network.py", tmp_path / "mine.py"
     )
-    prefix = (tool("horovodrun"), "-np", "2", "--gloo")
+    prefix = (forks().horovodrun, "-np", "2", "--gloo")
     own = ("model=own", "model.target=mine.py:build", "model.options.width=4,8")
     point = (*TINY, "epochs=2", "study=s", "local_batch=8")
-    result = bsweep("run", "-m", *point, *own, cwd=tmp_path, prefix=prefix, fresh=True)
+    result = bsweep("run", "-m", *point, *own, cwd=tmp_path, prefix=prefix)
     assert result.returncode == 0, result.stdout + result.stderr
     assert [summary(paths)["num_workers"] for paths in runs(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
@@ -232,7 +232,10 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     [
         ("horovod", 1, "rank 1 was ended by SIGKILL"),
         ("ddp", 1, "rank 1 was ended by SIGKILL"),
-        ("local_sgd", 1, "rank 1 was ended by SIGKILL"),
+        pytest.param(
+            *("local_sgd", 1, "rank 1 was ended by SIGKILL"),
+            marks=pytest.mark.nightly,  # it has the launcher of ddp
+        ),
         ("allreduce", 1, "rank 1 was ended by SIGKILL"),
         ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
     ],

@@ -22,6 +22,9 @@ Forking
        place of the process that it got: its signals, streams and exit code. `bsweep`, `horovodrun`
        and `torchrun` lie beside it, for commands that are started otherwise (a `prefix`).
 
+    A fork is on the host of scripts/hosts.sh, and on the node of scripts/slurm.sh, of the process
+    that asked for it: with `prefix=on("h1")` a command and its workers over ssh are forks, too.
+
     A fork is not a start: it has the modules that the server imported, and what these keep. Where
     starting is what is tested, or where a process takes all of its memory limit, say `fresh=True`.
 

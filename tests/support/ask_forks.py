@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def ask(
     path: str,
@@ -47,6 +49,7 @@ def ask(
         "numbers": list(files),
     }
     wanted["cores"] = sorted(os.sched_getaffinity(0))
+    wanted["ignored"] = [number for number in _SIGNALS if _is_ignored(number)]
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection
 
@@ -64,7 +67,7 @@ def main(path: str, *command: str) -> None:
         asked,
         cwd=os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all else here)
         env=dict(os.environ),
-        executable=sys.executable,
+        executable=f"{os.path.dirname(path)}/python",  # noqa: PTH120 (as above)
         files={number: number for number in files},
     )
     for number in files[files.index(2) + 1 :]:  # a pipe ends when all copies of its end are closed
@@ -72,13 +75,18 @@ def main(path: str, *command: str) -> None:
     with connection.makefile("r") as answers:
         pid = int(answers.readline())
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: os.kill(pid, number))
+            if not _is_ignored(number):
+                signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(answers.readline())
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
+
+
+def _is_ignored(number: int) -> bool:
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def _open_files() -> list[int]:

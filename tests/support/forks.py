@@ -7,6 +7,7 @@ imports torch and uses nothing of it, so that no thread is lost in a fork.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -14,10 +15,12 @@ import inspect
 import json
 import multiprocessing
 import os
+import platform
 import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import traceback
@@ -43,6 +46,7 @@ _IMPORTED = (
     "torch.distributed.run",
 )
 _MOST_FILES = 16
+_NAMESPACES = ("net", "uts", "mnt")
 _HIGH = 500  # numbers from here on are nobody's
 
 
@@ -86,6 +90,7 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
             pid = os.fork()
             if not pid:
                 lives = fcntl.fcntl(lives, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+                _enter_namespaces(connection)
                 _become(_moved(files), **wanted)
             for number in (lives, *files):
                 os.close(number)
@@ -99,6 +104,21 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _enter_namespaces(connection: socket.socket) -> None:
+    """Move this process to the host of scripts/hosts.sh where the process that asked for it is."""
+    size = struct.calcsize("3i")
+    asking, *_ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    for name in _NAMESPACES:
+        there = Path(f"/proc/{asking}/ns/{name}")
+        if there.exists() and there.readlink() != Path(f"/proc/self/ns/{name}").readlink():
+            with there.open() as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"no way into {there}")
+    vars(platform)["_uname_cache"] = None  # holds the name of the host that was left
 
 
 def _moved(files: Iterable[int]) -> list[int]:
@@ -118,11 +138,14 @@ def _become(
     env: dict[str, str],
     executable: str,
     cores: list[int],
+    ignored: list[int],
 ) -> NoReturn:
     """Be `python command` from here on, to which `executable` is Python, on the cores of the one
-    that asked for it.
+    that asked for it. It ignores the signals that the other ignores.
     """
     os.sched_setaffinity(0, cores)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     for number, file in zip(numbers, files, strict=True):
         os.dup2(file, number)
         os.close(file)
