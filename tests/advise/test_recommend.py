@@ -214,7 +214,7 @@ REAL = (
     "num_workers=1,2",
     "strategy=ddp",
     "--target-accuracy",
-    "0.6",
+    "0.45",
     "--budget",
     "20m",
     "--json",
