@@ -136,9 +136,7 @@ def drawn(seed: int) -> Truth:
 @pytest.mark.parametrize(
     "seed", [*(pytest.param(seed, marks=pytest.mark.nightly) for seed in (0, 3)), 7]
 )
-def test_a_cell_within_5_percent_of_the_best_is_found_for_5_percent_of_the_cost(
-    seed: int, tmp_path: Path
-) -> None:
+def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_path: Path) -> None:
     search = Simulated(drawn(seed), tmp_path / "s", seed)
     best = search.search().recommended
     seconds = {cell: search.truth.seconds(*cell[:2]) for cell in search.grid.cells}
@@ -169,7 +167,7 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
     )
 
 
-def test_the_search_begins_with_a_cheap_run_and_ends_where_the_budget_does(tmp_path: Path) -> None:
+def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -> None:
     search = Simulated(Truth(), tmp_path / "s", 0)
     _, first, _ = search.look()
     assert first.offer is not None and first.offer.cell[1] == 1 and 32 <= first.offer.cell[0] <= 512
@@ -227,7 +225,7 @@ def begun(cwd: Path) -> list[Path]:
     return [path.parent for path in found if '"type": "evaluation"' in path.read_text()]
 
 
-def test_a_search_that_is_interrupted_goes_on_where_it_was_and_leaves_an_ordinary_study(
+def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     tmp_path: Path,
 ) -> None:
     with (tmp_path / "said").open("w") as said:
@@ -315,7 +313,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     assert statuses[64] == "out_of_memory" and statuses[16] == "completed"
 
 
-def test_a_budget_that_ends_before_the_target_is_said_with_the_best_that_was_seen(
+def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     tmp_path: Path,
 ) -> None:
     inline = ("launch=inline", "strategy=single", "num_workers=1")

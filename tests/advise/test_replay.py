@@ -155,7 +155,7 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
 
 
-def test_policies_are_named_before_those_of_their_settings_that_tell_them_apart(
+def test_labels_name_a_policy_before_its_differing_settings(
     tmp_path: Path,
 ) -> None:
     for policy in ("noise_scale", "schedule", "schedule batching.factor=4"):

@@ -293,7 +293,7 @@ def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
         ({}, {"launch.memory_limit_mb": [500.0, 500.0]}, "memory_limit"),
     ],
 )
-def test_what_a_run_id_hashes_of_the_launch_tells_cells_apart_but_names_do_not(
+def test_hashed_launch_keys_tell_cells_apart_but_not_labels(
     first: dict[str, Any], second: dict[str, Any], key: str | None, tmp_path: Path
 ) -> None:
     for seed, settings in enumerate((first, second)):
@@ -326,7 +326,7 @@ def test_a_placement_is_said_without_names(
     assert placement(hosts, num_workers, num_servers) == words
 
 
-def test_threads_that_follow_from_the_workers_tear_no_curve_and_forbid_a_speedup(
+def test_derived_thread_counts_keep_one_curve_but_forbid_a_speedup(
     tmp_path: Path,
 ) -> None:
     for workers, threads in ((1, 2), (2, 1)):
@@ -409,7 +409,7 @@ def test_measured_rates_are_those_that_epochs_record() -> None:
     assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
 
 
-def test_an_all_reduce_in_shared_memory_is_called_so_and_is_one_curve_over_workers(
+def test_an_all_reduce_in_shared_memory_is_named_and_one_curve(
     tmp_path: Path,
 ) -> None:
     def write(
@@ -726,7 +726,7 @@ def test_the_recorded_command_does_not_say_where_the_data_lay(root: str, tmp_pat
     assert command.replace("'", "") == "bsweep run a=1 data.root=images b=/c/d"
 
 
-def test_settings_that_differ_are_told_apart_and_those_that_follow_are_not(tmp_path: Path) -> None:
+def test_labels_name_settings_that_differ_but_not_derived_ones(tmp_path: Path) -> None:
     adamw = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings=adamw)
@@ -759,7 +759,7 @@ def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: P
     )
 
 
-def test_a_study_is_comparable_with_the_published_one_on_all_of_cifar10_only(
+def test_only_runs_on_all_of_cifar10_are_compared_with_the_paper(
     tmp_path: Path,
 ) -> None:
     full = bsweep.load(write_study(tmp_path / "full", num_workers=(2,)))
@@ -1024,7 +1024,7 @@ def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
 
 
-def test_runs_from_before_a_key_was_added_are_of_one_cell_with_those_at_its_default(
+def test_runs_older_than_a_key_share_the_cell_of_its_default(
     tmp_path: Path,
 ) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=1)

@@ -134,7 +134,7 @@ def test_seeds_repeat_a_policy_whatever_it_filled_in(tmp_path: Path) -> None:
     }
 
 
-def test_idle_seconds_are_summed_over_rounds_and_held_against_the_baseline(tmp_path: Path) -> None:
+def test_idle_seconds_are_summed_and_compared_with_the_baseline(tmp_path: Path) -> None:
     for allocation in ("steps_by_speed", "uniform", "steps_by_flops"):
         for seed in range(3):
             write_rounds(tmp_path / "s", allocation, seed=seed)
@@ -238,7 +238,7 @@ def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
     )
 
 
-def test_large_rounds_are_not_held_behind_small_ones_in_the_measured_study() -> None:
+def test_large_rounds_are_not_behind_small_ones_in_the_measured_study() -> None:
     """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030
     against 2.052.
     """

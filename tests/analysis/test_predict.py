@@ -82,7 +82,7 @@ PARTS = (
 )
 
 
-def test_the_recommendation_is_the_truly_best_cell_and_its_probability_is_said(
+def test_the_recommendation_is_the_best_cell_with_its_probability(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
     best = prediction.recommended
@@ -158,7 +158,7 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
         bsweep.predict(study, TARGET, objective="joules")
 
 
-def test_the_least_energy_is_of_busy_devices_where_idle_ones_take_power_too(folder: Path) -> None:
+def test_the_least_energy_counts_the_power_of_idle_devices(folder: Path) -> None:
     """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves
     them idle.
     """
@@ -315,7 +315,7 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_was_too_short_for_any_batch_does_not_rule_its_batch_out(tmp_path: Path) -> None:
+def test_a_run_too_short_for_any_batch_rules_no_batch_out(tmp_path: Path) -> None:
     for batch in (32, 512):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
     write_target_run(tmp_path / "s", TRUTH, batch=128, most_examples=0.5 * 32 * TRUTH.steps(32))
@@ -332,7 +332,7 @@ _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
 )  # fmt: skip
 
 
-def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(
+def test_a_batch_that_missed_the_target_is_not_recommended(
     tmp_path: Path,
 ) -> None:
     truth = Truth(minimum_examples=640_000, scatter=0.02)
@@ -357,7 +357,7 @@ def test_a_batch_that_never_got_there_is_not_recommended_however_near_it_was(
     )
 
 
-def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_errors(
+def test_runs_that_missed_the_target_count_in_a_cells_error(
     tmp_path: Path,
 ) -> None:
     """Half of a cell's runs are cut at a time that the slow ones need longer than."""
@@ -385,7 +385,7 @@ def test_runs_that_fell_short_count_in_what_a_cell_is_measured_at_and_in_the_err
     assert "lower bound" in repr(prediction)
 
 
-def test_a_run_that_went_on_elsewhere_says_how_long_its_own_steps_took_and_counts_them_from_there(
+def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(
     tmp_path: Path,
 ) -> None:
     truth = replace(TRUTH, scatter=0.0, jitter=0.0)

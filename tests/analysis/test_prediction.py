@@ -60,7 +60,7 @@ def test_two_modes_are_both_found_in_their_shares() -> None:
     assert (posterior(log_likelihood, 1)[:, 0] > 0).mean() == pytest.approx(0.75, abs=0.06)
 
 
-def test_the_likelihood_of_cells_is_that_of_a_multivariate_normal_with_bounds_integrated() -> None:
+def test_the_likelihood_integrates_a_normal_over_censored_cells() -> None:
     model, sigma, tau = np.array([[0.3, -0.2]]), np.array([0.2]), np.array([0.5])
     exact = np.array([0.5, 0.1, 0.4])
     covariance = sigma**2 * np.eye(3) + tau**2
@@ -247,9 +247,7 @@ def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.Da
     return pd.DataFrame({"run_id": "a", "variance": variance, "gradient_square": square})
 
 
-def test_the_noise_scale_is_a_ratio_of_averages_with_a_bootstrap_interval_or_not_identifiable() -> (
-    None
-):
+def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     records = noise_records(1.0, 0.5)
     found = critical_batch.from_noise_scale(records)
     assert found.value == pytest.approx(
@@ -306,7 +304,7 @@ def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
     assert "noise scale (100.0 to 200.0) and by branched runs (1000 to 2000) disagree" in line
 
 
-def test_the_papers_times_give_the_cost_of_a_step_and_nothing_of_other_worker_counts() -> None:
+def test_the_papers_times_give_step_costs_of_its_worker_counts_only() -> None:
     """T = a + c / b over 50 epochs: what least squares finds is what the fit finds, with
     intervals.
     """

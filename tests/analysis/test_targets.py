@@ -136,7 +136,7 @@ def test_a_run_that_was_ended_at_its_target_has_reached_it(tmp_path: Path) -> No
         ([0.9], 0),
     ],
 )
-def test_one_good_evaluation_reaches_nothing_and_leaves_open_whether_it_did_just_there(
+def test_one_good_evaluation_alone_does_not_reach_a_target(
     tmp_path: Path, accuracies: list[float], trained: int
 ) -> None:
     folder = write_run(tmp_path / "s", local_batch=16)

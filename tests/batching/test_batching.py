@@ -120,7 +120,7 @@ def test_a_policy_that_changes_nothing_is_the_fixed_batch_bit_for_bit(policy: st
 
 
 @pytest.mark.parametrize("policy", CHANGING)
-def test_workers_reach_one_workers_weights_by_the_decisions_of_every_policy(policy: str) -> None:
+def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
     point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *CHANGING[policy])
     workers = trained(2, "strategy=allreduce", f"batching={policy}", *point, policy="identified")
     changes = [event for event in workers[0]["events"] if event["event"] == "batch_changed"]
@@ -165,7 +165,7 @@ def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
 
 
-def test_where_a_rate_would_fall_the_batch_grows_and_past_its_bound_the_rate_falls() -> None:
+def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
     words = ("batching=raise_instead_of_decay", "batching.max_global_batch=72", *STAGES)
     (run,) = trained(1, "strategy=single", "global_batch=24", "log_every_steps=1", *words)
     assert [len(indices) for indices, _ in run["seen"]] == [24, 24, 43, 72, 19]
@@ -194,7 +194,7 @@ def batches(policy: Policy, *seen: Seen) -> list[int]:
     return found
 
 
-def test_a_schedule_shrinks_the_batch_too_and_ends_at_its_bounds_and_the_data() -> None:
+def test_a_schedule_also_shrinks_the_batch_within_its_bounds() -> None:
     words = ("batching=schedule", "global_batch=64", "num_workers=2", "model=tiny_cnn")
     times = [seen_at(epochs, num_train=100) for epochs in (0.5, 1.0, 1.5, 2.0, 3.0)]
     shrinking = batching.build(compose(*words, "batching.factor=0.25"))
@@ -223,7 +223,7 @@ def test_a_schedule_that_multiplies_a_thousand_times_stays_at_its_bound() -> Non
     assert batches(policy, seen_at(2.0)) == [1024]
 
 
-def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_known() -> None:
+def test_the_batch_follows_the_noise_scale_up_and_down() -> None:
     words = (
         "batching=noise_scale",
         "global_batch=64",
@@ -253,7 +253,7 @@ def test_the_batch_follows_the_noise_scale_up_and_down_unless_it_is_near_or_not_
     assert wide.shares(0.2) == (Share(100, 1),) * 2
 
 
-def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() -> None:
+def test_the_least_batch_gives_each_uneven_worker_two_examples() -> None:
     words = (
         "batching=noise_scale",
         "num_workers=2",
@@ -266,9 +266,7 @@ def test_the_least_batch_leaves_the_smallest_of_uneven_workers_two_examples() ->
 
 
 @pytest.mark.parametrize(("workers", "least"), [(1, 2), (2, 2)])
-def test_the_least_batch_leaves_a_lone_worker_the_halves_by_which_it_measures_the_noise(
-    workers: int, least: int
-) -> None:
+def test_the_least_batch_of_a_lone_worker_can_be_halved(workers: int, least: int) -> None:
     for words in (("batching=cabs",), ("batching=schedule", "optimizer.lr_rule=adascale")):
         config = compose("model=tiny_cnn", "global_batch=16", f"num_workers={workers}", *words)
         assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]

@@ -180,7 +180,7 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
 @pytest.mark.parametrize(
     ("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)]
 )
-def test_a_grid_is_composed_once_for_its_settings_and_once_for_all_its_points(
+def test_hydra_composes_twice_for_a_grid_of_any_size(
     type_run: Type, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], num_composed: int
 ) -> None:
     """Hydra's own launcher, which sets the variables that it is told to, composes each point once

@@ -457,7 +457,7 @@ def test_powersgd_is_exact_where_the_sum_has_a_low_rank() -> None:
     assert float((exchange_alone(build("powersgd", vector), too_much) - too_much).abs().max()) > 0.1
 
 
-def test_powersgd_keeps_workers_in_agreement_whose_processors_round_a_basis_differently(
+def test_powersgd_keeps_workers_equal_despite_different_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_thread, exact = threading.local(), powersgd.orthonormal
@@ -497,9 +497,7 @@ def test_powersgd_draws_on_the_cpu_whatever_computes() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_columns_become_orthonormal_also_where_they_are_zero_or_depend_on_others(
-    device: str, dtype: torch.dtype
-) -> None:
+def test_zero_and_dependent_columns_become_orthonormal_too(device: str, dtype: torch.dtype) -> None:
     plain = torch.randn(19, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
     same, one_zero = plain.clone(), plain.clone()
     same[:] = plain[:, :1]

@@ -387,7 +387,7 @@ def test_run_ids_stay_so_that_studies_go_on(point: str) -> None:
     assert compose(*point.split()).run_id == GOLDEN_IDS[point]
 
 
-def test_local_sgd_under_a_rule_that_went_by_the_global_batch_once_is_another_run() -> None:
+def test_local_sgd_under_another_rate_rule_is_another_run() -> None:
     point = compose(
         *["local_batch=8", "num_workers=2", "strategy=local_sgd", "optimizer.lr_rule=linear"]
     )

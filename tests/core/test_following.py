@@ -19,7 +19,7 @@ def test_each_look_finds_the_new_whole_lines(tmp_path: Path) -> None:
         assert file.new_lines() == [b"third"]
 
 
-def test_what_is_cut_or_gone_is_said_once_and_then_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_cut_or_missing_file_is_told_once_and_then_reread(tmp_path: Path) -> None:
     path = tmp_path / "file"
     file = GrowingFile(path)
     path.write_bytes(b"a\nb\n")

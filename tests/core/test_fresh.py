@@ -88,7 +88,7 @@ def test_a_process_is_spoilt_by_what_a_cpu_has_no_room_for() -> None:
     )
 
 
-def test_inline_trains_in_fresh_processes_under_a_limit_and_after_a_point_without_room(
+def test_inline_uses_a_fresh_process_under_a_limit_or_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*_: object) -> None:

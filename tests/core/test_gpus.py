@@ -200,7 +200,7 @@ def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) ->
     assert "failed: ValueError: gpu7 has 1 GPU for 2 workers, but NCCL" in summary["message"]
 
 
-def test_servers_take_the_slots_that_workers_leave_and_else_run_beside_them() -> None:
+def test_servers_take_free_slots_or_run_beside_workers() -> None:
     """A slot is a GPU, and servers need none."""
     hosts = "a:4,b:4,c:2"
     assert nodes_of(hosts, 3) == [("a", 3)]

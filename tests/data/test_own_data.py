@@ -102,7 +102,7 @@ def test_a_pair_of_tensors_is_taken_and_called_for_once(folder: Path) -> None:
     assert (folder / "calls").read_text().count("called") == 2
 
 
-def test_images_of_pillows_become_bytes_and_bring_the_names_of_their_classes() -> None:
+def test_pillow_images_become_bytes_and_keep_their_class_names() -> None:
     dataset = load("pictures")
     assert dataset.train_inputs.shape == (10, 3, 6, 8) and dataset.classes == ("dark", "bright")
     assert dataset.train_inputs[:, 2, 5, 7].tolist() == list(range(10))

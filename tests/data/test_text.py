@@ -62,7 +62,7 @@ def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
     assert dataset.train_inputs.untyped_storage().nbytes() == 1000
 
 
-def test_a_subset_of_a_text_is_random_always_the_same_and_part_of_a_larger_one(
+def test_a_subset_of_a_text_is_random_repeatable_and_nested(
     tmp_path: Path,
 ) -> None:
     path = write_text(tmp_path / "text.txt", 4000)

@@ -66,7 +66,7 @@ def test_only_a_kill_outranks_what_a_worker_said(paths: RunPaths, number: int, n
     assert outcome.message.startswith(named)
 
 
-def test_without_a_word_the_crashed_is_named_before_those_who_merely_ended(paths: RunPaths) -> None:
+def test_a_crashed_worker_is_named_before_those_that_merely_ended(paths: RunPaths) -> None:
     outcome = failure.outcome(point(), paths, [(0, 1), (1, -signal.SIGABRT)], paths.logs / "none")
     assert outcome.message.startswith("rank 1 was ended by SIGABRT")
 

@@ -77,7 +77,7 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
 @pytest.mark.parametrize(
     "strategy", ["horovod", pytest.param("ddp", marks=pytest.mark.nightly)]
 )  # it waits for long
-def test_a_cut_link_is_named_leaves_nothing_there_and_the_same_command_goes_on_when_it_is_back(
+def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str
 ) -> None:
     arguments = (
@@ -134,7 +134,7 @@ def over(*overrides: str) -> RunConfig:
     return compose(*POINT, "local_batch=8", "launch.hosts='localhost:1,h2:1'", *overrides)
 
 
-def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive_others(
+def test_a_lost_host_ends_the_wait_for_workers_that_outlive_others(
     tmp_path: Path,
 ) -> None:
     """It is the second command that ends, while the first waits for it."""
@@ -153,7 +153,7 @@ def test_a_host_that_does_not_answer_ends_the_wait_for_workers_who_would_outlive
     )
 
 
-def test_hosts_whose_connection_ended_by_itself_are_named_as_lost_and_no_others(
+def test_only_hosts_whose_connection_ended_are_named_as_lost(
     tmp_path: Path,
 ) -> None:
     """A ssh that is told to end does so with the code of one that lost its way; one may notice
@@ -274,7 +274,7 @@ def test_what_differs_on_a_host_is_told_with_a_remedy(
         )
 
 
-def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem() -> None:
+def test_equal_hosts_and_another_build_of_one_torch_are_accepted() -> None:
     with answers() as both:
         assert both[1].facts
         versions = both[1].facts["versions"]
@@ -286,7 +286,7 @@ def test_hosts_that_are_alike_and_another_build_of_the_same_torch_are_no_problem
 @pytest.mark.parametrize(
     ("hosts", "is_named"), [("localhost:2", False), ("localhost:1,h2:1", True)]
 )
-def test_horovodrun_is_told_the_interface_where_another_machine_is_to_be_reached(
+def test_horovodrun_gets_the_interface_that_reaches_other_machines(
     tmp_path: Path, hosts: str, is_named: bool
 ) -> None:
     """Where all workers are here it looks for the loopback, and ends if it may use another

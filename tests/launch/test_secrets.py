@@ -129,7 +129,7 @@ def test_what_passes_secrets_is_its_owners_and_gone_when_all_have_read_it(tmp_pa
     assert not paths.environment.exists()
 
 
-def test_what_a_killed_sweep_left_is_removed_by_the_next_one_unless_it_is_in_use(
+def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(
     tmp_path: Path,
 ) -> None:
     left, in_use = (RunPaths(tmp_path / name).environment for name in ("b8", "b16"))

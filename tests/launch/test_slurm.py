@@ -446,7 +446,7 @@ def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
     assert sum(text.count(" completed after") for text in printed) == 6, "and none what another has"
 
 
-def test_a_killed_srun_leaves_nobody_on_the_nodes_and_the_next_one_goes_on(
+def test_a_killed_srun_leaves_no_process_and_the_next_one_resumes(
     cluster: Path, undisturbed: list[float]
 ) -> None:
     with (cluster / "said").open("w+") as said:
@@ -481,7 +481,7 @@ done
 
 
 @pytest.mark.nightly  # it waits for time-outs
-def test_a_node_that_is_cut_off_is_named_and_when_it_is_back_the_same_command_goes_on(
+def test_a_cut_node_is_named_and_the_same_command_resumes_the_run(
     cluster: Path,
 ) -> None:
     """Within one allocation, as a batch script would: SLURM itself takes minutes to see that a node

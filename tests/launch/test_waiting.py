@@ -63,7 +63,7 @@ def test_workers_that_fall_silent_are_a_timeout_that_names_the_first() -> None:
     assert wait.timeout.endswith("rank 1")
 
 
-def test_a_sign_of_life_begins_the_silence_anew_though_clocks_were_set_back() -> None:
+def test_a_sign_of_life_counts_even_after_a_clock_was_set_back() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
     assert not wait.is_over(seen(50, signs=(1050.0, 1050.0)))
     assert not wait.is_over(seen(89, signs=(1050.0, -500.0)))  # nothing newer
@@ -86,7 +86,7 @@ def test_after_a_lost_connection_ssh_has_time_to_give_up_further_hosts() -> None
     assert seconds_until_over(wait, 5, [None, 255]) == 15 + 1 + 0.25
 
 
-def test_workers_that_outlive_others_go_on_after_a_failure_unless_it_is_the_first_command() -> None:
+def test_workers_that_outlive_others_go_on_unless_rank_0_failed() -> None:
     stays, ends = waiting(*OUTLIVING), waiting(*OUTLIVING)
     begun = (1001.0, 1001.0)
     assert not stays.is_over(seen(4, [None, None], begun))

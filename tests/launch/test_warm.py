@@ -34,7 +34,7 @@ def both_cores_busy() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
-def test_ranks_find_each_other_again_after_each_of_many_failures_on_a_busy_machine(
+def test_ranks_meet_again_after_many_failures_on_a_busy_machine(
     device: str,
 ) -> None:
     command = [
@@ -77,7 +77,7 @@ if os.environ.get("HOROVOD_RANK") == "1":
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
-def test_a_sweep_goes_on_after_a_failed_point_unless_its_processes_are_spoilt(
+def test_a_sweep_goes_on_after_a_failed_point_if_its_processes_can(
     tmp_path: Path, device: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAILING)

@@ -180,7 +180,7 @@ def test_a_point_that_does_not_fit_spoils_no_other_of_its_sweep(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_training_with_the_largest_batches_stays_within_the_memory_that_was_probed(
+def test_training_at_probed_batches_stays_within_probed_memory(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
     probe = f"allocation.probe={uneven[0]}/results/s/probe.json"

@@ -202,7 +202,7 @@ def test_libraries_models_are_built_for_the_data(
         ),
     ],
 )
-def test_what_a_library_does_not_have_or_take_is_said_before_anything_starts(
+def test_a_wrong_model_name_or_option_is_refused_before_the_start(
     library: str, architecture: str, more: tuple[str, ...], shape: tuple[int, ...], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
@@ -234,7 +234,7 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
         assert (own.resolve(compose(*point, *options)).run_id in sizes) == is_known
 
 
-def test_an_error_of_a_worker_shows_their_traceback_and_the_next_point_runs(folder: Path) -> None:
+def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: Path) -> None:
     """Two workers train what the run folder holds, wherever they are."""
     options = (
         "model=own",

@@ -487,7 +487,7 @@ def strategies(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return study
 
 
-def test_one_batch_and_worker_count_are_a_dot_a_cell_in_the_order_of_launch(
+def test_cells_of_one_batch_and_worker_count_are_dots_in_launch_order(
     strategies: analysis.Study,
 ) -> None:
     figure = plots.time_by_batch(strategies)
@@ -636,7 +636,7 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     assert "both are drawn without an interval" in plots.caption(figure)
 
 
-def test_workers_with_unequal_threads_have_no_speedup_and_the_caption_says_so(
+def test_unequal_threads_have_no_speedup_and_a_caption_says_so(
     tmp_path: Path,
 ) -> None:
     for workers, threads in ((1, 2), (2, 1)):

@@ -149,7 +149,7 @@ def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     assert "n = 3 seeds" in plots.caption(figure)
 
 
-def test_published_idle_times_stand_beside_the_model_and_the_caption_says_what_contradicts(
+def test_published_idle_times_stand_beside_the_model_with_a_caption(
     uneven: analysis.Study,
 ) -> None:
     figure = plots.published_idle(uneven)

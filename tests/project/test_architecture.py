@@ -99,7 +99,7 @@ def test_contracts_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint_imports(config_filename="pyproject.toml", no_cache=True) == 0
 
 
-def test_rooms_import_each_other_in_no_circle_lazily_and_for_types_neither() -> None:
+def test_no_circle_of_imports_between_rooms_not_even_lazy_ones() -> None:
     rooms: dict[str, set[str]] = {}
     for name, tree in TREES.items():
         if name in ("bsweep", "bsweep.__main__"):
@@ -134,7 +134,7 @@ def test_each_room_says_what_it_is_for() -> None:
     assert [name for name, number in sentences.items() if number < MIN_SENTENCES] == []
 
 
-def test_the_map_in_contributing_has_the_rooms_in_the_order_of_the_contract() -> None:
+def test_the_map_in_contributing_lists_the_rooms_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (rows,) = re.findall(r"^\| room \|.*\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     on_map = re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)

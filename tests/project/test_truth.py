@@ -44,7 +44,7 @@ def step_seconds(batch: int, workers: int, seed: int) -> float:
     return train_seconds(batch // workers, workers, 1, seed) / math.ceil(NUM_TRAIN / batch)
 
 
-def test_a_cell_takes_its_steps_times_the_seconds_that_a_step_of_so_many_workers_takes(
+def test_seconds_of_a_cell_are_steps_times_step_seconds(
     grid: measured_grid.Measured,
 ) -> None:
     assert set(grid.cells) == {(batch, workers, 1) for batch in GRID for workers in (1, 2)}
@@ -99,7 +99,7 @@ def test_zeus_settles_on_the_best_batch_of_the_most_workers(grid: measured_grid.
     )
 
 
-def test_a_batch_that_changes_takes_the_seconds_of_each_batch_for_as_long_as_it_may_have_lasted(
+def test_a_changing_batch_takes_the_step_seconds_of_each_batch(
     grid: measured_grid.Measured,
 ) -> None:
     epoch = {batch: NUM_TRAIN / batch * grid.step((batch, 2, 1)) for batch in GRID}
@@ -157,7 +157,7 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
     assert math.isnan(found["accuracy_difference"]["goodput"]), "runs that ended at the target"
 
 
-def test_who_never_gets_there_takes_for_ever_and_passes_stand_for_several_workers(
+def test_a_missed_target_takes_forever_and_passes_replace_workers(
     grid: measured_grid.Measured,
 ) -> None:
     runs = grid.study.runs.set_index("run_id")

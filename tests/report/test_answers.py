@@ -188,7 +188,7 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
     assert "that 3 of 3 cells reach in all their runs" in basis
 
 
-def test_of_several_targets_that_runs_name_the_one_that_they_support_is_taken(
+def test_the_supported_one_of_several_named_targets_is_taken(
     tmp_path: Path,
 ) -> None:
     for batch in BATCHES:
@@ -285,7 +285,7 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
         assert len(plots.time_surface(study).axes) == 2
 
 
-def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_them(
+def test_skipped_checks_are_named_with_their_options(
     tmp_path: Path,
 ) -> None:
     for number in range(6):
@@ -308,7 +308,7 @@ def test_parts_that_were_not_looked_at_are_named_with_the_options_that_choose_th
         assert found.cells["num_runs"].sum() in (2, 3)
 
 
-def test_workers_that_do_not_step_together_are_told_apart_from_missing_points(
+def test_workers_out_of_step_are_told_apart_from_missing_points(
     tmp_path: Path,
 ) -> None:
     for batch in (4, 8):

@@ -33,7 +33,7 @@ def test_records_are_read_back_in_order(tmp_path: Path) -> None:
     assert all(r["schema"] == 1 and r["type"] == "event" and r["time"] > 0 for r in records)
 
 
-def test_torn_at_every_byte_only_the_last_record_is_lost_and_appending_repairs(
+def test_a_file_torn_at_any_byte_loses_its_last_record_only(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "m.jsonl"
@@ -154,7 +154,7 @@ def test_records_that_are_vouched_for_are_read_as_others_are(
     assert vouched.warnings == read_run(paths.folder, with_steps).warnings != ()
 
 
-def test_summary_of_a_run_that_never_started_has_every_column_and_null_numbers(
+def test_a_run_that_never_started_has_a_summary_with_null_numbers(
     tmp_path: Path,
 ) -> None:
     paths = RunPaths(tmp_path)

@@ -370,7 +370,7 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
 
 
-def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_say(
+def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
     tmp_path: Path,
 ) -> None:
     """Steps are even at first, one worker is twelve times slower, and clocks are hours apart."""
@@ -420,7 +420,7 @@ def test_steps_follow_the_speeds_that_are_measured_whatever_the_workers_clocks_s
 
 
 @pytest.mark.slow
-def test_steps_of_a_network_aware_run_follow_the_exchange_that_is_measured(tmp_path: Path) -> None:
+def test_steps_of_a_network_aware_run_follow_the_measured_exchange(tmp_path: Path) -> None:
     """Told to synchronise each step, with an exchange that takes longer than the steps."""
     point = (
         *TINY,
@@ -485,7 +485,7 @@ def test_fednova_counts_what_momentum_makes_of_steps(
         assert weight == pytest.approx(0.5 * mean / went[rank], rel=1e-12)
 
 
-def test_a_network_aware_run_goes_by_the_exchange_itself_though_computing_hides_it(
+def test_a_network_aware_run_measures_the_hidden_exchange_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps of 0.1 s, and 1 s of travel and codec of which nothing is exposed: a tenth of the time
@@ -559,7 +559,7 @@ def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:
 @pytest.mark.parametrize(
     ("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)]
 )
-def test_beside_plain_training_a_worker_holds_an_anchor_and_an_outer_momentum(
+def test_a_diloco_worker_also_holds_an_anchor_and_outer_momentum(
     overrides: tuple[str, ...], more: int
 ) -> None:
     """Plain: parameters, gradients and two of AdamW. Overlapping holds three more, top-k its

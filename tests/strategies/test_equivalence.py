@@ -329,7 +329,7 @@ def test_ring_sends_twice_the_vector_less_a_share() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_in_shared_memory_nothing_is_sent_and_the_weights_are_those_of_gloo_bit_for_bit(
+def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
     num_workers: int,
 ) -> None:
     shared, network = (
@@ -372,7 +372,7 @@ def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
     assert set(first["sent_early"]) == {0}
 
 
-def test_what_travels_is_timed_apart_from_what_hides_it_and_from_what_compresses_it() -> None:
+def test_exchange_overlap_and_compression_are_timed_apart() -> None:
     plain, *_ = trained(2, "strategy=allreduce")
     compressed, *_ = trained(2, "strategy=allreduce", "compression=signsgd", "precision=fp32")
     hidden, *_ = trained(2, "strategy=horovod", "strategy.buckets=3")
@@ -452,7 +452,7 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
     ],
     ids=" ".join,
 )
-def test_gradients_that_are_written_to_the_vector_at_once_are_exchanged_like_others(
+def test_gradients_written_directly_are_exchanged_like_others(
     how: tuple[str, ...], num_passes: int
 ) -> None:
     """The kernels are larger than their maps. With BatchNorm, two workers are not the same as one

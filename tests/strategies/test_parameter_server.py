@@ -263,7 +263,7 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("broken", ["server", "worker"])
-def test_what_breaks_beside_a_colocated_server_ends_the_run_with_its_error(
+def test_an_error_beside_a_colocated_server_ends_the_run(
     tmp_path: Path, broken: str, consistency: str
 ) -> None:
     overrides = (

@@ -83,7 +83,7 @@ def cost(one: Pair, other_codec: float, *other_messages: float) -> Traffic:
     return one.traffic()
 
 
-def test_a_codec_computes_apart_from_what_travels_and_nobody_waits_for_it_while_it_computes(
+def test_codec_seconds_are_neither_exchange_nor_wait_seconds(
     pair: Callable[..., Pair],
 ) -> None:
     """This worker's codec takes 6 s and the other's 14 s: its messages of 4 s are 1 s of travel and

@@ -67,7 +67,7 @@ def folder_of(cwd: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in cwd.rglob("*"))
 
 
-def test_a_sweep_is_planned_watched_stopped_and_resumed_from_other_processes(
+def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     tmp_path: Path,
 ) -> None:
     grid = ("-m", "local_batch=2,4", "num_workers=2", "strategy=local_sgd", "epochs=4000", *QUICK)
@@ -208,9 +208,7 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["poll", "fail", "end"])
-def test_an_interrupt_that_is_dropped_by_what_was_called_still_ends_the_run(
-    tmp_path: Path, then: str
-) -> None:
+def test_an_interrupt_dropped_by_a_call_still_ends_the_run(tmp_path: Path, then: str) -> None:
     """Imports of torch and numpy drop one at times, or fail by it."""
     went_on = []
 
@@ -255,7 +253,7 @@ def test_what_fails_by_an_interrupt_is_no_failed_run(
     assert not outcomes
 
 
-def test_a_run_that_is_told_to_stop_has_the_time_that_its_checkpoint_takes(
+def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths, clock = RunPaths(tmp_path), [0.0]
@@ -337,7 +335,7 @@ def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> 
     assert said == ["ending at once"]
 
 
-def test_an_interrupt_that_is_dropped_before_a_run_is_heeded_when_it_begins(
+def test_an_interrupt_dropped_before_a_run_ends_it_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "is_interrupted", False)

@@ -66,7 +66,7 @@ def cores_of(run: Path) -> set[int]:
     return {core for path in run.glob("cores.*") for core in json.loads(path.read_text())}
 
 
-def test_points_at_once_have_cores_of_their_own_and_the_numbers_of_points_alone(
+def test_parallel_points_have_own_cores_and_unchanged_numbers(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOTES_CORES)
@@ -403,7 +403,7 @@ def point(num_workers: int = 1, *overrides: str) -> Any:
     )
 
 
-def test_a_point_takes_the_cores_of_its_threads_and_a_core_for_each_server(
+def test_a_point_takes_a_core_per_thread_and_per_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sized(monkeypatch, 8)
@@ -449,7 +449,7 @@ def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.Monkey
     )
 
 
-def test_where_no_two_points_have_room_they_run_one_after_another_and_it_is_said(
+def test_points_without_room_for_two_run_in_turn_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sized(monkeypatch, 2)
@@ -527,7 +527,7 @@ def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
 BESIDE = {**META, "beside_others": True}
 
 
-def test_times_beside_others_are_in_no_figure_and_no_prediction_but_accuracies_are(
+def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
     tmp_path: Path,
 ) -> None:
     for batch in (8, 16, 32):

@@ -151,7 +151,7 @@ def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
     assert "bsweep.study.attempts" in run and not {"pandas", "matplotlib"} & run
 
 
-def test_a_second_sweep_skips_what_is_completed_and_a_grid_names_every_point(
+def test_a_second_sweep_skips_completed_points_and_names_all_points(
     tmp_path: Path,
 ) -> None:
     grid = (
@@ -204,7 +204,7 @@ def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_inside_horovodrun_another_worker_count_is_refused_before_training(tmp_path: Path) -> None:
+def test_inside_horovodrun_another_worker_count_is_refused(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     result = bsweep(
         "run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix
@@ -240,7 +240,7 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
         ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
     ],
 )
-def test_a_killed_process_ends_the_job_with_its_rank_and_the_sweep_goes_on(
+def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
     tmp_path: Path, strategy: str, killed: int, culprit: str
 ) -> None:
     point = ("local_batch=2", "num_workers=2", f"strategy={strategy}", *QUICK[:-2], "study=s")
@@ -272,7 +272,7 @@ def transports(folder: Path) -> list[str | None]:
     return [record["transport"] for record in records if record["type"] == "start"]
 
 
-def test_workers_that_cannot_share_memory_exchange_by_the_network_and_say_so(
+def test_workers_without_shared_memory_use_the_network_and_say_so(
     tmp_path: Path,
 ) -> None:
     point = ("local_batch=30", "num_workers=2", "strategy=allreduce", *QUICK)
@@ -676,7 +676,7 @@ def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
         launch.check_machine(compose("local_batch=8"))
 
 
-def test_inside_horovodrun_diloco_is_refused_unless_horovod_makes_its_sums(
+def test_inside_horovodrun_diloco_needs_horovods_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):

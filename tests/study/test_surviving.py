@@ -46,7 +46,7 @@ def runs(folder: Path) -> list[RunPaths]:
     return [RunPaths(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
 
 
-def test_a_damaged_run_is_left_out_by_name_and_the_same_sweep_repeats_it_alone(
+def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     tmp_path: Path,
 ) -> None:
     assert bsweep("run", *SHORT, cwd=tmp_path).returncode == 0

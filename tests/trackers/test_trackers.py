@@ -138,7 +138,7 @@ def wandb_records(file: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_all_trackers_hold_what_is_on_record_and_an_export_doubles_nothing(study: Path) -> None:
+def test_trackers_hold_all_records_and_an_export_doubles_none(study: Path) -> None:
     expected = on_record(study)
     assert len(expected) == 2 and all(len(losses) == 2 for losses in expected.values())
     for is_exported in (False, True):
@@ -151,9 +151,7 @@ def test_all_trackers_hold_what_is_on_record_and_an_export_doubles_nothing(study
             assert ("there already" in result.stderr) == (name == "mlflow")
 
 
-def test_an_export_goes_where_it_is_told_and_names_a_run_that_it_cannot_read(
-    study: Path, tmp_path: Path
-) -> None:
+def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: Path) -> None:
     expected = on_record(study)
     broken = study / "broken"
     broken.mkdir()

@@ -65,7 +65,7 @@ def test_what_is_within_the_noise_is_no_difference() -> None:
     )
 
 
-def test_a_point_by_itself_asks_in_its_own_folder_unless_its_study_has_an_answer(
+def test_a_single_point_calibrates_alone_unless_its_study_has_done_so(
     tmp_path: Path,
 ) -> None:
     """So `bsweep profile` of one batch does not settle what a sweep over others trains in."""
@@ -119,7 +119,7 @@ def test_batches_that_were_not_measured_go_by_the_nearest() -> None:
     assert found.seconds_per_example(found.timed[0]) == pytest.approx((0.1 / 8 + 2 * 0.8 / 64) / 3)
 
 
-def test_a_short_sweep_is_not_worth_a_calibration_and_a_study_is_asked_once(tmp_path: Path) -> None:
+def test_a_short_sweep_is_not_calibrated_and_a_study_only_once(tmp_path: Path) -> None:
     points = [replace(AUTO, results_dir=str(tmp_path), local_batch=batch) for batch in (64, 8)]
     path = calibration_file.path_of(points[0])
     path.parent.mkdir()
@@ -253,7 +253,7 @@ def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     assert calibration_file.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
 
 
-def test_a_run_that_has_begun_keeps_its_layout_where_it_says_its_precision(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_memory_layout(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, precision="fp32", settings={"precision": "fp32"})
     config = replace(AUTO, precision="fp32")
     assert (
@@ -308,7 +308,7 @@ def agreed(point: RunConfig, monkeypatch: pytest.MonkeyPatch, **meta: Any) -> Nu
     )
 
 
-def test_workers_on_other_machines_than_who_asked_measure_once_for_each_kind(
+def test_workers_on_other_machines_calibrate_once_per_hardware(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = replace(AUTO, results_dir=str(tmp_path))
@@ -338,7 +338,7 @@ def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
     assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
 
 
-def test_a_short_sweep_measures_on_other_hardware_if_its_study_was_long_enough(
+def test_a_short_sweep_is_calibrated_if_its_study_was_long_enough(
     tmp_path: Path,
 ) -> None:
     point = replace(AUTO, results_dir=str(tmp_path))
@@ -410,7 +410,7 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     assert kept == [chosen] * 4 and calibration_file.read_calibration(path) == found
 
 
-def test_a_calibration_leaves_no_trace_in_the_numbers_of_the_point_that_measures(
+def test_a_calibration_does_not_change_the_numbers_of_its_point(
     tmp_path: Path,
 ) -> None:
     losses = []
@@ -493,7 +493,7 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
         (0.001, (0.0, 0.0), 4, []),
     ],
 )
-def test_the_largest_batch_there_is_time_and_memory_for_is_measured_after_the_smallest(
+def test_the_largest_feasible_batch_is_calibrated_after_the_smallest(
     seconds_per_example: float,
     of_another: tuple[float, float],
     fits: int,

@@ -58,7 +58,7 @@ def test_training_is_the_same_bit_for_bit_however_often_it_is_evaluated(name: st
 
 
 @pytest.mark.parametrize("batch", [4, 14, 40])
-def test_evaluations_come_at_the_first_step_that_reaches_a_multiple_of_examples(batch: int) -> None:
+def test_evaluations_come_at_the_first_step_past_each_multiple(batch: int) -> None:
     given = ("local_batch=null", f"global_batch={batch}", "epochs=3")
     run = evaluated("compressed", *given)[0]
     sizes = [min(batch, NUM_TRAIN - start) for start in range(0, NUM_TRAIN, batch)] * 3
@@ -91,7 +91,7 @@ def test_local_sgd_is_evaluated_where_workers_have_met() -> None:
     )
 
 
-def test_a_run_ends_at_its_target_with_the_steps_to_it_of_one_that_goes_on(tmp_path: Path) -> None:
+def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path) -> None:
     more = (
         "num_workers=2",
         "strategy=allreduce",

@@ -180,7 +180,7 @@ if os.environ.get("RANK") == "0":
     ("device", "overlap"),
     [("cpu", True), on_gpus("cuda", True, number=2), on_gpus("cuda", False, number=2)],
 )
-def test_an_eager_exchange_is_seen_to_travel_while_the_next_round_computes(
+def test_an_eager_exchange_overlaps_the_next_round(
     tmp_path: Path, device: str, overlap: bool
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(

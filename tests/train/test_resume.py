@@ -98,7 +98,7 @@ def wait_until(
         ("diloco", 1, "strategies.eager", "EagerDiLoCo.end_round", 11),
     ],
 )
-def test_a_run_whose_worker_or_server_is_killed_goes_on_as_if_it_never_was(
+def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     tmp_path: Path, name: str, rank: int, module: str, function: str, call: int
 ) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES[name], "study=s")

@@ -184,7 +184,7 @@ def test_steps_of_a_graph_are_those_without(
     assert losses[0] == losses[1]
 
 
-def test_what_a_graph_takes_is_measured_beside_what_is_there_and_counts_on_top_of_it_later(
+def test_a_graphs_memory_is_measured_and_added_later(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU on which 100 bytes are allocated, and 700 at most in a capture; later 300, with an
@@ -293,7 +293,7 @@ def test_one_worker_without_a_graph_leaves_all_without(
         ] * broke_off
 
 
-def test_a_graph_that_cannot_be_is_refused_and_one_that_need_not_be_is_said_nothing_of(
+def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     tmp_path: Path,
 ) -> None:
     for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
