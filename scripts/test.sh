@@ -27,5 +27,6 @@ ruff check .
 ruff format --check .
 mypy
 shellcheck -x scripts/*.sh .ci/run
-# Much of a test is waiting, for processes to start or to be given up: two at a time fill two cores.
-pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+# Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+pytest --numprocesses $((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder "$@"

@@ -161,16 +161,16 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
         if (seconds := truth.seconds(b, n)) <= 0.9 * deadline
     }
     assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
-    assert (
-        prediction.choice.probability_in_time is not None
-        and prediction.choice.probability_in_time >= 0.9
-    )
+    assert prediction.choice.probability_in_time is not None
+    assert prediction.choice.probability_in_time >= 0.9
 
 
 def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -> None:
     search = Simulated(Truth(), tmp_path / "s", 0)
     _, first, _ = search.look()
-    assert first.offer is not None and first.offer.cell[1] == 1 and 32 <= first.offer.cell[0] <= 512
+    assert first.offer is not None
+    assert first.offer.cell[1] == 1
+    assert 32 <= first.offer.cell[0] <= 512
     step_time = fit_step_time(search.timings, DRAWS)
     begun = Offer((16, 4, 1), 9e4, done_steps=50.0)
     goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
@@ -184,14 +184,13 @@ def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -
     assert prediction is not None
     offers = [Offer(cell, search.grid.most_steps[cell]) for cell in search.grid.cells]
     poor = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1.0))
-    assert (
-        poor.ends == "budget"
-        and poor.offer is not None
-        and poor.worker_seconds > 1
-        and poor.gain > 0
-    )
+    assert poor.ends == "budget"
+    assert poor.offer is not None
+    assert poor.worker_seconds > 1
+    assert poor.gain > 0
     rich = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1e6))
-    assert rich.offer == poor.offer and not rich.ends
+    assert rich.offer == poor.offer
+    assert not rich.ends
     half = [
         Offer(cell, search.grid.most_steps[cell], 0.9 * search.truth.steps(cell[0]))
         for cell in search.grid.cells
@@ -240,20 +239,21 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
         finally:
             process.kill()
     first = (tmp_path / "said").read_text()
-    assert first.count("timing a few steps of") == 4 and "next: global batch" in first
+    assert first.count("timing a few steps of") == 4
+    assert "next: global batch" in first
     second = command(*REAL, cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert "timing" not in second.stderr, "that is on record"
     assert interrupted.name in second.stderr
     told = json.loads(second.stdout)
-    assert told["runs"][0] == interrupted.name and len(set(told["runs"])) == len(told["runs"])
-    assert told["ended"] in ("sure", "gain", "runs") and told["spent"]["seconds"] < 1200
+    assert told["runs"][0] == interrupted.name
+    assert len(set(told["runs"])) == len(told["runs"])
+    assert told["ended"] in ("sure", "gain", "runs")
+    assert told["spent"]["seconds"] < 1200
     assert told["prediction"]["recommendation"]["num_reached"] >= 0
     study = bsweep.load(tmp_path / "results/s")
-    assert (
-        set(study.runs["run_id"]) == set(told["runs"])
-        and (study.runs["status"] == "completed").all()
-    )
+    assert set(study.runs["run_id"]) == set(told["runs"])
+    assert (study.runs["status"] == "completed").all()
     assert study.runs["reached"].any()
     status = command("status", "results/s", cwd=tmp_path)
     assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout, (
@@ -261,14 +261,14 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     )
     assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
     third = command(*REAL, cwd=tmp_path)
-    assert third.returncode == 0 and "next:" not in third.stderr, "there is nothing to go on with"
+    assert third.returncode == 0
+    assert "next:" not in third.stderr, "there is nothing to go on with"
     kept = [
         json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()
     ]
     again = command("run", *kept[0], cwd=tmp_path)
-    assert again.returncode == 0 and "completed already" in again.stderr, (
-        "a run that ended at its target is over"
-    )
+    assert again.returncode == 0
+    assert "completed already" in again.stderr, "a run that ended at its target is over"
 
 
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
@@ -306,11 +306,11 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     assert "2 workers" not in result.stderr
     told = json.loads(result.stdout)
     best = told["prediction"]["recommendation"]
-    assert (best["global_batch"], best["num_workers"]) == (16, 1) and best[
-        "probability_in_time"
-    ] > 0.9
+    assert (best["global_batch"], best["num_workers"]) == (16, 1)
+    assert best["probability_in_time"] > 0.9
     statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
-    assert statuses[64] == "out_of_memory" and statuses[16] == "completed"
+    assert statuses[64] == "out_of_memory"
+    assert statuses[16] == "completed"
 
 
 def test_a_search_out_of_budget_names_the_best_accuracy_seen(
@@ -319,26 +319,22 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     inline = ("launch=inline", "strategy=single", "num_workers=1")
     never = ("recommend", *TINY, *inline, "--target-accuracy", "0.999")
     result = command(*never, "--budget", "0.001s", cwd=tmp_path)
-    assert (
-        result.returncode == 2
-        and "too short to time the steps" in result.stderr
-        and "--budget" in result.stderr
-    )
+    assert result.returncode == 2
+    assert "too short to time the steps" in result.stderr
+    assert "--budget" in result.stderr
     result = command(*never, "--budget", "6s", "epochs=100000", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     assert (
         "No recommendation: no run reached a test accuracy of 0.999. The best seen is 0."
         in result.stdout
     )
-    assert "can resume" in result.stderr and "Ended: the rest of the budget" in result.stdout
-    assert (
-        "A larger budget would train" in result.stdout
-        and "the same command with --budget" in result.stdout
-    )
+    assert "can resume" in result.stderr
+    assert "Ended: the rest of the budget" in result.stdout
+    assert "A larger budget would train" in result.stdout
+    assert "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
-    assert result.returncode == 1 and "No recommendation: no run reached" in result.stdout, (
-        result.stderr
-    )
+    assert result.returncode == 1, result.stderr
+    assert "No recommendation: no run reached" in result.stdout, result.stderr
     assert "no point of the grid is left to run" in result.stdout, (
         "larger batches need more examples, not fewer"
     )
@@ -380,9 +376,9 @@ def test_what_cannot_be_searched_is_refused_with_the_remedy(
     arguments: list[str], says: str, tmp_path: Path
 ) -> None:
     result = command("recommend", *arguments, "model=tiny_cnn", cwd=tmp_path)
-    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, (
-        result.stderr
-    )
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
     assert not (tmp_path / "results").exists(), "nothing was started"
 
 

@@ -117,7 +117,8 @@ def test_what_was_not_recorded_and_what_is_not_known_is_said(
     ):
         replay.replay(tmp_path, "goodput", [])
     write_run(tmp_path, 32.0, "seed=1")
-    assert len(replay.replay(tmp_path, "goodput", [])) == 1 and silent in capsys.readouterr().err
+    assert len(replay.replay(tmp_path, "goodput", [])) == 1
+    assert silent in capsys.readouterr().err
     for name, words, message in (
         ("goodpud", [], "Did you mean 'goodput'"),
         ("schedule", ["batching.factr=3"], "Did you mean 'batching.factor'"),
@@ -134,7 +135,8 @@ def test_recorded_seconds_are_of_the_passes_that_the_run_made(tmp_path: Path) ->
         "run", compose(*words), 100, [{"global_batch": 64, "images_per_second": 640.0}], []
     )
     ((shares, seconds),) = recorded.timings()
-    assert shares[0].num_passes == 1 and seconds == pytest.approx(0.1)
+    assert shares[0].num_passes == 1
+    assert seconds == pytest.approx(0.1)
 
 
 def test_a_policy_is_told_of_as_many_measured_steps_as_in_training(tmp_path: Path) -> None:
@@ -148,7 +150,8 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     write_run(tmp_path, 32.0)
     changing = write_run(tmp_path, 32.0, "batching=schedule")
     study = bsweep.load(tmp_path)
-    assert set(study.batches["run_id"]) == {changing} and len(study.batches) == 16
+    assert set(study.batches["run_id"]) == {changing}
+    assert len(study.batches) == 16
     figure = FIGURES["batch_by_epoch"](study)
     batch, noise, _ = figure.axes
     assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]

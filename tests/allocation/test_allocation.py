@@ -116,7 +116,8 @@ def test_drift_is_of_shares() -> None:
 def test_shares_sum_up_and_leave_nobody_without(total: int) -> None:
     for weights in (FLOPS, (1, 1, 1, 1), (1000, 1, 1, 1), (1, 2, 3, 4)):
         parts = allocation.shares(total, weights)
-        assert sum(parts) == total and min(parts) >= 1
+        assert sum(parts) == total
+        assert min(parts) >= 1
         assert [parts[i] for i in sorted(range(4), key=lambda i: weights[i])] == sorted(parts)
 
 
@@ -165,7 +166,9 @@ def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
     ]
     assert len(names) == len(set(names))
     for entry in table.values():
-        assert entry["tflops"] > 0 and entry["memory_gb"] > 0 and entry["source"]
+        assert entry["tflops"] > 0
+        assert entry["memory_gb"] > 0
+        assert entry["source"]
     for other in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100X", "NVIDIA RTX 6000 Ada Generation"):
         with pytest.raises(ConfigError):
             allocation.device(other)
@@ -205,7 +208,8 @@ def test_hybrid_fits_the_steps_to_its_batches(tmp_path: Path) -> None:
     assert config.local_steps == (100, 100)
     given = resolved(tmp_path, workers, "allocation=hybrid", "allocation.local_batches=[8,8]")
     # 100 x 0.026 s, at 0.042 s a step.
-    assert given.local_batches == (8, 8) and given.local_steps == (
+    assert given.local_batches == (8, 8)
+    assert given.local_steps == (
         144,
         62,
     )
@@ -215,15 +219,18 @@ def test_network_aware_chooses_the_rounds_length(tmp_path: Path) -> None:
     config = resolved(
         tmp_path, [worker(0.001)] * 2, "allocation=network_aware", probe={"exchange_seconds": 0.001}
     )
-    assert config.local_steps == (1, 1) and getattr(config.strategy, "sync_every", None) == 1
+    assert config.local_steps == (1, 1)
+    assert getattr(config.strategy, "sync_every", None) == 1
 
 
 def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
     batch = ("local_batch=null", "global_batch=19", "allocation=batch_by_flops", DEVICES)
     config = resolved(tmp_path, None, *batch)
-    assert config.allocation.local_batches == (4, 4, 6, 5) and config.examples_per_step == 19
+    assert config.allocation.local_batches == (4, 4, 6, 5)
+    assert config.examples_per_step == 19
     twice = resolved(tmp_path, None, *batch, "global_batch=38", "accumulation_steps=2")
-    assert twice.allocation.local_batches == (4, 4, 6, 5) and twice.examples_per_step == 38
+    assert twice.allocation.local_batches == (4, 4, 6, 5)
+    assert twice.examples_per_step == 38
     memory = ("local_batch=null", "global_batch=24", "allocation=batch_by_memory")
     assert resolved(tmp_path, [worker(1), worker(1, largest=16)], *memory).local_batches == (19, 5)
     for largest in (64, 8):  # an even share of 12 need not fit
@@ -234,7 +241,8 @@ def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
 def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> None:
     workers = [worker(1), worker(2, largest=16, stopped_by="seconds")]
     (doubt,) = allocation.doubts(resolved(tmp_path, workers, "allocation=batch_by_memory"))
-    assert "local batch 16 of worker 1" in doubt and "had time for" in doubt
+    assert "local batch 16 of worker 1" in doubt
+    assert "had time for" in doubt
     smaller = ("allocation=batch_by_memory", "allocation.local_batches=[8,8]")
     assert not allocation.doubts(resolved(tmp_path, workers, *smaller))
     assert not allocation.doubts(
@@ -252,7 +260,8 @@ def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
         f"results_dir={tmp_path}",
     )
     (warning,) = checks.check_point(compose(*point, "strategy.sync_every=6"))
-    assert "a round of 96 examples is longer than an epoch of 90" in warning and "[6, 6]" in warning
+    assert "a round of 96 examples is longer than an epoch of 90" in warning
+    assert "[6, 6]" in warning
     assert not checks.check_point(compose(*point, "strategy.sync_every=5"))
 
 
@@ -350,10 +359,8 @@ def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         resolved(tmp_path, None, f"allocation={name}")
     message = str(caught.value)
-    assert (
-        str(tmp_path / "s/probe.json") in message
-        and "run `bsweep probe` with the same overrides first" in message
-    )
+    assert str(tmp_path / "s/probe.json") in message
+    assert "run `bsweep probe` with the same overrides first" in message
     assert ("allocation.devices" in message) == name.endswith("flops")
     with pytest.raises(ConfigError, match=r"elsewhere\.json"):
         resolved(tmp_path, None, f"allocation={name}", "allocation.probe=elsewhere.json")
@@ -376,7 +383,8 @@ def test_a_probe_of_something_else_is_refused(change: str, key: str, tmp_path: P
     assert fill_in(compose(*point, "data.subset=100", "seed=3", "compression=fp16"))
     with pytest.raises(ConfigError) as caught:
         fill_in(compose(*point, change))
-    assert f"{key}=" in str(caught.value) and "run `bsweep probe`" in str(caught.value)
+    assert f"{key}=" in str(caught.value)
+    assert "run `bsweep probe`" in str(caught.value)
 
 
 def test_the_exchange_matters_to_network_aware_alone(tmp_path: Path) -> None:
@@ -451,9 +459,8 @@ def test_weights_may_miss_1_by_their_rounding() -> None:
 
 def test_a_run_without_its_probe_exits_with_2_and_starts_nothing(tmp_path: Path) -> None:
     result = bsweep("run", *POINT, *TINY, "allocation=steps_by_speed", cwd=tmp_path)
-    assert (
-        result.returncode == 2
-        and "results/s/probe.json" in result.stderr
-        and "`bsweep probe`" in result.stderr
-    )
-    assert "Traceback" not in result.stderr and not list(tmp_path.rglob("config.yaml"))
+    assert result.returncode == 2
+    assert "results/s/probe.json" in result.stderr
+    assert "`bsweep probe`" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("config.yaml"))

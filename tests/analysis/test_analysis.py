@@ -541,11 +541,11 @@ def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
 
 def test_the_exponent_of_a_power_law_is_recovered_with_its_interval() -> None:
     exponent, half = analysis.fit_power([1, 2, 4, 8], [3.0, 1.5, 0.75, 0.375])
-    assert exponent == pytest.approx(-1) and half == pytest.approx(0, abs=1e-9)
+    assert exponent == pytest.approx(-1)
+    assert half == pytest.approx(0, abs=1e-9)
     exponent, half = analysis.fit_power([1, math.e, math.e**2], [1, math.e**2, math.e**2])
-    assert exponent == pytest.approx(1) and half == pytest.approx(
-        12.706 * math.sqrt(1 / 3), rel=1e-4
-    )
+    assert exponent == pytest.approx(1)
+    assert half == pytest.approx(12.706 * math.sqrt(1 / 3), rel=1e-4)
 
 
 def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> None:
@@ -555,10 +555,8 @@ def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> N
     assert list(by_workers["exponent"]) == pytest.approx([-0.9, -0.9])
     assert list(by_workers["num_points"]) == [3, 3]
     assert list(by_workers.index.get_level_values("local_batch")) == [16, 64]
-    assert (
-        analysis.epoch_growth(study, "local_batch").empty
-        and analysis.epoch_growth(study, "num_train").empty
-    )
+    assert analysis.epoch_growth(study, "local_batch").empty
+    assert analysis.epoch_growth(study, "num_train").empty
     assert analysis.epoch_growth(study, "num_parameters").empty
 
 
@@ -571,9 +569,8 @@ def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path
     counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_parameters"])
     study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 0.5))
     growth = analysis.epoch_growth(study, "num_parameters").reset_index()
-    assert growth["exponent"].tolist() == pytest.approx([0.5]) and growth[
-        "num_points"
-    ].tolist() == [4]
+    assert growth["exponent"].tolist() == pytest.approx([0.5])
+    assert growth["num_points"].tolist() == [4]
     assert "model" not in growth
     assert analysis.epoch_growth(
         replace(study, runs=study.runs.iloc[2:]), "num_parameters"
@@ -591,7 +588,8 @@ def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Pat
     counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_train"])
     study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 1.2))
     growth = analysis.common_growth(study, "num_train")
-    assert growth.exponent == pytest.approx(1.2) and (growth.num_points, growth.num_series) == (
+    assert growth.exponent == pytest.approx(1.2)
+    assert (growth.num_points, growth.num_series) == (
         3,
         1,
     )
@@ -601,10 +599,12 @@ def test_series_have_an_exponent_in_common_and_factors_of_their_own(tmp_path: Pa
     exponent, half = analysis.fit_power(
         [1, 2, 4, 2, 4, 8], [3, 6, 12, 70, 140, 280], ["a"] * 3 + ["b"] * 3
     )
-    assert exponent == pytest.approx(1) and half == pytest.approx(0, abs=1e-9)
+    assert exponent == pytest.approx(1)
+    assert half == pytest.approx(0, abs=1e-9)
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(16, 64), num_workers=(1, 2, 4)))
     growth = analysis.common_growth(study, "num_workers")
-    assert growth.exponent == pytest.approx(-0.9) and (growth.num_points, growth.num_series) == (
+    assert growth.exponent == pytest.approx(-0.9)
+    assert (growth.num_points, growth.num_series) == (
         6,
         2,
     )
@@ -628,9 +628,8 @@ def test_what_workers_send_grows_with_the_bytes_of_a_ring(tmp_path: Path) -> Non
         loaded, epochs=loaded.epochs.assign(sent_bytes=sent**2 * loaded.epochs["num_steps"])
     )
     growth = analysis.sent_growth(study)
-    assert growth.exponent == pytest.approx(2) and growth.num_points == 3, (
-        "a lone worker sends nothing"
-    )
+    assert growth.exponent == pytest.approx(2)
+    assert growth.num_points == 3, "a lone worker sends nothing"
     assert (
         "two values"
         in analysis.sent_growth(
@@ -663,7 +662,8 @@ def test_how_the_overhead_grows_with_the_number_of_runs(tmp_path: Path) -> None:
             wall_seconds=loaded.runs["train_seconds"] + 3 * starts * number**power
         )
         growth = analysis.overhead_growth(replace(loaded, runs=runs, provenance=provenance))
-        assert growth.exponent == pytest.approx(1 + power) and (
+        assert growth.exponent == pytest.approx(1 + power)
+        assert (
             growth.num_points,
             growth.num_series,
         ) == (8, 2)
@@ -1036,7 +1036,9 @@ def test_runs_older_than_a_key_share_the_cell_of_its_default(
         settings={"batching.name": "fixed"},
     )
     runs = bsweep.load(tmp_path / "s").runs
-    assert len(runs) > 1 and len(analysis.cells(runs)) == 1 and "batching.name" not in runs
+    assert len(runs) > 1
+    assert len(analysis.cells(runs)) == 1
+    assert "batching.name" not in runs
 
 
 def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:

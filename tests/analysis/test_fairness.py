@@ -54,9 +54,12 @@ def collapse(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysis.Study) -> None:
     (one,) = fairness(collapse)
     assert one.rate == "one rate for all (0.1)", "the best on average: 0.86 of 0.83 and 0.73"
-    assert one.one_rate is not None and one.best_rates is not None
-    assert (one.one_rate.worse, one.one_rate.better) == (8, 64) and one.one_rate.low > 0.05
-    assert one.best_rates.low < 0 < one.best_rates.high and abs(one.best_rates.value) < 0.01
+    assert one.one_rate is not None
+    assert one.best_rates is not None
+    assert (one.one_rate.worse, one.one_rate.better) == (8, 64)
+    assert one.one_rate.low > 0.05
+    assert one.best_rates.low < 0 < one.best_rates.high
+    assert abs(one.best_rates.value) < 0.01
     (line,) = analysis.fairness_words(collapse)
     assert "With one rate for all (0.1) the test accuracy of local batch 8 is 0.1" in line
     assert (
@@ -77,7 +80,8 @@ def test_an_effect_that_no_rate_mends_survives(tmp_path: Path) -> None:
     worse = {key: value - 0.1 if key[0] == 256 else value for key, value in COLLAPSE.items()}
     study = write_sweep(tmp_path / "s", worse)
     (one,) = fairness(study)
-    assert one.best_rates is not None and one.best_rates.worse == 256
+    assert one.best_rates is not None
+    assert one.best_rates.worse == 256
     assert one.best_rates.low < 0.1 < one.best_rates.high
     assert ": a batch effect remains." in analysis.fairness_words(study)[0]
 
@@ -95,7 +99,8 @@ def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
         64: "highest",
         256: "highest",
     }
-    assert table["n"].eq(3).all() and table["num_rates"].eq(3).all()
+    assert table["n"].eq(3).all()
+    assert table["num_rates"].eq(3).all()
 
 
 def test_a_seed_is_scored_at_the_rate_that_the_others_find_best() -> None:
@@ -123,9 +128,8 @@ def test_too_few_seeds_and_rates_are_counted(tmp_path: Path) -> None:
 
 def test_one_rate_for_all_says_nothing_of_rates(tmp_path: Path) -> None:
     study = write_sweep(tmp_path / "s", {(8, 0.4): 0.33, (64, 0.4): 0.93})
-    assert (
-        analysis.fairness_words(study) == [] and analysis.fairness_words(analysis.published()) == []
-    )
+    assert analysis.fairness_words(study) == []
+    assert analysis.fairness_words(analysis.published()) == []
     assert "rate_by_batch" not in plots.figures(study)
 
 
@@ -161,9 +165,11 @@ def test_of_runs_with_a_target_times_are_compared_as_ratios(tmp_path: Path) -> N
                 )
     study = bsweep.load(tmp_path / "s")
     (one,) = fairness(study)
-    assert one.metric == "seconds_to_target" and one.best_rates is not None
+    assert one.metric == "seconds_to_target"
+    assert one.best_rates is not None
     truth = slow.seconds(32, 1) / slow.seconds(64, 1)
-    assert one.best_rates.worse == 32 and one.best_rates.is_told
+    assert one.best_rates.worse == 32
+    assert one.best_rates.is_told
     assert 2.718281828**one.best_rates.value == pytest.approx(truth, rel=0.05)
     assert "local batch 32 takes 1." in analysis.fairness_words(study)[0]
 
@@ -180,7 +186,8 @@ def test_the_page_and_the_figure_show_the_best_rates(
         if line.get_color() == plots.COLORS[0] and len(line.get_xdata()) == 3  # type: ignore[arg-type]
     )
     assert list(best.get_ydata()) == pytest.approx([0.93, 0.931, 0.929], abs=0.002)  # type: ignore[arg-type]
-    assert rate.get_yscale() == "log" and "n = 3" in plots.caption(figure)
+    assert rate.get_yscale() == "log"
+    assert "n = 3" in plots.caption(figure)
     monkeypatch.setattr(plots, "FIGURES", {"rate_by_batch": plots.rate_by_batch})
     page = report.write(collapse.folder, tmp_path / "out")
     assert "With the best rate of each batch size no difference" in page.read_text()

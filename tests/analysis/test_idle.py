@@ -116,7 +116,8 @@ def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
             analysis.equal_time_losses,
             analysis.rounds_timeline,
         )
-        assert all(table(study).empty for table in tables) and report.idle_text(study) == ""
+        assert all(table(study).empty for table in tables)
+        assert report.idle_text(study) == ""
 
 
 def test_seeds_repeat_a_policy_whatever_it_filled_in(tmp_path: Path) -> None:

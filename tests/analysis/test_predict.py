@@ -62,9 +62,8 @@ def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(
     assert (cells["seconds_low"] <= cells["typical_low"]).all()
     measured = cells[cells["num_runs"] > 0]
     assert set(zip(measured["global_batch"], measured["num_workers"], strict=True)) == set(CELLS)
-    assert (measured["num_reached"] == 2).all() and cells["measured_seconds"].notna().sum() == len(
-        CELLS
-    )
+    assert (measured["num_reached"] == 2).all()
+    assert cells["measured_seconds"].notna().sum() == len(CELLS)
     is_measured = cells["num_runs"] > 0
     width = np.log(cells["typical_high"] / cells["typical_low"])
     assert width[is_measured].max() < width[~is_measured].max(), "what was measured is known better"
@@ -92,7 +91,9 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     assert prediction.choice.probability_close >= prediction.choice.probability_best
     text = repr(prediction)
     assert text.startswith("Fastest to a test accuracy of 0.9: global batch ")
-    assert "with probability" in text and "Leave-one-cell-out" in text and "linear" in text
+    assert "with probability" in text
+    assert "Leave-one-cell-out" in text
+    assert "linear" in text
     assert "<table" in prediction._repr_html_()
     assert (
         bsweep.predict(bsweep.load(Path(prediction.seen.study.folder)), TARGET).choice
@@ -113,7 +114,8 @@ def test_one_more_run_brings_most_where_the_choice_is_open(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
     gains = prediction.gains()
-    assert (gains["gain"] >= 0).all() and gains["gain"].max() > 0
+    assert (gains["gain"] >= 0).all()
+    assert gains["gain"].max() > 0
     likely = prediction.cells[prediction.cells["probability_best"] > 0.01]
     most = gains.iloc[gains["gain"].argmax()]
     assert most["kind"] == "run", "a run tells of both its steps and their time"
@@ -130,16 +132,16 @@ def test_one_more_run_brings_most_where_the_choice_is_open(
 def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     study = bsweep.load(folder)
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
-    assert cheapest.recommended["num_workers"] == 1 and cheapest.sentence().startswith(
-        "Cheapest to"
-    )
+    assert cheapest.recommended["num_workers"] == 1
+    assert cheapest.sentence().startswith("Cheapest to")
     assert cheapest.choice.value == pytest.approx(cheapest.recommended["worker_seconds"] / 1000)
     assert cheapest.cells["money"].to_numpy() == pytest.approx(
         cheapest.cells["worker_seconds"].to_numpy() / 1000
     )
     assert cheapest.cells["joules"].isna().all()
     one = bsweep.predict(study, TARGET, objective="fastest,workers<=1", workers=[1, 2, 4])
-    assert one.recommended["num_workers"] == 1 and set(one.cells["num_workers"]) == {1, 2, 4}
+    assert one.recommended["num_workers"] == 1
+    assert set(one.cells["num_workers"]) == {1, 2, 4}
     assert any("4 workers" in warning for warning in one.warnings)
     wide = one.cells.groupby("num_workers").apply(
         lambda of: np.log(of["seconds_high"] / of["seconds_low"]).mean()
@@ -148,10 +150,8 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     slowest, soonest = one.cells["seconds"].max(), one.cells["seconds"].min()
     deadline = bsweep.predict(study, TARGET, objective=f"deadline={2 * slowest:.0f}s")
     assert deadline.recommended["num_workers"] == 1, "what is in time need not be soonest"
-    assert (
-        deadline.choice.probability_in_time is not None
-        and deadline.choice.probability_in_time > 0.9
-    )
+    assert deadline.choice.probability_in_time is not None
+    assert deadline.choice.probability_in_time > 0.9
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
     with pytest.raises(ValueError, match="no run recorded its energy"):
@@ -200,13 +200,15 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     assert told.returncode == 0, told.stderr
     read = json.loads(told.stdout)
     assert read["target"] == {"metric": "test_loss", "value": 0.1}
-    assert read["cells"][0]["joules"] is None and read["learning_rate_rule"] == "linear"
+    assert read["cells"][0]["joules"] is None
+    assert read["learning_rate_rule"] == "linear"
     assert [one["source"] for one in read["critical_batches"]] == [
         "steps to target",
         "noise scale",
         "branched runs",
     ]
-    assert read["recommendation"]["global_batch"] in {128, 256} and read["leave_one_out"]
+    assert read["recommendation"]["global_batch"] in {128, 256}
+    assert read["leave_one_out"]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +243,17 @@ def test_what_cannot_be_predicted_is_said_with_the_remedy(
     arguments: list[str], says: str, folder: Path, tmp_path: Path
 ) -> None:
     result = command("predict", str(folder), *arguments, cwd=tmp_path)
-    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, (
-        result.stderr
-    )
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
 
 
 def test_an_unknown_study_is_said_with_what_is_near(folder: Path, tmp_path: Path) -> None:
     result = command(
         "predict", str(folder.with_name("know")), "--target-accuracy", "0.9", cwd=tmp_path
     )
-    assert result.returncode == 2 and "Did you mean 'known'?" in result.stderr
+    assert result.returncode == 2
+    assert "Did you mean 'known'?" in result.stderr
 
 
 def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path) -> None:
@@ -291,21 +294,27 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     seen = observed(study, target_of(accuracy=TARGET))
     reached = seen.runs.groupby("global_batch")["reached"].sum()
-    assert reached[32] == 2 and reached[1024] == 0
+    assert reached[32] == 2
+    assert reached[1024] == 0
     steps = fit(seen, num_draws=1000).steps
     without = study.runs["global_batch"].isin(reached.index[reached > 0])
     few = fit(observed(study, target_of(accuracy=TARGET), {}), num_draws=1000).steps
     low, high = np.quantile(np.exp(steps.log_steps(1024)), [0.05, 0.95])
     assert low > 0.85 * most * 2 / 1024, "more steps than it was trained"
-    assert low < TRUTH.steps(1024) < high and without.any() and few.batches == steps.batches
+    assert low < TRUTH.steps(1024) < high
+    assert without.any()
+    assert few.batches == steps.batches
     prediction = bsweep.predict(study, TARGET)
     row = prediction.cells.set_index("global_batch").loc[1024]
-    assert row["num_runs"] == 2 and row["num_reached"] == 0 and np.isnan(row["measured_seconds"])
+    assert row["num_runs"] == 2
+    assert row["num_reached"] == 0
+    assert np.isnan(row["measured_seconds"])
     assert "0 of 2 reached" in repr(prediction)
-    assert row["is_unreached"] and not row["is_allowed"] and row["probability_best"] == 0
-    assert "0 of 2 reached; left out" in repr(
-        prediction
-    ) and "Left out: cells with a batch size whose runs" in repr(prediction)
+    assert row["is_unreached"]
+    assert not row["is_allowed"]
+    assert row["probability_best"] == 0
+    assert "0 of 2 reached; left out" in repr(prediction)
+    assert "Left out: cells with a batch size whose runs" in repr(prediction)
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
     assert "Its own 2 runs did not reach the target." in unreached.sentence(), (
         "where there is nothing else"
@@ -320,11 +329,9 @@ def test_a_run_too_short_for_any_batch_rules_no_batch_out(tmp_path: Path) -> Non
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
     write_target_run(tmp_path / "s", TRUTH, batch=128, most_examples=0.5 * 32 * TRUTH.steps(32))
     row = bsweep.predict(tmp_path / "s", TARGET).cells.set_index("global_batch").loc[128]
-    assert (
-        (row["num_runs"], row["num_reached"]) == (1, 0)
-        and not row["is_unreached"]
-        and row["is_allowed"]
-    )
+    assert (row["num_runs"], row["num_reached"]) == (1, 0)
+    assert not row["is_unreached"]
+    assert row["is_allowed"]
 
 
 _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
@@ -377,11 +384,13 @@ def test_runs_that_missed_the_target_count_in_a_cells_error(
     scatter = [np.random.default_rng([128, 1, seed, 5]).standard_normal() for seed in range(8)]
     # Had they not been cut.
     whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))
-    assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15) and alone < 0.85 * whole
+    assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15)
+    assert alone < 0.85 * whole
     left_out = prediction.leave_one_out.set_index("global_batch")
     assert left_out["measured_seconds"][128] > 1.05 * alone
     assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
-    assert left_out["error"][256] == 0 and left_out["is_inside"][256], "longer than it was trained"
+    assert left_out["error"][256] == 0
+    assert left_out["is_inside"][256], "longer than it was trained"
     assert "lower bound" in repr(prediction)
 
 
@@ -397,7 +406,8 @@ def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(
     for batch in (128, 256, 512):
         write_branch(tmp_path / "s", sources[64], truth, batch=batch, workers=2, after=half, seed=1)
     prediction = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2])
-    assert len(prediction.seen.runs) == 3 and len(prediction.seen.continued) == 3
+    assert len(prediction.seen.runs) == 3
+    assert len(prediction.seen.continued) == 3
     timed = {cell: seconds for cell, seconds, kind in prediction.seen.timings() if kind == "step"}
     assert timed[Cell(128.0, 2)] == pytest.approx(truth.step_seconds(128, 2)), (
         "on its own workers alone"
@@ -468,7 +478,8 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
                     most_examples=most,
                 )
     prediction = bsweep.predict(tmp_path / "s", TARGET)
-    assert prediction.seen.rates == best and prediction.cells["num_runs"].sum() == 6
+    assert prediction.seen.rates == best
+    assert prediction.cells["num_runs"].sum() == 6
     assert (
         prediction.rate_rule == "fixed, with the best optimizer.lr tried for each batch: "
         "0.1 at 32, 0.2 at 128, 0.4 at 512"
@@ -477,7 +488,8 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
     assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1
     one = bsweep.predict(tmp_path / "s", TARGET, where={"lr": "0.2"})
-    assert not one.seen.rates and one.cells["num_runs"].sum() == 6
+    assert not one.seen.rates
+    assert one.cells["num_runs"].sum() == 6
 
 
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:
@@ -490,14 +502,16 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
     prediction = bsweep.predict(study, TARGET, batches=[32, 128, 512], workers=[2])
     by_steps, by_noise, _ = prediction.critical_batches
     assert by_steps.verdict == "not identifiable: 1 batch size is missing"
-    assert by_noise.is_known and 0.8 * critical < by_noise.low < by_noise.high < 1.25 * critical
+    assert by_noise.is_known
+    assert 0.8 * critical < by_noise.low < by_noise.high < 1.25 * critical
     truth = {batch: TRUTH.steps(batch) for batch in (32, 128, 512)}
     cells = prediction.cells.set_index("global_batch")
     width = np.log(cells["steps_high"] / cells["steps_low"])
     steps = cells[["steps_low", "steps_high"]].astype(float)
     for batch, count in truth.items():
         assert steps["steps_low"][batch] < count < steps["steps_high"][batch]
-    assert width[512] > 2 * width[128] and width[32] > 1.3 * width[128]
+    assert width[512] > 2 * width[128]
+    assert width[32] > 1.3 * width[128]
     assert any("2 more would test the formula" in warning for warning in prediction.warnings)
     with pytest.raises(ValueError, match="run one more batch size"):
         bsweep.predict(
@@ -529,13 +543,13 @@ def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
 
 
 def test_objectives_and_times_as_people_write_them() -> None:
-    assert parse_seconds("2h") == 7200 and parse_seconds("1.5m") == 90 and parse_seconds("45") == 45
+    assert parse_seconds("2h") == 7200
+    assert parse_seconds("1.5m") == 90
+    assert parse_seconds("45") == 45
     both = parse_objective("deadline=30m, workers<=4")
-    assert (
-        both.deadline_seconds == 1800
-        and both.max_workers == 4
-        and both.minimize == "worker_seconds"
-    )
+    assert both.deadline_seconds == 1800
+    assert both.max_workers == 4
+    assert both.minimize == "worker_seconds"
     assert parse_objective("fastest,deadline=30m").minimize == "seconds"
     for text in ("", "deadline=soon", "workers<=0", "fastest,cheapest", "deadline=0s"):
         with pytest.raises(ValueError, match=r"fastest|not a time"):
@@ -543,7 +557,8 @@ def test_objectives_and_times_as_people_write_them() -> None:
 
 
 def test_tables_are_dataframes_for_a_notebook(prediction: bsweep.analysis.Prediction) -> None:
-    assert isinstance(prediction.cells, pd.DataFrame) and isinstance(prediction.fits, pd.DataFrame)
+    assert isinstance(prediction.cells, pd.DataFrame)
+    assert isinstance(prediction.fits, pd.DataFrame)
     fits = prediction.fits
     for name, value in (
         ("S_min (steps)", TRUTH.minimum_steps),

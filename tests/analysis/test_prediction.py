@@ -46,9 +46,8 @@ def test_draws_are_those_of_a_posterior_that_is_known() -> None:
     covariance = np.linalg.inv(precision + np.eye(2))
     assert points[:, :2].mean(axis=0) == pytest.approx(covariance @ precision @ center, abs=0.01)
     assert np.cov(points[:, :2].T) == pytest.approx(covariance, rel=0.1)
-    assert points[:, 2].mean() == pytest.approx(0, abs=0.05) and points[
-        :, 2
-    ].std() == pytest.approx(1, rel=0.05)
+    assert points[:, 2].mean() == pytest.approx(0, abs=0.05)
+    assert points[:, 2].std() == pytest.approx(1, rel=0.05)
     assert (posterior(log_likelihood, 3) == points).all(), "the same for the same data"
 
 
@@ -201,7 +200,8 @@ def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
     assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
     helped = fit_steps({128.0: cell_runs([truth.steps(128)])}, Known(200.0, 3.0))
     low, _, high = quantiles(helped.log_steps(512.0))
-    assert low < math.log(truth.steps(512)) < high and high - low < widths[0]
+    assert low < math.log(truth.steps(512)) < high
+    assert high - low < widths[0]
 
 
 def test_far_from_what_was_measured_intervals_are_wider() -> None:
@@ -223,7 +223,8 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
         assert low < math.log(truth.step_seconds(32, 4)) < high
         return high - low
 
-    assert fitted((2,)) > fitted((2, 3)) and fitted((1,)) > 2 * fitted((1, 2, 3))
+    assert fitted((2,)) > fitted((2, 3))
+    assert fitted((1,)) > 2 * fitted((1, 2, 3))
 
 
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
@@ -253,9 +254,11 @@ def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     assert found.value == pytest.approx(
         records["variance"].sum() / records["gradient_square"].sum()
     )
-    assert found.is_known and found.low < 200 < found.high
+    assert found.is_known
+    assert found.low < 200 < found.high
     lost = critical_batch.from_noise_scale(noise_records(0.05, 1.0))
-    assert "not identifiable" in lost.verdict and math.isnan(lost.value)
+    assert "not identifiable" in lost.verdict
+    assert math.isnan(lost.value)
     assert (
         critical_batch.from_noise_scale(records[:3]).verdict
         == "not identifiable: 5 records are missing"
@@ -285,7 +288,8 @@ def test_branches_give_the_critical_batch_by_the_same_law() -> None:
         for batch in (64, 128, 256, 512) for seed in (0, 1)
     ])  # fmt: skip
     found = critical_batch.from_branches(branches)
-    assert found.is_known and found.low < 200 < found.high
+    assert found.is_known
+    assert found.low < 200 < found.high
     assert (
         critical_batch.from_branches(branches[:2]).verdict
         == "not identifiable: 1 branch is missing"
@@ -320,11 +324,11 @@ def test_the_papers_times_give_step_costs_of_its_worker_counts_only() -> None:
     at_zero = np.exp([quantiles(fit.log_seconds(Cell(1.0, 4)))[place] for place in (0, 2)])
     assert at_zero[0] < per_step + per_example < at_zero[1]
     low, middle, high = quantiles(fit.example_seconds)
-    assert low < per_example < high and middle == pytest.approx(per_example, rel=0.2)
+    assert low < per_example < high
+    assert middle == pytest.approx(per_example, rel=0.2)
     on_four, on_eight = (quantiles(fit.log_seconds(Cell(64.0, workers))) for workers in (4, 8))
-    assert on_four[2] - on_four[0] < 0.35 and on_eight[2] - on_eight[0] > 2 * (
-        on_four[2] - on_four[0]
-    )
+    assert on_four[2] - on_four[0] < 0.35
+    assert on_eight[2] - on_eight[0] > 2 * (on_four[2] - on_four[0])
 
 
 def test_the_papers_collapse_at_batch_8_is_an_effect_of_its_learning_rate() -> None:

@@ -65,7 +65,8 @@ def test_evaluations_on_record_count_and_those_of_a_repeated_stretch_once(tmp_pa
     add(folder, *(evaluation(steps, 0.2) for steps in (200, 300)), noise)
     study = bsweep.load(tmp_path / "s")
     own = study.evaluations[study.evaluations["run_id"] == RUN]
-    assert own["num_steps"].tolist() == [100, 200, 300] and own["test_accuracy"].tolist() == [
+    assert own["num_steps"].tolist() == [100, 200, 300]
+    assert own["test_accuracy"].tolist() == [
         0.1,
         0.2,
         0.2,
@@ -94,23 +95,19 @@ def test_the_crossing_is_that_of_the_smoothed_curve(tmp_path: Path) -> None:
         0.9,
     ]
     row = crossing(study, accuracy=0.85)
-    assert row["reached"] and not row["is_bound"]
+    assert row["reached"]
+    assert not row["is_bound"]
     assert row["steps_to_target"] == pytest.approx(600)  # between 500, where it is 0.8, and 700
-    assert row["examples_to_target"] == pytest.approx(9600) and row[
-        "epochs_to_target"
-    ] == pytest.approx(6)
+    assert row["examples_to_target"] == pytest.approx(9600)
+    assert row["epochs_to_target"] == pytest.approx(6)
     assert row["seconds_to_target"] == pytest.approx(300)
     assert crossing(study, loss=0.15)["steps_to_target"] == pytest.approx(600)
-    assert (
-        crossing(study, accuracy=0.5)["is_bound"]
-        and crossing(study, accuracy=0.5)["steps_to_target"] == 100
-    )
+    assert crossing(study, accuracy=0.5)["is_bound"]
+    assert crossing(study, accuracy=0.5)["steps_to_target"] == 100
     never = crossing(study, accuracy=0.92)
-    assert (
-        not never["reached"]
-        and np.isnan(never["seconds_to_target"])
-        and never["trained_steps"] == 800
-    )
+    assert not never["reached"]
+    assert np.isnan(never["seconds_to_target"])
+    assert never["trained_steps"] == 800
     assert never["best"] == 0.9
 
 
@@ -121,9 +118,8 @@ def test_a_run_that_was_ended_at_its_target_has_reached_it(tmp_path: Path) -> No
         *(evaluation(100 * number, value) for number, value in enumerate([0.5, 0.6, 0.9, 0.8], 1)),
     )
     row = crossing(bsweep.load(tmp_path / "s"), accuracy=0.7)
-    assert row["reached"] and row["steps_to_target"] == pytest.approx(250), (
-        "between 0.6 and the smoothed 0.8"
-    )
+    assert row["reached"]
+    assert row["steps_to_target"] == pytest.approx(250), "between 0.6 and the smoothed 0.8"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +138,9 @@ def test_one_good_evaluation_alone_does_not_reach_a_target(
     folder = write_run(tmp_path / "s", local_batch=16)
     add(folder, *(evaluation(100 * number, value) for number, value in enumerate(accuracies, 1)))
     row = crossing(bsweep.load(tmp_path / "s"), accuracy=0.75)
-    assert (
-        not row["reached"] and np.isnan(row["steps_to_target"]) and row["trained_steps"] == trained
-    )
+    assert not row["reached"]
+    assert np.isnan(row["steps_to_target"])
+    assert row["trained_steps"] == trained
 
 
 SCORES = st.lists(st.integers(0, 12).map(lambda level: level / 12), min_size=1, max_size=12)
@@ -188,12 +184,14 @@ def test_runs_that_name_a_target_have_columns_of_it(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=32)
     study = bsweep.load(tmp_path / "s")
     first, second, other = (study.runs.iloc[row] for row in range(3))
-    assert first["reached"] is True and first["steps_to_target"] == pytest.approx(250)
-    assert first["examples_to_target"] == pytest.approx(4000) and first[
-        "seconds_to_target"
-    ] == pytest.approx(125)
-    assert second["reached"] is False and np.isnan(second["epochs_to_target"])
-    assert np.isnan(other["seconds_to_target"]) and other["reached"] is not True
+    assert first["reached"] is True
+    assert first["steps_to_target"] == pytest.approx(250)
+    assert first["examples_to_target"] == pytest.approx(4000)
+    assert first["seconds_to_target"] == pytest.approx(125)
+    assert second["reached"] is False
+    assert np.isnan(second["epochs_to_target"])
+    assert np.isnan(other["seconds_to_target"])
+    assert other["reached"] is not True
     assert not {"reached", "steps_to_target"} & {*analysis.cell_keys(study.runs)}
     assert analysis.to_target(study, analysis.target_of(0.55))["reached"].tolist()[:2] == [
         True,

@@ -49,9 +49,8 @@ def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strate
     (one,) = trained(1, "strategy=single", *DOUBLING, policy="Doubling")
     workers = trained(2, f"strategy={strategy}", *DOUBLING, policy="Doubling")
     (fixed,) = trained(1, "strategy=single", *DOUBLING)
-    assert one["moved"] > 0.01 and not torch.allclose(
-        one["parameters"], fixed["parameters"], rtol=1e-4
-    )
+    assert one["moved"] > 0.01
+    assert not torch.allclose(one["parameters"], fixed["parameters"], rtol=1e-4)
     sizes = [24, 24, 43, 48, 24, 19]
     assert [len(indices) for indices, _ in one["seen"]] == sizes
     for worker in workers:
@@ -124,7 +123,8 @@ def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
     point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *CHANGING[policy])
     workers = trained(2, "strategy=allreduce", f"batching={policy}", *point, policy="identified")
     changes = [event for event in workers[0]["events"] if event["event"] == "batch_changed"]
-    assert changes and all(change["inputs"] for change in changes)
+    assert changes
+    assert all(change["inputs"] for change in changes)
     after, to = ([change[key] for change in changes] for key in ("epochs_done", "global_batch"))
     options = (f"+batching.options.after={after}", f"+batching.options.to={to}")
     own = ("batching=own", f"batching.target={ROOT}/tests/support/policies.py:Recorded", *options)
@@ -159,7 +159,9 @@ def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
         [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")]
         for run in (workers[0], one)
     )
-    assert len(set(ours)) > 1 and batches == others and ours == pytest.approx(theirs, rel=1e-9)
+    assert len(set(ours)) > 1
+    assert batches == others
+    assert ours == pytest.approx(theirs, rel=1e-9)
     assert one["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
@@ -203,7 +205,8 @@ def test_a_schedule_also_shrinks_the_batch_within_its_bounds() -> None:
     seesaw = batching.build(
         compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
     )
-    assert batches(seesaw, seen_at(2.0)) == [256] and seesaw.rate_factor(2.0) == pytest.approx(0.5)
+    assert batches(seesaw, seen_at(2.0)) == [256]
+    assert seesaw.rate_factor(2.0) == pytest.approx(0.5)
     assert batches(seesaw, seen_at(6.0)) == [1000]  # of 4096, so that the rate falls by the rest
     again = batching.build(
         compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
@@ -379,7 +382,8 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
     )
     (run, _) = trained(2, "strategy=allreduce", "log_every_steps=1", *words)
     rates = [step["learning_rate"] for step in run["steps"]]
-    assert rates[:10] == [0.1] * 10 and all(0.1 < rate <= 0.2 for rate in rates[10:])
+    assert rates[:10] == [0.1] * 10
+    assert all(0.1 < rate <= 0.2 for rate in rates[10:])
 
 
 def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
@@ -402,9 +406,8 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
         *options,
     )
     (one,) = trained(1, "strategy=single", *point, *own, "optimizer.lr_rule=fixed")
-    assert one["moved"] > 0.01 and [
-        step["learning_rate"] for step in one["steps"]
-    ] == pytest.approx(factors)
+    assert one["moved"] > 0.01
+    assert [step["learning_rate"] for step in one["steps"]] == pytest.approx(factors)
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
 

@@ -120,7 +120,8 @@ def test_what_is_wrong_is_said_of_every_value_once() -> None:
             grid.to_config(composed(point))
         except ConfigError as error:
             every |= set(error.problems)
-    assert set(raised.value.problems) == every and len(raised.value.problems) == len(every) == 4
+    assert set(raised.value.problems) == every
+    assert len(raised.value.problems) == len(every) == 4
 
 
 def test_hydra_composes_one_point_of_each_family() -> None:
@@ -136,4 +137,5 @@ def test_hydra_composes_one_point_of_each_family() -> None:
         ["strategy=ddp", "strategy=horovod"],
     ]
     found = grid.configs(counted, [*itertools.product(*axes)])
-    assert len(calls) == 2 and len({config.run_id for config in found}) == 1600
+    assert len(calls) == 2
+    assert len({config.run_id for config in found}) == 1600

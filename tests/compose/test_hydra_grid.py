@@ -48,7 +48,8 @@ def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:
 
 def test_a_grid_says_what_hydra_does_beside_it() -> None:
     with hydra_grid.composed(POINT) as plain:
-        assert not plain.runs_elsewhere and not plain.surrounds_points
+        assert not plain.runs_elsewhere
+        assert not plain.surrounds_points
     with hydra_grid.composed((*POINT, "+hydra.job.env_set.NAMED=here")) as surrounded:
         assert surrounded.surrounds_points
 

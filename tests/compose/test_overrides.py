@@ -163,10 +163,12 @@ def test_what_cannot_be_is_refused_in_plain_words(
     for name in ("pipe", "pipe.py"):
         os.mkfifo(name)
     code, said = type_run("local_batch=8", *overrides)
-    assert code == 2 and "Traceback" not in said
+    assert code == 2
+    assert "Traceback" not in said
     for words in expected:
         assert words in said
-    assert max(map(len, said.splitlines())) < 1000 and len(list(Path().iterdir())) == 2
+    assert max(map(len, said.splitlines())) < 1000
+    assert len(list(Path().iterdir())) == 2
 
 
 def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) -> None:
@@ -204,7 +206,8 @@ def test_hydra_composes_twice_for_a_grid_of_any_size(
     monkeypatch.setattr(attempts, "run_point", run_point)
     code, said = type_run("-m", "local_batch=8,16", "seed=0,1", *more)
     assert code == 0, said
-    assert len(composed) == num_composed and seen == ["here" if more else None] * 4
+    assert len(composed) == num_composed
+    assert seen == ["here" if more else None] * 4
 
 
 def test_a_point_that_cannot_be_run_fails_alone(
@@ -218,7 +221,8 @@ def test_a_point_that_cannot_be_run_fails_alone(
 
     monkeypatch.setattr(attempts, "run_point", run_point)
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
-    assert code == 1 and said.count("a point could not be run: ZeroDivisionError") == 1
+    assert code == 1
+    assert said.count("a point could not be run: ZeroDivisionError") == 1
     assert ended == [1]
 
 
@@ -232,7 +236,8 @@ def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
 
     monkeypatch.setattr(plugin.BaseSubmititLauncher, "launch", fail)
     code, said = type_run("-m", "local_batch=8", "seed=0,1", "hydra/launcher=submitit_slurm")
-    assert code == 1 and "Traceback" not in said
+    assert code == 1
+    assert "Traceback" not in said
     assert (
         "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition"
         in said
@@ -289,7 +294,8 @@ def test_bash_completes_commands_keys_and_groups(tmp_path: Path) -> None:
     assert [line.split() for line in result.stdout.splitlines()] == list(expected.values()), (
         result.stderr
     )
-    assert "usage" not in result.stderr and "hydra_bash_completion bsweep" in result.stderr
+    assert "usage" not in result.stderr
+    assert "hydra_bash_completion bsweep" in result.stderr
 
 
 ODD = st.text(st.sampled_from("aZ0 .,:/=+~-_[]{}()'\"\\$#%@*&!?;|<>^`ß…\t\n"), max_size=12)
@@ -335,7 +341,9 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
 ) -> None:
     """All is read, so that all that is wrong is said at once, and Hydra composes nothing."""
     code, said = type_run(*typed, impossible)
-    assert code == 2 and said.startswith("bsweep: ") and "Traceback" not in said
+    assert code == 2
+    assert said.startswith("bsweep: ")
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])
@@ -347,7 +355,9 @@ def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(
     def type_some(typed: list[str]) -> None:
         with contextlib.suppress(SystemExit):  # --info and --help
             code, said = type_run("launch=inline", "strategy=single", "local_batch=8", *typed)
-            assert code in (0, 2) and "Traceback" not in said and (code == 0 or said)
+            assert code in (0, 2)
+            assert "Traceback" not in said
+            assert code == 0 or said
 
     type_some()
 
@@ -390,7 +400,9 @@ def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(
         return
     path = tmp_path_factory.getbasetemp() / "config.yaml"
     save_config(config, path)
-    assert read_config(path) == config and config.run_id and config.study_dir
+    assert read_config(path) == config
+    assert config.run_id
+    assert config.study_dir
 
 
 @functools.cache

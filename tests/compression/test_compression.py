@@ -164,7 +164,8 @@ def test_nothing_is_built_for_one_worker_and_for_none(name: str) -> None:
     codec = compression.build(
         configure(name), vector, optimizer, seed=0, rank=0, num_workers=1 if name != "none" else 2
     )
-    assert codec is None and optimizer.param_groups[0]["momentum"] == 0.9
+    assert codec is None
+    assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -262,7 +263,8 @@ def test_a_gradient_that_diverged_does_not_pass_for_a_sound_one(name: str, value
 def test_single_precision_is_kept(name: str) -> None:
     vector = make_vector(dtype=torch.float32)
     result = exchange_alone(build(name, vector), random_gradients(vector.gradients, seed=0))
-    assert result.dtype == torch.float32 and bool(result.any())
+    assert result.dtype == torch.float32
+    assert bool(result.any())
 
 
 # Payloads
@@ -339,7 +341,9 @@ def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
         received = exchange_alone(codec, gradients)
         assert received.nonzero().tolist() == [[second if step == 5 else first]]
     torch.testing.assert_close(float(received[second]), -reference.item(), rtol=1e-12, atol=0)
-    assert codec.velocity[second] == 0 and codec.memory is not None and codec.memory[second] == 0
+    assert codec.velocity[second] == 0
+    assert codec.memory is not None
+    assert codec.memory[second] == 0
 
 
 def test_dgc_at_density_1_is_sgd_without_momentum() -> None:
@@ -408,7 +412,8 @@ def test_terngrad_clips_outliers_but_not_small_layers() -> None:
     received = exchange_alone(build("terngrad", vector, clip_sigmas=2.5), gradients)
     sigma = gradients[matrix.start : matrix.stop].square().mean().sqrt()
     torch.testing.assert_close(received[matrix.start], 2.5 * sigma)
-    assert single.stop - single.start == 1 and received[single.start] == 0.3
+    assert single.stop - single.start == 1
+    assert received[single.start] == 0.3
     for part in vector.slices:
         assert len(received[part.start : part.stop].abs().unique()) <= 2, "0 and the layer's scale"
 
@@ -531,4 +536,5 @@ def test_powersgd_starts_warm_and_so_nears_the_best_approximation() -> None:
         errors.append(float((received - gradients)[linear.start : linear.stop].norm()))
         assert codec.memory is not None
         codec.memory.zero_()
-    assert errors[0] > 1.05 * best and errors[-1] < 1.001 * best
+    assert errors[0] > 1.05 * best
+    assert errors[-1] < 1.001 * best

@@ -432,7 +432,8 @@ def test_the_schema_is_frozen() -> None:
     config = compose("local_batch=8")
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.epochs = 5  # type: ignore[misc]
-    assert isinstance(config, RunConfig) and isinstance(config.strategy, HorovodConfig)
+    assert isinstance(config, RunConfig)
+    assert isinstance(config.strategy, HorovodConfig)
 
 
 @pytest.mark.parametrize(
@@ -470,4 +471,5 @@ def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(
     else:
         with pytest.raises(ConfigError) as raised:
             compose(*given)
-        assert hosts in str(raised.value) and len(raised.value.problems) == 1
+        assert hosts in str(raised.value)
+        assert len(raised.value.problems) == 1

@@ -81,11 +81,11 @@ def resolved(target: str, **options: Any) -> _OwnModel:
 def test_a_file_is_called_with_what_its_card_takes_and_the_options(folder: Path) -> None:
     card = resolved("mymodel.py:build", width=32)
     assert own.call(card, 10, (3, 8, 8)) == (10, (3, 8, 8), 32, 1)
-    assert card.fingerprint and len(card.fingerprint) == 64
+    assert card.fingerprint
+    assert len(card.fingerprint) == 64
     assert own.cards(config("mymodel.py:build")).keys() == {"model"}
-    assert resolved("mymodel.py:anything", width=1, depth=2) and own.resolve(
-        own.resolve(config("mymodel.py:build"))
-    )
+    assert resolved("mymodel.py:anything", width=1, depth=2)
+    assert own.resolve(own.resolve(config("mymodel.py:build")))
 
 
 def test_cards_say_which_code_it_is_and_not_where_it_lay(folder: Path) -> None:
@@ -108,7 +108,8 @@ def test_changed_code_is_other_code_but_a_sweep_keeps_what_it_began_with(folder:
     forget()
     after = resolved("mymodel.py:build")
     assert after.fingerprint != before.fingerprint
-    assert own.call(before, 1, ())[2] == 8 and own.call(after, 1, ())[2] == 9
+    assert own.call(before, 1, ())[2] == 8
+    assert own.call(after, 1, ())[2] == 9
 
 
 def write_package(folder: Path) -> None:
@@ -141,7 +142,8 @@ def test_of_an_installed_package_the_version_counts_and_nothing_is_kept(folder: 
     import yaml
 
     card = resolved("yaml:dump")
-    assert card.fingerprint == f"PyYAML=={yaml.__version__}" and own.load_target(card) is yaml.dump
+    assert card.fingerprint == f"PyYAML=={yaml.__version__}"
+    assert own.load_target(card) is yaml.dump
     own.keep(_Config(model=card), folder / "run/own")
     assert not (folder / "run/own").exists()
 
@@ -202,8 +204,10 @@ def test_an_error_on_import_shows_their_traceback_from_their_line_on(
         resolved("broken.py:build")
     lines = str(caught.value).splitlines()
     assert "importing it failed" in lines[0]
-    assert first in next(line for line in lines if line.startswith("  File")) and last in lines[-1]
-    assert "own.py" not in str(caught.value) and "importlib" not in str(caught.value)
+    assert first in next(line for line in lines if line.startswith("  File"))
+    assert last in lines[-1]
+    assert "own.py" not in str(caught.value)
+    assert "importlib" not in str(caught.value)
 
 
 def test_an_error_that_passed_no_line_of_theirs_is_not_blamed_on_them(folder: Path) -> None:
@@ -211,11 +215,9 @@ def test_an_error_that_passed_no_line_of_theirs_is_not_blamed_on_them(folder: Pa
     with pytest.raises(RuntimeError) as theirs:
         own.call(card, 1, ())
     trace = own.traced(theirs.value) or ""
-    assert (
-        'mymodel.py", line' in trace
-        and "RuntimeError: no such net" in trace
-        and "test_own" not in trace
-    )
+    assert 'mymodel.py", line' in trace
+    assert "RuntimeError: no such net" in trace
+    assert "test_own" not in trace
     with pytest.raises(ZeroDivisionError) as ours:
         _ = 1 / 0
     assert own.traced(ours.value) is None

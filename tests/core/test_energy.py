@@ -39,7 +39,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_packages_are_summed_also_when_one_begins_anew(packages: list[Path]) -> None:
     meter, other = energy.Meter(CPU, counts_host=True), energy.Meter(CPU, counts_host=False)
-    assert meter.joules() == 0 and other.joules() == 0
+    assert meter.joules() == 0
+    assert other.joules() == 0
     (packages[0] / "energy_uj").write_text("7500000")
     (packages[2] / "energy_uj").write_text("7000000")
     assert meter.joules() == pytest.approx(2.5)
@@ -95,5 +96,6 @@ def test_a_run_of_which_an_epoch_is_not_known_has_no_energy() -> None:
         {"run_id": ["a", "a", "b", "b"], "energy_joules": [1.0, 2.0, 3.0, math.nan]}
     )
     found = with_energy(runs, epochs)["energy_joules"]
-    assert found[0] == 3 and math.isnan(found[1])
+    assert found[0] == 3
+    assert math.isnan(found[1])
     assert "energy_joules" not in with_energy(runs, epochs.assign(energy_joules=math.nan))

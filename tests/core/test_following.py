@@ -25,8 +25,11 @@ def test_a_cut_or_missing_file_is_told_once_and_then_reread(tmp_path: Path) -> N
     path.write_bytes(b"a\nb\n")
     assert file.new_lines() == [b"a", b"b"]
     path.write_bytes(b"a\n")
-    assert file.new_lines() is None and file.new_lines() == [b"a"]
+    assert file.new_lines() is None
+    assert file.new_lines() == [b"a"]
     path.write_bytes(b"c\nd\ne\n")
-    assert file.new_lines() is None and file.new_lines() == [b"c", b"d", b"e"]
+    assert file.new_lines() is None
+    assert file.new_lines() == [b"c", b"d", b"e"]
     path.unlink()
-    assert file.new_lines() is None and file.new_lines() == []
+    assert file.new_lines() is None
+    assert file.new_lines() == []

@@ -80,12 +80,10 @@ def test_what_fails_for_want_of_memory_works_in_the_next_process() -> None:
 
 
 def test_a_process_is_spoilt_by_what_a_cpu_has_no_room_for() -> None:
-    assert spoils_process(MemoryError()) and spoils_process(
-        RuntimeError("could not create a primitive")
-    )
-    assert not spoils_process(torch.OutOfMemoryError("CUDA out of memory")) and not spoils_process(
-        ValueError("seven")
-    )
+    assert spoils_process(MemoryError())
+    assert spoils_process(RuntimeError("could not create a primitive"))
+    assert not spoils_process(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not spoils_process(ValueError("seven"))
 
 
 def test_inline_uses_a_fresh_process_under_a_limit_or_after_a_failure(

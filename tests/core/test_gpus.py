@@ -234,7 +234,8 @@ def test_the_command_ends_with_2(tmp_path: Path) -> None:
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=env)
     assert result.returncode == 2
-    assert "has 1 GPU (Tesla T4), but" in result.stderr and "535.104.05" in result.stderr
+    assert "has 1 GPU (Tesla T4), but" in result.stderr
+    assert "535.104.05" in result.stderr
     assert not list(tmp_path.glob("results/s/*/metrics.jsonl"))
 
 

@@ -71,7 +71,8 @@ def test_each_record_is_shown_once_however_often_a_command_began(
     for _ in range(3):
         terminal.set_up_logging()
     names = [one.get_name() for one in package.handlers]
-    assert names.count("bsweep") == 1 and own in package.handlers
+    assert names.count("bsweep") == 1
+    assert own in package.handlers
     package.removeHandler(own)
     elsewhere = io.StringIO()
     root = logging.StreamHandler(elsewhere)
@@ -80,7 +81,8 @@ def test_each_record_is_shown_once_however_often_a_command_began(
         logger.warning("once")
     finally:
         logging.root.removeHandler(root)
-    assert capsys.readouterr().err == "once\n" and not elsewhere.getvalue()
+    assert capsys.readouterr().err == "once\n"
+    assert not elsewhere.getvalue()
 
 
 def test_a_message_in_a_file_is_as_it_was_given(
@@ -186,4 +188,5 @@ def test_no_color_is_heeded() -> None:
 def test_a_reading_that_fails_leaves_the_terminal_as_it_was() -> None:
     code = PROGRESS.replace("    logger.info", "    break; logger.info")
     shown = on_terminal(code)
-    assert shown.endswith("the end\n") and shown.count("\x1b[?25l") == shown.count("\x1b[?25h")
+    assert shown.endswith("the end\n")
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")

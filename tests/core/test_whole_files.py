@@ -25,7 +25,8 @@ def test_what_breaks_off_leaves_the_file_as_it_was(tmp_path: Path, is_only_write
     write_whole(path, b"first")
     with pytest.raises(KeyboardInterrupt):
         write_half(path, is_only_writer=is_only_writer)
-    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_two_writers_do_not_see_each_others_halves(tmp_path: Path) -> None:
@@ -33,7 +34,8 @@ def test_two_writers_do_not_see_each_others_halves(tmp_path: Path) -> None:
     with replacing(path) as one, replacing(path) as other:
         other.write(b"other")
         one.write(b"one")
-    assert path.read_bytes() == b"one" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_only_writer_writes_over_what_a_kill_left(tmp_path: Path) -> None:
@@ -47,7 +49,8 @@ def test_an_only_writer_writes_over_what_a_kill_left(tmp_path: Path) -> None:
     assert [left.name for left in tmp_path.iterdir()] == [".file.tmp"]
     with replacing(path, is_only_writer=True) as file:
         file.write(b"whole")
-    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

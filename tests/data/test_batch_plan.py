@@ -94,7 +94,8 @@ def test_a_round_takes_every_example_once_and_a_lost_worker_takes_none(
                 assert len(lengths) == max(1, -(-sum(lengths) // share.worker_batch)), (
                     "in no more steps than it needs"
                 )
-                assert max(lengths) <= share.worker_batch and max(lengths) - min(lengths) <= 1
+                assert max(lengths) <= share.worker_batch
+                assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 7, 64, 97])

@@ -80,7 +80,8 @@ def check_contract(config: AnyData) -> Dataset:
     assert (len(dataset.train_labels), len(dataset.test_labels)) == (info.num_train, info.num_test)
     assert dataset.classes == info.classes
     assert dataset.num_classes == info.num_classes == len(info.classes)
-    assert dataset.mean is not None and dataset.std is not None
+    assert dataset.mean is not None
+    assert dataset.std is not None
     assert dataset.mean.dtype == dataset.std.dtype == torch.float32
     assert dataset.mean.shape == dataset.std.shape == (info.shape[0],)
     again = data.load(config, CPU)
@@ -236,7 +237,8 @@ def test_an_image_folder_holds_its_images(folder: Path) -> None:
     assert dataset.train_labels.tolist() == [0] * 4 + [1] * 4
     assert dataset.train_inputs[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
     assert dataset.test_inputs[:, 2, 7, 7].tolist() == [50, 150]
-    assert dataset.mean is not None and dataset.mean[0].item() == pytest.approx(51.5 / 255)
+    assert dataset.mean is not None
+    assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
 
 
 def test_images_are_converted_resized_and_cropped(folder: Path) -> None:

@@ -84,9 +84,8 @@ def point(name: str, *more: str) -> RunConfig:
 def load(name: str, *more: str) -> Dataset:
     config = point(name, *more).data
     info, dataset = data.prepare(config), data.load(config, CPU)
-    assert info.shape == tuple(dataset.train_inputs.shape[1:]) and info.num_train == len(
-        dataset.train_labels
-    )
+    assert info.shape == tuple(dataset.train_inputs.shape[1:])
+    assert info.num_train == len(dataset.train_labels)
     assert (info.num_test, info.classes) == (len(dataset.test_labels), dataset.classes)
     assert info.num_classes == dataset.num_classes
     return dataset
@@ -94,8 +93,11 @@ def load(name: str, *more: str) -> Dataset:
 
 def test_a_pair_of_tensors_is_taken_and_called_for_once(folder: Path) -> None:
     dataset = load("images")
-    assert dataset.train_inputs.shape == (60, 1, 8, 8) and dataset.train_inputs.dtype == torch.uint8
-    assert dataset.num_classes == 3 and dataset.classes == () and dataset.mean is not None
+    assert dataset.train_inputs.shape == (60, 1, 8, 8)
+    assert dataset.train_inputs.dtype == torch.uint8
+    assert dataset.num_classes == 3
+    assert dataset.classes == ()
+    assert dataset.mean is not None
     load("images")
     assert (folder / "calls").read_text().count("called") == 1
     assert len(load("images", "data.options={num_train: 40}").train_labels) == 40
@@ -104,14 +106,17 @@ def test_a_pair_of_tensors_is_taken_and_called_for_once(folder: Path) -> None:
 
 def test_pillow_images_become_bytes_and_keep_their_class_names() -> None:
     dataset = load("pictures")
-    assert dataset.train_inputs.shape == (10, 3, 6, 8) and dataset.classes == ("dark", "bright")
+    assert dataset.train_inputs.shape == (10, 3, 6, 8)
+    assert dataset.classes == ("dark", "bright")
     assert dataset.train_inputs[:, 2, 5, 7].tolist() == list(range(10))
-    assert dataset.train_labels.dtype == torch.int64 and dataset.train_labels.tolist() == [0, 1] * 5
+    assert dataset.train_labels.dtype == torch.int64
+    assert dataset.train_labels.tolist() == [0, 1] * 5
 
 
 def test_floats_are_neither_bytes_nor_normalised() -> None:
     dataset = load("floats", "data.crop_padding=4")
-    assert dataset.train_inputs.dtype == torch.float32 and dataset.mean is dataset.std is None
+    assert dataset.train_inputs.dtype == torch.float32
+    assert dataset.mean is dataset.std is None
     assert dataset.train_inputs.shape == (12, 5)
 
 
@@ -173,11 +178,14 @@ def test_a_label_beyond_the_names_of_the_classes_is_refused() -> None:
 def test_tokens_and_targets_are_no_classes() -> None:
     tokens = torch.arange(20).view(4, 5)
     text = examples.collected((tokens, tokens + 1), (tokens[:1], tokens[:1] + 1))
-    assert text.tokens_per_example == 5 and text.num_classes == 21 and text.mean is None
+    assert text.tokens_per_example == 5
+    assert text.num_classes == 21
+    assert text.mean is None
     targets = examples.collected(
         (torch.randn(6, 5), torch.randn(6, 2)), (torch.randn(2, 5), torch.randn(2, 2))
     )
-    assert targets.tokens_per_example is None and targets.num_classes == 2
+    assert targets.tokens_per_example is None
+    assert targets.num_classes == 2
     assert len(balanced_subset(targets, 3).train_labels) == 3
 
 
@@ -191,7 +199,8 @@ def test_tokens_and_targets_are_no_classes() -> None:
 def test_a_function_that_does_something_else_is_quoted(name: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         data.prepare(point(name).data)
-    assert expected in str(caught.value) and "data.target=mydata.py:" in str(caught.value)
+    assert expected in str(caught.value)
+    assert "data.target=mydata.py:" in str(caught.value)
     assert 'bsweep/data/own.py"' not in str(caught.value)
 
 
@@ -212,10 +221,12 @@ def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "results/s").glob("b8_*")
     (kept,) = (run / "own").iterdir()
-    assert kept.read_text() == FILE and "code" not in (run / "config.yaml").read_text()
+    assert kept.read_text() == FILE
+    assert "code" not in (run / "config.yaml").read_text()
     assert summaries(folder)[8]["status"] == "completed"
     (start, *_), _ = read_records(run / "metrics.jsonl")
-    assert start["num_train"] == 60 and start["config"]["data"]["fingerprint"]
+    assert start["num_train"] == 60
+    assert start["config"]["data"]["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +244,8 @@ def test_what_cannot_be_loaded_ends_before_anything_starts(
     folder: Path, overrides: tuple[str, ...], expected: str
 ) -> None:
     result = bsweep("run", "data=own", *overrides, *LONE, cwd=folder)
-    assert result.returncode == 2 and expected in result.stderr, result.stderr
+    assert result.returncode == 2, result.stderr
+    assert expected in result.stderr, result.stderr
     assert not (folder / "results").exists()
 
 
@@ -269,7 +281,8 @@ def test_files_of_mnists_format_are_read(folder: Path, dataset: str) -> None:
         write_idx(folder / dataset / "raw" / f"{name}-labels-idx1-ubyte", labels[part])
     dataset_of = data.load(torchvision(folder, dataset), CPU)
     assert np.array_equal(dataset_of.train_inputs[:, 0].numpy(), pixels[:20])
-    assert dataset_of.test_labels.tolist() == labels[20:].tolist() and len(dataset_of.classes) == 10
+    assert dataset_of.test_labels.tolist() == labels[20:].tolist()
+    assert len(dataset_of.classes) == 10
     assert data.prepare(torchvision(folder, dataset)).shape == (1, 28, 28)
     assert data.load(torchvision(folder, dataset, side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
 
@@ -291,7 +304,8 @@ def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
     dataset = data.load(torchvision(folder, "CIFAR100"), CPU)
     assert np.array_equal(dataset.train_inputs.numpy(), pixels.reshape(-1, 3, 32, 32))
-    assert dataset.num_classes == 100 and dataset.classes[7] == "class7"
+    assert dataset.num_classes == 100
+    assert dataset.classes[7] == "class7"
 
 
 def test_images_of_many_sizes_need_a_side(folder: Path) -> None:

@@ -34,11 +34,9 @@ def some_part(device: torch.device, count: int = 40) -> tuple[Part, torch.Tensor
 
 def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
     inputs, labels, numbers = (tensor.cpu() for tensor in part.take(indices))
-    assert (
-        torch.equal(inputs, images[indices])
-        and torch.equal(labels, indices % 7)
-        and torch.equal(numbers, indices)
-    )
+    assert torch.equal(inputs, images[indices])
+    assert torch.equal(labels, indices % 7)
+    assert torch.equal(numbers, indices)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +70,8 @@ def test_the_next_step_is_fetched_before_it_is_taken() -> None:
     part.expect(steps[:2])
     check(part, images, steps[0])
     ((indices, future),) = part._coming
-    assert torch.equal(indices, steps[1]) and torch.equal(
-        future.result(timeout=30).tensors[0], images[4:8]
-    )
+    assert torch.equal(indices, steps[1])
+    assert torch.equal(future.result(timeout=30).tensors[0], images[4:8])
 
 
 def test_what_was_not_expected_is_fetched_all_the_same() -> None:
@@ -94,7 +91,8 @@ def test_what_was_not_expected_is_fetched_all_the_same() -> None:
 def test_a_part_on_its_device_is_never_copied() -> None:
     part, images = some_part(CPU)
     part.expect([torch.arange(4)])
-    assert not part.streams and not part._coming
+    assert not part.streams
+    assert not part._coming
     check(part, images, torch.arange(4))
 
 
@@ -131,19 +129,19 @@ def test_what_fits_is_kept_on_the_device(
     on_device = tuple(
         tensor.device.type == "meta" for tensor in (meta.train_labels, meta.test_labels)
     )
-    assert on_device == tuple(not part for part in streams) and meta.mean is not None
-    assert meta.mean.device.type == "meta" and meta.train_inputs.device == meta.train_labels.device
+    assert on_device == tuple(not part for part in streams)
+    assert meta.mean is not None
+    assert meta.mean.device.type == "meta"
+    assert meta.train_inputs.device == meta.train_labels.device
 
 
 def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
     dataset = synthetic()
     for wanted in ("auto", "cpu", "cuda"):
         again = placed(dataset, CPU, wanted)
-        assert (
-            again.train_inputs is dataset.train_inputs
-            and not again.train.streams
-            and not again.test.streams
-        )
+        assert again.train_inputs is dataset.train_inputs
+        assert not again.train.streams
+        assert not again.test.streams
 
 
 POINT = (
@@ -171,14 +169,16 @@ def test_a_run_on_streamed_examples_is_the_same_run(
     resident = worker.train(config, RunPaths(tmp_path / "resident"), Place())
     monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
     streamed = worker.train(config, RunPaths(tmp_path / "streamed"), Place())
-    assert streamed.dataset.train.streams and not resident.dataset.train.streams
+    assert streamed.dataset.train.streams
+    assert not resident.dataset.train.streams
     assert torch.equal(resident.vector.parameters, streamed.vector.parameters)
     ends = [
         (tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2]
         for name in ("resident", "streamed")
     ]
     losses = [line.partition('"test_loss"')[2].partition(",")[0] for line in ends]
-    assert losses[0] == losses[1] and losses[0]
+    assert losses[0] == losses[1]
+    assert losses[0]
 
 
 @pytest.mark.gpu
@@ -191,5 +191,7 @@ def test_a_gpu_that_streams_reaches_the_weights_of_one_that_keeps_all(tmp_path: 
         worker.train(compose(*point, f"data.device={name}"), RunPaths(tmp_path / name), Place())
         for name in ("cuda", "cpu")
     )
-    assert cpu.dataset.train.streams and cpu.dataset.test.streams and not cuda.dataset.train.streams
+    assert cpu.dataset.train.streams
+    assert cpu.dataset.test.streams
+    assert not cuda.dataset.train.streams
     torch.testing.assert_close(cuda.vector.parameters, cpu.vector.parameters, rtol=1e-9, atol=1e-12)

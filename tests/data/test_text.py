@@ -69,7 +69,8 @@ def test_a_subset_of_a_text_is_random_repeatable_and_nested(
     whole, ten, again, five = (
         data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5)
     )
-    assert torch.equal(ten.train_inputs, again.train_inputs) and len(ten.train_inputs) == 10
+    assert torch.equal(ten.train_inputs, again.train_inputs)
+    assert len(ten.train_inputs) == 10
     assert torch.equal(ten.train_inputs[:, 1:], ten.train_labels[:, :-1])
     rows = [{tuple(row) for row in dataset.train_inputs.tolist()} for dataset in (whole, ten, five)]
     assert rows[0] > rows[1] > rows[2]
@@ -102,12 +103,14 @@ def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) ->
     definition = save_tokenizer(tmp_path / "tokenizer.json", path.read_text()[:50_000])
     config = text(path, tokenizer=str(definition), sequence_length=32)
     dataset = data.load(config, CPU)
-    assert dataset.train_inputs.dtype == torch.int32 and dataset.num_classes == 270
+    assert dataset.train_inputs.dtype == torch.int32
+    assert dataset.num_classes == 270
     sizes = len(dataset.train_inputs), len(dataset.test_inputs)
     assert data.prepare(config) == data.DataInfo(*sizes, (32,), (), 270)
     assert torch.equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
     spelled = Tokenizer.from_file(str(definition)).decode(dataset.train_inputs.flatten().tolist())
-    assert path.read_text().startswith(spelled) and len(spelled) > 150_000
+    assert path.read_text().startswith(spelled)
+    assert len(spelled) > 150_000
     assert dataset.train_inputs.max() >= 256, "merges were used"
 
     (kept,) = cache.cache_folder().glob("*.safetensors")
@@ -176,7 +179,8 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     )
     result = bsweep("run", "--report", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "tokens/s" in result.stderr and "images/s" not in result.stderr
+    assert "tokens/s" in result.stderr
+    assert "images/s" not in result.stderr
     for table in ("runs.csv", "provenance.csv"):
         assert str(tmp_path) not in (tmp_path / "results/s/report" / table).read_text(), (
             "where it lies is private"
@@ -186,7 +190,8 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     start, *epochs = (record for record in records if record["type"] in ("start", "epoch"))
     assert (start["tokens_per_example"], start["classes"], start["num_train"]) == (32, [], 562)
     losses = [epoch["test_loss"] for epoch in epochs]
-    assert losses == sorted(losses, reverse=True) and losses[-1] < 2.5
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 2.5
     assert 0.2 < epochs[-1]["test_accuracy"] <= 1
     for epoch in epochs:
         assert epoch["tokens_per_second"] == pytest.approx(32 * epoch["images_per_second"])
@@ -215,8 +220,7 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
     assert result.returncode == 1, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     end = read_summary(RunPaths(folder))
-    assert end is not None and end["status"] == "failed"
-    assert (
-        "rank 1 has different data from rank 0" in end["message"]
-        and "Give all hosts the same files" in end["message"]
-    )
+    assert end is not None
+    assert end["status"] == "failed"
+    assert "rank 1 has different data from rank 0" in end["message"]
+    assert "Give all hosts the same files" in end["message"]

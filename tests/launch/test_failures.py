@@ -95,7 +95,8 @@ def test_of_a_long_traceback_whole_frames_are_quoted(paths: RunPaths) -> None:
     ]
     (paths.rank_logs(1) / "stderr").write_text("\n".join(["Traceback", *frames, "ValueError: no"]))
     quoted = failure._last_lines(paths, 1).splitlines()
-    assert quoted[0] == '  File "x.py", line 5, in f' and quoted[-1] == "ValueError: no"
+    assert quoted[0] == '  File "x.py", line 5, in f'
+    assert quoted[-1] == "ValueError: no"
 
 
 def test_tries_are_further_and_further_apart(
@@ -184,7 +185,8 @@ def test_what_watches_a_command_on_a_host_imports_nothing_of_this_package(tmp_pa
     python, *words = lifeline.words(file, 600, ["true"])
     traced = [python, "-X", "importtime", *words]
     result = subprocess.run(traced, capture_output=True, text=True, timeout=60, check=True)
-    assert "psutil" in result.stderr and "bsweep" not in result.stderr
+    assert "psutil" in result.stderr
+    assert "bsweep" not in result.stderr
 
 
 def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None:
@@ -252,7 +254,8 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
     assert time.monotonic() - began < 100, "not the stall timeout, by far"
     (summary,) = tmp_path.glob("results/s/*/summary.json")
     found = read_json(summary)
-    assert found and found["status"] == "failed"
+    assert found
+    assert found["status"] == "failed"
     assert found["message"].startswith(
         "rank 1 failed: RuntimeError: CUDA error: an illegal memory access"
     )

@@ -89,9 +89,8 @@ def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
         sweep = popen([*on("h1"), forks().bsweep, *arguments], tmp_path, output=said)
         begins = time.monotonic()
         while not list(tmp_path.glob("results/s/*/logs/rank.1/alive")):
-            assert sweep.poll() is None and time.monotonic() - begins < 120, (
-                tmp_path / "said"
-            ).read_text()
+            assert sweep.poll() is None, (tmp_path / "said").read_text()
+            assert time.monotonic() - begins < 120, (tmp_path / "said").read_text()
             time.sleep(0.2)
         cable("cut", "h2")
         cut_at = time.monotonic()
@@ -101,7 +100,8 @@ def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
         assert sweep.wait(90) == 1
     printed = (tmp_path / "said").read_text()
     first, second = printed.split("[2/2]")
-    assert "host h2 is lost: " in first and "server h2 not responding" in first, printed
+    assert "host h2 is lost: " in first, printed
+    assert "server h2 not responding" in first, printed
     assert "skipped, not tried: h2: ssh cannot enter the host" in second
     assert len(list(tmp_path.glob("results/s/b*"))) == 1, "the second point is as new"
     cable("join", "h2")
@@ -178,7 +178,8 @@ def test_only_hosts_whose_connection_ended_are_named_as_lost(
 def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     config = over("launch.hosts='localhost:1,nowhere.invalid:1'", f"results_dir={tmp_path}")
     outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
-    assert outcome.may_pass and outcome.status == "failed"
+    assert outcome.may_pass
+    assert outcome.status == "failed"
     assert (
         "nowhere.invalid: ssh cannot enter the host: Could not resolve hostname nowhere.invalid"
         in outcome.message
@@ -322,8 +323,10 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
         compose("num_workers=2", "local_batch=8", "launch.hosts='localhost:1,h2:1'", *data)
     )
     here, _, there = preflight.ask_all(config, ["localhost", "h2"])
-    assert here.facts and there.facts, there.problem
-    assert there.facts["problems"] == [] and there.facts["data"] == here.facts["data"] is not None
+    assert here.facts, there.problem
+    assert there.facts, there.problem
+    assert there.facts["problems"] == []
+    assert there.facts["data"] == here.facts["data"] is not None
 
 
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:

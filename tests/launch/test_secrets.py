@@ -140,7 +140,8 @@ def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(
     with claimed(attendance.claim_of_run(in_use.parent)):
         present.join(tmp_path)
     present.leave()
-    assert not left.exists() and in_use.exists()
+    assert not left.exists()
+    assert in_use.exists()
 
 
 def test_a_variable_that_is_named_and_not_set_is_refused(tmp_path: Path) -> None:

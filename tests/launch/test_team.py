@@ -87,7 +87,8 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(
     )
     assert launched(tmp_path, "fresh") == [(count, batch) for count in workers for batch in (5, 16)]
     reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
-    assert fresh and fresh == {run: reused[run] for run in fresh}, "bit for bit"
+    assert fresh
+    assert fresh == {run: reused[run] for run in fresh}, "bit for bit"
     assert not list((tmp_path / "results/reused").glob(".team.*"))
 
 
@@ -196,9 +197,8 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
             f"model.target={tmp_path / f'mine{number}.py'}:build",
         )
         keys.append(leading.key_of(own.resolve(point)))
-    assert keys[0] == keys[1] != keys[2] and keys[2] != leading.key_of(
-        compose("local_batch=8", "num_workers=2")
-    )
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
 
 
 def test_a_pool_keeps_processes_while_other_points_for_them_are_to_come(
@@ -243,7 +243,8 @@ def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
         for path, last in zip(led._through, (b".", second), strict=True):
             path.write_bytes(b"." + last)
         led.look_after()
-        assert led.is_through and led.is_spoilt == is_spoilt
+        assert led.is_through
+        assert led.is_spoilt == is_spoilt
 
 
 def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: Path) -> None:
@@ -294,7 +295,8 @@ def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     thread = threading.Thread(target=lead)
     thread.start()
-    assert next(team_worker._lines(paths)) == b"first" and is_over.is_set()
+    assert next(team_worker._lines(paths)) == b"first"
+    assert is_over.is_set()
     thread.join()
 
 

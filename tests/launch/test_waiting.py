@@ -51,7 +51,8 @@ def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
     wait = waiting("strategy=ddp", "launch.start_timeout_seconds=60")
     assert not wait.is_over(seen(60))
     assert wait.is_over(seen(60.1))
-    assert wait.timeout and "launch.start_timeout_seconds=60" in wait.timeout
+    assert wait.timeout
+    assert "launch.start_timeout_seconds=60" in wait.timeout
 
 
 def test_workers_that_fall_silent_are_a_timeout_that_names_the_first() -> None:
@@ -59,7 +60,8 @@ def test_workers_that_fall_silent_are_a_timeout_that_names_the_first() -> None:
     assert not wait.is_over(seen(50, signs=(1049.0, 1048.0)))
     assert not wait.is_over(seen(90, signs=(1049.0, 1048.0)))
     assert wait.is_over(seen(90.1, signs=(1049.0, 1048.0)))
-    assert wait.timeout and "launch.stall_timeout_seconds=40" in wait.timeout
+    assert wait.timeout
+    assert "launch.stall_timeout_seconds=40" in wait.timeout
     assert wait.timeout.endswith("rank 1")
 
 

@@ -95,7 +95,8 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
         > 1.5
     )
     assert fast.peak_flops / slow.peak_flops > 1.5
-    assert slow.largest_batch < fast.largest_batch and slow.stopped_by == "out_of_memory"
+    assert slow.largest_batch < fast.largest_batch
+    assert slow.stopped_by == "out_of_memory"
     assert (fast.memory_bytes, slow.memory_bytes) == (400 * 2**20, 24 * 2**20)
     assert {batch.local_batch for batch in fast.batches} >= {1, 2, 4, 8, 16}
     for words in (
@@ -107,7 +108,8 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
         "one exchange: ",
     ):
         assert words in output
-    assert output.splitlines()[-1] != "" and not list((folder / "results/s").glob("*/summary.json"))
+    assert output.splitlines()[-1] != ""
+    assert not list((folder / "results/s").glob("*/summary.json"))
 
 
 def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> None:
@@ -165,9 +167,8 @@ def test_a_batch_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
     assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8, 12]
-    assert (
-        found["stopped_by"] == "out_of_memory" and "local batch 16: out of memory" in result.stdout
-    )
+    assert found["stopped_by"] == "out_of_memory"
+    assert "local batch 16: out of memory" in result.stdout
 
 
 def test_a_point_that_does_not_fit_spoils_no_other_of_its_sweep(tmp_path: Path) -> None:
@@ -241,10 +242,10 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
         "model.width=512",
         cwd=tmp_path,
     )
-    assert result.returncode == 1 and "a local batch of 1 is out of memory" in result.stderr, (
-        result.stderr
-    )
-    assert "rank 1" in result.stderr and kept.read_text() == "{}"
+    assert result.returncode == 1, result.stderr
+    assert "a local batch of 1 is out of memory" in result.stderr, result.stderr
+    assert "rank 1" in result.stderr
+    assert kept.read_text() == "{}"
 
 
 @pytest.mark.parametrize(
@@ -301,4 +302,5 @@ def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch
     )
     with Seen():  # type: ignore[no-untyped-call]
         assert probe_worker._peak_flops(cast("Job", job)) > 0
-    assert factors and all(factor.unique().numel() > 1000 for factor in factors)
+    assert factors
+    assert all(factor.unique().numel() > 1000 for factor in factors)

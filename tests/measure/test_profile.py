@@ -58,9 +58,9 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     assert min(abs(one.adds_up_to - 1) for one in every) < 0.05
     found = every[0]
     assert found.parts.keys() == {*COMPUTING, "exchange", "optimizer", "loop"}
-    assert (
-        min(found.parts.values()) > 0 and found.untimed_step_seconds > 0 and found.wait_seconds == 0
-    )
+    assert min(found.parts.values()) > 0
+    assert found.untimed_step_seconds > 0
+    assert found.wait_seconds == 0
     assert torch.equal(job.vector.parameters, before)
     optim.set_learning_rate(job.optimizer, 0.1)
     step.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
@@ -77,7 +77,8 @@ def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: 
         "loop",
     }
     busy = profile_worker.trace(job, tmp_path / "trace.json")
-    assert busy is not None and busy > 0
+    assert busy is not None
+    assert busy > 0
 
 
 def test_a_gpu_is_busy_while_any_kernel_runs_that_is_no_exchange() -> None:
@@ -210,5 +211,6 @@ def test_bad_input_exits_with_2(
     monkeypatch.chdir(tmp_path)
     assert main._run("profile", arguments) == 2
     said = capsys.readouterr().err
-    assert said.count("bsweep: ") == 1 and all(words in said for words in expected)
+    assert said.count("bsweep: ") == 1
+    assert all(words in said for words in expected)
     assert not list(tmp_path.rglob("config.yaml"))

@@ -71,7 +71,8 @@ def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(
     for (name, parameter), other in zip(
         plain.named_parameters(), trimmed.parameters(), strict=True
     ):
-        assert parameter.grad is not None and other.grad is not None
+        assert parameter.grad is not None
+        assert other.grad is not None
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
 
 
@@ -94,10 +95,8 @@ def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
     weight = trimmed.get_parameter("layer4.1.conv2.weight")
     (part,) = (part for part in vector.slices if part.name == "layer4.1.conv2.weight")
     if uses == 1:  # of two, autograd may add the gradients elsewhere
-        assert (
-            weight.grad is not None
-            and weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
-        )
+        assert weight.grad is not None
+        assert weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
     vector.collect_gradients()
     for (name, parameter), other in zip(
         plain.named_parameters(), trimmed.parameters(), strict=True
@@ -208,9 +207,9 @@ def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
     for name, parameter in model.named_parameters():
-        assert (
-            parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any()
-        ), name
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
 
 
 def test_a_vocabulary_other_than_the_datas_is_refused() -> None:

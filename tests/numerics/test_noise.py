@@ -69,19 +69,21 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
     for square in (1.0, 3.0):
         average = average.joined(square, 8.0, 10)
     few = average.estimate()
-    assert few and few.noise_scale is None, "two records do not tell how much they scatter"
+    assert few
+    assert few.noise_scale is None, "two records do not tell how much they scatter"
     assert few.squared_norm == pytest.approx((0.9 * 1 + 3) / 1.9)
     for _ in range(200):
         average = average.joined(2.0, 8.0, 10)
     settled = average.estimate()
-    assert settled and settled.num_samples == 2020
-    assert settled.noise_scale == pytest.approx(
-        4.0
-    ) and settled.squared_norm_error == pytest.approx(0, abs=1e-4)
+    assert settled
+    assert settled.num_samples == 2020
+    assert settled.noise_scale == pytest.approx(4.0)
+    assert settled.squared_norm_error == pytest.approx(0, abs=1e-4)
     for number in range(200):
         average = average.joined((-1) ** number + 0.1, 8.0, 10)
     lost = average.estimate()
-    assert lost and lost.noise_scale is None, "its mean is within its error of zero"
+    assert lost
+    assert lost.noise_scale is None, "its mean is within its error of zero"
     assert lost.squared_norm_error == pytest.approx((1 / 18) ** 0.5, rel=0.1), (
         "as of 19 values with a deviation of 1"
     )
@@ -167,9 +169,8 @@ def test_workers_passes_and_halves_measure_the_same(
     """Two workers' record is the mean over every third step, unless it is an epoch's last."""
     records = alone(tmp_path, *overrides)
     assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-    assert {record["gradient_batch"] for record in records} == {8} and records[0][
-        "num_examples"
-    ] == 16
+    assert {record["gradient_batch"] for record in records} == {8}
+    assert records[0]["num_examples"] == 16
     thirds = [record for record in records if record["num_steps"] in (1, 4, 7, 10)]
     means = [sum(record[key] for record in thirds) / 4 for key in ("gradient_square", "variance")]
     assert min(means) > 0
@@ -254,7 +255,8 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
     )
     assert len(measured[0]["noise_scales"]) > 0
     for one, other in zip(plain, measured, strict=True):
-        assert one["moved"] > 0.001 and torch.equal(one["parameters"], other["parameters"])
+        assert one["moved"] > 0.001
+        assert torch.equal(one["parameters"], other["parameters"])
         assert all(map(torch.equal, one["buffers"], other["buffers"]))
 
 
@@ -279,7 +281,8 @@ def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
     words = ("strategy=allreduce", "precision=fp16", "epochs=3", MEASURED)
     (found,) = trained(2, *words, overflow=(1, 4))[0]["noise_scales"][:1]
     (exact,) = trained(2, *words[:1], "precision=fp32", *words[2:])[0]["noise_scales"][:1]
-    assert found["num_gradients"] == 6 and exact["num_gradients"] == 8
+    assert found["num_gradients"] == 6
+    assert exact["num_gradients"] == 8
     assert found["variance"] == pytest.approx(exact["variance"], rel=0.3)
 
 
@@ -300,7 +303,8 @@ def test_no_measured_step_waits_for_the_device(
         job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
         assert job.noise.needs_passes == (num_passes > 1)
         step.train_step(job, batch, batch, 1, num_passes)
-    assert operations.launched and not operations.waited
+    assert operations.launched
+    assert not operations.waited
 
 
 def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
@@ -310,7 +314,8 @@ def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
     (whole,) = trained(2, "strategy=horovod", MEASURED)[0]["noise_scales"]
     squares, traces = zip(*record["layers"].values(), strict=True)
     names = [name for name, _ in nn_names(tmp_path)]
-    assert sorted(record["layers"]) == sorted(names) and whole["layers"] is None
+    assert sorted(record["layers"]) == sorted(names)
+    assert whole["layers"] is None
     assert (sum(squares), sum(traces)) == pytest.approx(
         (whole["gradient_square"], whole["variance"]), rel=1e-9
     )
@@ -331,16 +336,16 @@ def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_pat
     assert ran.returncode == 0, ran.stdout + ran.stderr
     study = bsweep.load(tmp_path / "results/s")
     whole, layers = analysis.noise_scale(study), analysis.noise_scale(study, by_layer=True)
-    assert len(study.noise_scales) >= 8 and len(whole) == 1 and len(layers) == 6
+    assert len(study.noise_scales) >= 8
+    assert len(whole) == 1
+    assert len(layers) == 6
     sums = study.noise_of_layers.groupby("num_steps")["variance"].sum().to_numpy()
     assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
     prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])
     found = next(one for one in prediction.critical_batches if one.source == "noise scale")
-    assert (
-        found.is_known
-        and 1 < found.value < 500
-        and set(prediction.cells["global_batch"]) == {16, 32, 64}
-    )
+    assert found.is_known
+    assert 1 < found.value < 500
+    assert set(prediction.cells["global_batch"]) == {16, 32, 64}
 
 
 def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
@@ -349,12 +354,15 @@ def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
         json.loads(event["message"]) for event in runs[0]["events"] if event["event"] == "noise"
     ]
     records, average = runs[0]["noise_scales"], Average()
-    assert seen[:9] == [None] * 9 and seen[9] and len(records) == 3
+    assert seen[:9] == [None] * 9
+    assert seen[9]
+    assert len(records) == 3
     for record in records:
         num_steps = noise_meter.measured_steps(record["num_gradients"], 2)
         average = average.joined(record["gradient_square"], record["variance"], num_steps)
         known = average.estimate()
-        assert known and [known.squared_norm, known.trace, known.num_samples] in seen
+        assert known
+        assert [known.squared_norm, known.trace, known.num_samples] in seen
 
 
 class Quadratic(nn.Module):
@@ -382,11 +390,12 @@ def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.Mo
         examples = 3**0.5 * torch.randn(15, 10, generator=generator)
         monitor.step((examples, torch.zeros(15)))
     found = monitor.noise
-    assert found and found.num_samples == 1500 and model.theta.grad is None
+    assert found
+    assert found.num_samples == 1500
+    assert model.theta.grad is None
     assert abs(found.squared_norm - 5) < 4 * found.squared_norm_error < 0.4
-    assert found.trace == pytest.approx(30, rel=0.05) and monitor.noise_scale == pytest.approx(
-        6, rel=0.1
-    )
+    assert found.trace == pytest.approx(30, rel=0.05)
+    assert monitor.noise_scale == pytest.approx(6, rel=0.1)
     assert str(monitor) == f"noise scale {monitor.noise_scale:.3g} examples (1500 steps measured)"
 
 
@@ -403,19 +412,18 @@ def test_a_monitor_leaves_the_loop_as_it_was() -> None:
     monitor = bsweep.NoiseScale(model)
     monitor.step(batch)
     after = all_there_is()
-    assert (
-        len(after) == 10
-        and monitor.noise
-        and monitor.noise.trace > 0
-        and all(map(torch.equal, before, after))
-    )
+    assert len(after) == 10
+    assert monitor.noise
+    assert monitor.noise.trace > 0
+    assert all(map(torch.equal, before, after))
 
 
 def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
     monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
     for size in (8, 1, 8):
         monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
-    assert monitor.noise and monitor.noise.num_samples == 2
+    assert monitor.noise
+    assert monitor.noise.num_samples == 2
 
 
 class KeepsMean(nn.Module):
@@ -438,7 +446,8 @@ def test_a_statistic_that_a_pass_replaces_is_put_back() -> None:
     model = KeepsMean()
     before = model.mean
     bsweep.NoiseScale(model).step((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
-    assert model.mean is before and not model.mean.any()
+    assert model.mean is before
+    assert not model.mean.any()
 
 
 def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
@@ -495,8 +504,6 @@ def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
     assert not any(process.returncode for process in running), said
     alone, *of_two = (re.findall(r"noise scale (\S+) examples", text) for text in said)
     assert 20 < float(alone[1]) < 500
-    assert (
-        len(of_two[1]) == 3
-        and of_two[1] == of_two[2]
-        and sorted(of_two[0]) == sorted(2 * of_two[1])
-    )
+    assert len(of_two[1]) == 3
+    assert of_two[1] == of_two[2]
+    assert sorted(of_two[0]) == sorted(2 * of_two[1])

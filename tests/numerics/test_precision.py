@@ -61,7 +61,8 @@ def test_steps_are_as_without_a_scale_and_as_if_overflows_had_not_been(name: str
             plain.grad = gradient
             expected.step()
         torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=0)
-    assert scale.count_skipped() == 3 and scale.count_skipped() == 0
+    assert scale.count_skipped() == 3
+    assert scale.count_skipped() == 0
 
 
 def test_a_scale_doubles_after_many_good_steps() -> None:
@@ -88,7 +89,8 @@ def test_a_warm_up_leaves_the_scale_as_it_was() -> None:
     with step.forgotten(cast(Job, job)):
         optimizer.step()
         assert float(scale.factor) == 2**15
-    assert float(scale.factor) == 2**16 and scale.count_skipped() == 0
+    assert float(scale.factor) == 2**16
+    assert scale.count_skipped() == 0
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -117,15 +119,14 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
             received.append(vector.gradients.clone())
             optimizer.step()
         assert float(scale.factor) == (2**15 if overflows else 2**16)
-        assert (
-            all(tensor.isfinite().all() for tensor in codec.state)
-            and vector.parameters.isfinite().all()
-        )
+        assert all(tensor.isfinite().all() for tensor in codec.state)
+        assert vector.parameters.isfinite().all()
         return received, codec.state
 
     first, second = on_workers(2, lambda group: trained(group, overflows=True))
     sound = on_workers(2, lambda group: trained(group, overflows=False))
-    assert not first[0][1].isfinite().all() and not second[0][1].isfinite().all()
+    assert not first[0][1].isfinite().all()
+    assert not second[0][1].isfinite().all()
     if name in ("qsgd", "terngrad"):
         return  # which draw, so that one step less is another run
     for (received, state), (expected, expected_state) in zip((first, second), sound, strict=True):
@@ -179,7 +180,8 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
     stopped.optimizer.step()
     checkpointing.save(stopped, Cursor.of(CPU, 10))
     assert checkpointing.load(again)
-    assert stopped.vector.scale and again.vector.scale
+    assert stopped.vector.scale
+    assert again.vector.scale
     assert {key: float(value) for key, value in again.vector.scale.state.items()} == {
         "factor": 2**15, "num_skipped": 1, "good_steps": 1
     }  # fmt: skip
@@ -237,7 +239,8 @@ def test_products_and_convolutions_are_rounded_alike(
         assert torch.get_float32_matmul_precision() == "high"  # which torch.compile asks
     finally:
         precision.round_products("fp32")
-    assert precision.are_rounded(GPU) == [] and torch.get_float32_matmul_precision() == "highest"
+    assert precision.are_rounded(GPU) == []
+    assert torch.get_float32_matmul_precision() == "highest"
     assert not recwarn.list
 
 
@@ -279,4 +282,5 @@ def test_a_scaled_step_never_waits_for_a_gpu(name: str) -> None:
         optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert scale.count_skipped() == 3 and torch.equal(parameter.detach().cpu(), torch.ones(3))
+    assert scale.count_skipped() == 3
+    assert torch.equal(parameter.detach().cpu(), torch.ones(3))

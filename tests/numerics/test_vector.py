@@ -37,8 +37,10 @@ def test_tensors_keep_values_and_strides(memory_format: torch.memory_format) -> 
         value, stride = before[name]
         assert torch.equal(parameter, value)
         assert parameter.stride() == stride
-        assert parameter.grad is not None and parameter.grad.stride() == stride
-    assert vector.parameters.is_contiguous() and vector.gradients.is_contiguous()
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == stride
+    assert vector.parameters.is_contiguous()
+    assert vector.gradients.is_contiguous()
 
 
 def test_model_and_vector_share_memory_both_ways() -> None:
@@ -81,7 +83,8 @@ def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> Non
 
 def test_slices_cover_the_vector_with_matrices_first() -> None:
     vector = Vector(make_model())
-    assert vector.slices[0].start == 0 and vector.slices[-1].stop == vector.parameters.numel()
+    assert vector.slices[0].start == 0
+    assert vector.slices[-1].stop == vector.parameters.numel()
     assert all(a.stop == b.start for a, b in zip(vector.slices, vector.slices[1:], strict=False))
     kinds = [part.is_matrix for part in vector.slices]
     assert kinds == sorted(kinds, reverse=True)
@@ -93,5 +96,7 @@ def test_parts_are_equal_and_cover_all(count: int) -> None:
     vector = Vector(make_model())
     parts = vector.parts(count)
     sizes = [stop - start for start, stop in parts]
-    assert sum(sizes) == vector.gradients.numel() and max(sizes) - min(sizes) <= 1
-    assert parts[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(parts))
+    assert sum(sizes) == vector.gradients.numel()
+    assert max(sizes) - min(sizes) <= 1
+    assert parts[0][0] == 0
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))

@@ -119,7 +119,8 @@ def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
     (font,) = (
         TTFont(io.BytesIO(data)) for data in map(zlib.decompress, streams) if b"glyf" in data[:500]
     )
-    assert {"GDEF", "GPOS", "GSUB"}.isdisjoint(font.keys()) and len(font["glyf"].glyphs) > 30
+    assert {"GDEF", "GPOS", "GSUB"}.isdisjoint(font.keys())
+    assert len(font["glyf"].glyphs) > 30
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
@@ -157,7 +158,8 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     assert published_x == list(BATCHES)
     assert published_y[0] == pytest.approx(14892 / 2069)
     texts = legend_texts(figure)
-    assert "least-squares fit" in plots.caption(figure) and "published" in plots.caption(figure)
+    assert "least-squares fit" in plots.caption(figure)
+    assert "published" in plots.caption(figure)
     assert texts[0] == "b: local batch"
     r_squared = "R² = 1.0000".replace(" ", "\N{NO-BREAK SPACE}")
     assert (
@@ -189,7 +191,8 @@ def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> Non
     assert "#7A7A7A *" not in lines(figure.axes[1])
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "linear", "log", "log"]
     assert figure.axes[2].get_ylim() != figure.axes[3].get_ylim()
-    assert "after 3 epochs" in plots.caption(figure) and "n = 1 per point." in plots.caption(figure)
+    assert "after 3 epochs" in plots.caption(figure)
+    assert "n = 1 per point." in plots.caption(figure)
     texts = legend_texts(figure)
     assert texts[-1] == "published, 4 workers, 50 epochs, n = 1 (training only)"
     for axes in figure.axes:
@@ -522,7 +525,8 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(
     second = figure.axes[1]
     assert second.get_title(loc="left") == "DDP"
     in_color = [line for line in second.lines if line.get_color() == plots.COLORS[0]]
-    assert len(in_color) == 1 and sum(line.get_color() == "#D5D5D5" for line in second.lines) == 9
+    assert len(in_color) == 1
+    assert sum(line.get_color() == "#D5D5D5" for line in second.lines) == 9
     assert_readable(figure)
 
 
@@ -541,9 +545,8 @@ def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
         figure.draw_without_rendering()
         for axes in figure.axes[:1] if draw is plots.throughput_and_speedup else figure.axes:
             boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
-            assert len(boxes) >= 4 and {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {
-                *sizes
-            }
+            assert len(boxes) >= 4
+            assert {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {*sizes}
             assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), (
                 tick_labels(axes)
             )
@@ -588,7 +591,8 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([8], [1])  # type: ignore[arg-type]
     (curve,) = [line for line in axes.lines if line.get_marker() == "o"]
     known = analysis.time_to_target(study)["seconds"].dropna()
-    assert list(curve.get_xdata()) == [32, 128] and list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
+    assert list(curve.get_xdata()) == [32, 128]  # type: ignore[arg-type]
+    assert list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
     assert legend_texts(figure)[-1] == "not reached"
     assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
         figure
@@ -630,7 +634,8 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     figure = plots.throughput_and_speedup(study)
     (axes,) = figure.axes
     line, points = axes.lines
-    assert line.get_markevery() == [] and not axes.containers
+    assert line.get_markevery() == []
+    assert not axes.containers
     speeds = analysis.cells(study.runs)["images_per_second_points"]
     assert sorted(points.get_ydata()) == sorted(speeds.explode())  # type: ignore[arg-type,type-var]
     assert "both are drawn without an interval" in plots.caption(figure)

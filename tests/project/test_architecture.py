@@ -334,3 +334,10 @@ def test_state_that_is_gone_is_no_longer_listed() -> None:
 )
 def test_state_is_found(source: str, names: set[str]) -> None:
     assert kept_state(source) == names
+
+
+def test_names_of_tests_are_short() -> None:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = [name for source in sources for name in re.findall(r"def (test_\w+)", source)]
+    assert len(names) > 1000
+    assert [name for name in names if len(name) >= 70] == []

@@ -123,9 +123,8 @@ def test_seconds_of_other_hardware_are_compared_by_references_alone() -> None:
         "alone": {"resnet18, batch 8": {"plain": [1.0], "default": [1.0]}},
     }
     lines, num_compared = against.compared(slow, THEN, same_hardware=False)
-    assert num_compared == 1 and [line.partition(":")[0] for line in lines] == [
-        "alone / resnet18, batch 8"
-    ]
+    assert num_compared == 1
+    assert [line.partition(":")[0] for line in lines] == ["alone / resnet18, batch 8"]
     both = {"strategies": {"step": {"ddp": [0.2, 0.2], "allreduce": [0.2, 0.2]}}}
     assert against.compared(both, THEN, same_hardware=False) == ([], 1)
     one = {"strategies": {"step": {"ddp": [0.2, 0.2], "allreduce": [0.4, 0.4]}}}
@@ -142,10 +141,8 @@ def test_a_file_with_nothing_in_common_is_not_called_as_fast(
     assert bench.told_against(file, then, {"start": {"cold start": [3.1]}}, hardware) == 0
     assert bench.told_against(file, then, {"start": {"cold start": [9.1]}}, hardware) == 1
     said = capsys.readouterr().out
-    assert (
-        said.startswith("nothing was compared")
-        and "compared with then.json: none of 1 values got slower or larger" in said
-    )
+    assert said.startswith("nothing was compared")
+    assert "compared with then.json: none of 1 values got slower or larger" in said
 
 
 def test_what_was_measured_outlives_a_bench_that_fails(
@@ -165,11 +162,12 @@ def test_what_was_measured_outlives_a_bench_that_fails(
         bench.main(given)
     assert file.read_text() == "of an earlier time"
     written = json.loads((tmp_path / "some.part.json").read_text())
-    assert (
-        written["memory"] == {"peak_bytes": 5} and "points" not in written and written["cores"] > 0
-    )
+    assert written["memory"] == {"peak_bytes": 5}
+    assert "points" not in written
+    assert written["cores"] > 0
     given.names = ["memory"]
-    assert bench.main(given) == 0 and [path.name for path in tmp_path.iterdir()] == ["some.json"]
+    assert bench.main(given) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["some.json"]
     assert json.loads(file.read_text())["memory"] == {"peak_bytes": 5}
 
 
@@ -177,9 +175,8 @@ def test_programs_take_turns_and_are_compared_by_ratios_of_medians() -> None:
     turns: list[str] = []
     programs = {"plain": lambda: turns.append("plain"), "ours": lambda: turns.append("ours")}
     seconds = common.alternating(programs, rounds=2, calls=2, before=lambda: turns.append("|"))
-    assert turns == ["|", "plain", "plain", "|", "ours", "ours"] * 3 and [
-        len(each) for each in seconds.values()
-    ] == [
+    assert turns == ["|", "plain", "plain", "|", "ours", "ours"] * 3
+    assert [len(each) for each in seconds.values()] == [
         2,
         2,
     ]

@@ -70,7 +70,8 @@ def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> No
     result = bsweep("run", "experiment=quickstart", *lone, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (end,) = summaries(tmp_path).values()
-    assert end["num_steps"] == 12 and end["test_accuracy"] > 0.7
+    assert end["num_steps"] == 12
+    assert end["test_accuracy"] > 0.7
 
 
 def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
@@ -90,17 +91,14 @@ def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path:
     result = bsweep("run", *point, *shrunk, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
-    assert (
-        head.split()[:3] == ["variant", "node", "1"]
-        and "change (%)" in head
-        and head.endswith("tokens/s")
-    )
-    assert uniform.split()[0] == "uniform" and by_flops.startswith("steps by FLOP/s")
-    assert (
-        "round 3/3" in result.stderr
-        and "3 rounds" in result.stderr
-        and "local steps 4, 4, 6, 5" in result.stderr
-    )
+    assert head.split()[:3] == ["variant", "node", "1"]
+    assert "change (%)" in head
+    assert head.endswith("tokens/s")
+    assert uniform.split()[0] == "uniform"
+    assert by_flops.startswith("steps by FLOP/s")
+    assert "round 3/3" in result.stderr
+    assert "3 rounds" in result.stderr
+    assert "local steps 4, 4, 6, 5" in result.stderr
 
 
 def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:

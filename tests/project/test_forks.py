@@ -40,11 +40,13 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
             text=True,
             check=False,
         )
-        assert ended.returncode == code and ended.stdout.startswith(f"{tmp_path}\n"), ended.stderr
+        assert ended.returncode == code, ended.stderr
+        assert ended.stdout.startswith(f"{tmp_path}\n"), ended.stderr
     stands = subprocess.Popen(
         command, cwd=tmp_path, env={**env, "DO": "time.sleep(60)"}, stdout=subprocess.PIPE
     )
-    assert stands.stdout and stands.stdout.readline()
+    assert stands.stdout
+    assert stands.stdout.readline()
     process = psutil.Process(int((tmp_path / "pid").read_text()))
     stands.kill()
     stands.communicate()

@@ -68,51 +68,58 @@ def calls(folder: Path) -> list[str]:
 def test_without_a_gpu_it_says_so_and_does_nothing(script: Script, tmp_path: Path) -> None:
     for result in (script(), script(gpus="Tesla T4\\n", CUDA_VISIBLE_DEVICES="")):
         assert result.returncode == 2
-        assert (
-            result.stderr.startswith("No GPU: nvidia-smi lists none")
-            and result.stderr.count("\n") == 1
-        )
-    assert not calls(tmp_path) and not (tmp_path / "results").exists()
+        assert result.stderr.startswith("No GPU: nvidia-smi lists none")
+        assert result.stderr.count("\n") == 1
+    assert not calls(tmp_path)
+    assert not (tmp_path / "results").exists()
 
 
 def test_gpus_that_torch_cannot_use_end_it_before_the_tests(script: Script, tmp_path: Path) -> None:
     result = script(gpus="Tesla K80\\n", FAILING="bsweep.core.gpus")
-    assert result.returncode == 3 and not calls(tmp_path)
+    assert result.returncode == 3
+    assert not calls(tmp_path)
 
 
 def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None:
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
     assert result.returncode == 0
     where, set_up, tests, bench, sweep = result.stderr.splitlines()
-    assert set_up.startswith("set-up: ") and set_up.endswith("python -m bsweep.core.gpus")
+    assert set_up.startswith("set-up: ")
+    assert set_up.endswith("python -m bsweep.core.gpus")
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
-    assert tests.startswith("tests: ") and "-m pytest -m gpu" in tests
+    assert tests.startswith("tests: ")
+    assert "-m pytest -m gpu" in tests
     assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench
     assert "experiment=paper results_dir=results/2x_tesla_t4 num_workers=2 local_batch=256" in sweep
     assert sweep.rstrip().endswith("data.root=cifar10")
-    assert not calls(tmp_path) and not (tmp_path / "results").exists()
+    assert not calls(tmp_path)
+    assert not (tmp_path / "results").exists()
 
 
 def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     result = script(gpus="NVIDIA H200\\n", FAILING="bench.py")
-    assert result.returncode == 1 and "Failed: bench." in result.stderr
+    assert result.returncode == 1
+    assert "Failed: bench." in result.stderr
     folder = tmp_path / "results/1x_nvidia_h200"
     assert [line.split()[1] for line in calls(tmp_path)] == ["pytest", "--json", "bsweep"], (
         "in the order of worth"
     )
     assert (folder / "tests.log").read_text() == "output of pytest\n"
     result = script(gpus="NVIDIA H200\\n")
-    assert result.returncode == 0 and "tests: already done" in result.stderr
+    assert result.returncode == 0
+    assert "tests: already done" in result.stderr
     again = calls(tmp_path)
     assert [line.split()[1] for line in again] == ["--json", "bsweep"], (
         "the sweep knows what of it is done"
     )
-    assert "step" in again[0] and "strategies" not in again[0], "there is one GPU"
+    assert "step" in again[0]
+    assert "strategies" not in again[0], "there is one GPU"
 
 
 def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> None:
     result = script("--seconds", "2", gpus="NVIDIA H200\\n", SLOW="bench.py")
-    assert result.returncode == 1 and "The 2 seconds are over: bench is left" in result.stderr
+    assert result.returncode == 1
+    assert "The 2 seconds are over: bench is left" in result.stderr
     assert len(calls(tmp_path)) == 2
     assert script(gpus="NVIDIA H200\\n").returncode == 0
     assert len(calls(tmp_path)) == 2
@@ -128,4 +135,5 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
 )
 def test_a_wrong_option_is_told(script: Script, arguments: tuple[str, ...], said: str) -> None:
     result = script(*arguments, gpus="NVIDIA H200\\n")
-    assert result.returncode == 1 and said in result.stderr
+    assert result.returncode == 1
+    assert said in result.stderr

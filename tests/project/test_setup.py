@@ -329,7 +329,8 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(
     sentence = failed.stderr.splitlines()[-1]
     assert sentence.startswith(f"The folder {named}")
     assert "cannot be written to. " in sentence
-    assert "mkdir" not in failed.stderr and "mktemp" not in failed.stderr
+    assert "mkdir" not in failed.stderr
+    assert "mktemp" not in failed.stderr
     assert checkout.pip_calls() == []
 
 
@@ -348,7 +349,8 @@ def test_an_end_in_mid_compile_leaves_nothing_behind(
         assert setup.poll() is None
         time.sleep(0.02)
     compiling = [psutil.Process(int(word)) for word in started.read_text().split()]
-    assert len(compiling) == 2 and any(temporary.rglob("half.o"))
+    assert len(compiling) == 2
+    assert any(temporary.rglob("half.o"))
     setup.send_signal(end)
     assert setup.wait(60) == 128 + end
     assert not any(
@@ -429,7 +431,8 @@ def test_gpus_that_torch_cannot_use_end_the_set_up_before_the_build(checkout: Ch
     assert failed.stderr.splitlines()[-1].startswith(
         f"{platform.node()} has 1 GPU (Tesla T4), but torch fake is built"
     )
-    assert "535.104.05" in failed.stderr and "Compiling" not in failed.stderr
+    assert "535.104.05" in failed.stderr
+    assert "Compiling" not in failed.stderr
 
 
 @pytest.mark.parametrize(("cuda", "operations"), [("12.6", "NCCL"), ("13.0", "")])

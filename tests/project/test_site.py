@@ -193,7 +193,8 @@ def test_the_workflow_runs_the_tests() -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_an_issue_form_asks_for_something(form: Path) -> None:
     asked = yaml.safe_load(form.read_text())
-    assert asked["name"] and asked["description"]
+    assert asked["name"]
+    assert asked["description"]
     kinds = {field["type"] for field in asked["body"]}
     assert kinds <= {"textarea", "input", "markdown", "dropdown", "checkboxes"}
     ids = [field["id"] for field in asked["body"]]

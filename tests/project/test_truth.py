@@ -64,7 +64,9 @@ def test_a_run_that_is_played_on_several_workers_takes_as_long_as_there(
     )
     found = seen.runs.set_index("global_batch")
     whole, broken_off = found.loc[128], found.loc[32]
-    assert whole["reached"] and not broken_off["reached"] and broken_off["trained_steps"] <= 3000
+    assert whole["reached"]
+    assert not broken_off["reached"]
+    assert broken_off["trained_steps"] <= 3000
     assert whole["seconds_to_target"] == pytest.approx(grid.run_seconds(((128, 2, 1), 1)))
     assert whole["step_seconds"] == pytest.approx(step_seconds(128, 2, 1))
 
@@ -134,7 +136,8 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
         pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"])
     )
     found = table.set_index("rule")
-    assert set(table["best_fixed"]) == {"fixed 32"} and set(table["rule"]) == {
+    assert set(table["best_fixed"]) == {"fixed 32"}
+    assert set(table["rule"]) == {
         "fixed 64",
         "goodput",
         "cabs",
@@ -147,13 +150,16 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
     assert found["regret"]["goodput"] == pytest.approx((8 / 10 + 9 / 10 + 9 / 12) / 3 - 1), (
         "64 was better once"
     )
-    assert found["num_missed"]["cabs"] == 1 and found["num_seeds"]["cabs"] == 3
-    assert found["p_sooner"]["cabs"] == 1 and math.isinf(found["regret"]["cabs"])
+    assert found["num_missed"]["cabs"] == 1
+    assert found["num_seeds"]["cabs"] == 3
+    assert found["p_sooner"]["cabs"] == 1
+    assert math.isinf(found["regret"]["cabs"])
     assert (found["ratio"]["schedule"], found["p_sooner"]["schedule"]) == (1, 1), (
         "which never changed"
     )
     assert found["accuracy_difference"]["fixed 64"] == pytest.approx(0.07 / 3)
-    assert found["p_less_accurate"]["cabs"] < 0.05 and found["p_less_accurate"]["fixed 64"] > 0.95
+    assert found["p_less_accurate"]["cabs"] < 0.05
+    assert found["p_less_accurate"]["fixed 64"] > 0.95
     assert math.isnan(found["accuracy_difference"]["goodput"]), "runs that ended at the target"
 
 
@@ -175,7 +181,9 @@ def test_a_missed_target_takes_forever_and_passes_replace_workers(
     batches = runs["global_batch"]
     of = {rule: rows.set_index("num_workers")["seconds"] for rule, rows in found.groupby("rule")}
     missed = of[f"norm_test from {batches[first]}"]
-    assert [*missed.index] == [1, 2] and np.isinf(missed).all()
+    assert [*missed.index] == [1, 2]
+    assert np.isinf(missed).all()
     seconds = of[f"fixed {batches[second]}, AdaScale, passes of 16"]
-    assert [*seconds.index] == [2] and np.isfinite(seconds).all()
+    assert [*seconds.index] == [2]
+    assert np.isfinite(seconds).all()
     assert [*of[f"goodput from {batches[third]}"].index] == [1]

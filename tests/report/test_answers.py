@@ -54,9 +54,11 @@ def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     text = page.read_text()
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
     assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
-    assert "on 4 workers" in first and "s (90 % interval " in first
+    assert "on 4 workers" in first
+    assert "s (90 % interval " in first
     for name in ("time_surface", "pareto_front", "one_more_worker", "bottlenecks"):
-        assert f'<figure id="{name}">' in text and (page.parent / f"{name}.pdf").is_file()
+        assert f'<figure id="{name}">' in text
+        assert (page.parent / f"{name}.pdf").is_file()
     assert "Warnings" in text or not analysis.doubts(study)
     assert "nan" not in page.with_name("table.md").read_text()
 
@@ -77,9 +79,8 @@ def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -
     figure = plots.time_to_target(study)
     assert "until a test accuracy of 90 %, by the median" in plots.caption(figure)
     found = analysis.time_to_target(study)
-    assert found["seconds"].notna().all() and set(found["seconds"]) == set(
-        study.runs["seconds_to_target"]
-    )
+    assert found["seconds"].notna().all()
+    assert set(found["seconds"]) == set(study.runs["seconds_to_target"])
 
 
 def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
@@ -137,7 +138,8 @@ def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFr
     table = analysis.more_workers(study) if name == "one_more_worker" else cells
     figure = plots.FIGURES[name].draw(study, table)
     assert_readable(figure)
-    assert TARGET == 0.9 and "a test accuracy of 0.9" in plots.caption(figure)
+    assert TARGET == 0.9
+    assert "a test accuracy of 0.9" in plots.caption(figure)
 
 
 def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
@@ -168,14 +170,13 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
         )
     study = bsweep.load(tmp_path / "s")
     target, why = supported_target(study) or (None, "")
-    assert target is not None and target.metric == "test_accuracy"
+    assert target is not None
+    assert target.metric == "test_accuracy"
     assert 0.2 < target.value < 0.4, "four of five cells: a third of the way to 0.9"
     sentences = analysis.recommendations(study)
     assert sentences[0].startswith(f"Fastest to a test accuracy of {target.value:g}: global batch ")
-    assert (
-        sentences[1].startswith("The runs name no target: a test accuracy of")
-        and why in sentences[1]
-    )
+    assert sentences[1].startswith("The runs name no target: a test accuracy of")
+    assert why in sentences[1]
     assert analysis.what_is_missing(study) == []
 
 
@@ -198,10 +199,8 @@ def test_the_supported_one_of_several_named_targets_is_taken(
             )
             run.rename(f"{run}_{target}")
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
-    assert (
-        first.startswith("Fastest to a test accuracy of 0.9")
-        and "The runs name 2 targets. " in basis
-    )
+    assert first.startswith("Fastest to a test accuracy of 0.9")
+    assert "The runs name 2 targets. " in basis
 
 
 def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> None:
@@ -222,7 +221,8 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
         write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "all runs change their batch size" in missing and "batching=fixed" in missing
+    assert "all runs change their batch size" in missing
+    assert "batching=fixed" in missing
 
 
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
@@ -239,7 +239,8 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
         "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0."
         in missing
     )
-    assert analysis.surface(study).empty and not set(plots.figures(study)) & {
+    assert analysis.surface(study).empty
+    assert not set(plots.figures(study)) & {
         "time_surface",
         "pareto_front",
     }
@@ -250,9 +251,8 @@ def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, epochs=1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert (
-        "two evaluations of a run, but 3 of 3 runs have fewer" in missing and "epochs=2" in missing
-    )
+    assert "two evaluations of a run, but 3 of 3 runs have fewer" in missing
+    assert "epochs=2" in missing
 
 
 def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
@@ -300,9 +300,8 @@ def test_skipped_checks_are_named_with_their_options(
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
     ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]
-    assert [words[0] for words in ready] == ["--where", "--where"] and parts.endswith(
-        "momentum=0 (2 runs)."
-    )
+    assert [words[0] for words in ready] == ["--where", "--where"]
+    assert parts.endswith("momentum=0 (2 runs).")
     for _, word in ready:
         found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
         assert found.cells["num_runs"].sum() in (2, 3)

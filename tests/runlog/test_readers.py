@@ -153,12 +153,14 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
         if why is None and content != whole and (number := len(list(kept.iterdir()))) < MOST_KEPT:
             shutil.copytree(run, kept / f"{number:05d}")
         elif why and "Update bsweep" not in why:
-            assert str(path) in why and len(why) < 1000
+            assert str(path) in why
+            assert len(why) < 1000
             assert ended(RunPaths(run)) is None, f"the same sweep repeats it: {why}"
 
     fuzz(read, damaged(whole))
     study = bsweep.load(kept, mix=True)
-    assert len(study.runs) == len(list(kept.iterdir())) > len(others) + 10 and not study.skipped
+    assert len(study.runs) == len(list(kept.iterdir())) > len(others) + 10
+    assert not study.skipped
     assert "left out" not in repr(study)
     report.write(kept, mix=True)
 
@@ -196,8 +198,10 @@ def test_a_damaged_run_is_left_out_by_name_and_repeated(
     assert whole in metrics.read_text()
     metrics.write_text(metrics.read_text().replace(whole, odd))
     study = bsweep.load(tmp_path)
-    assert len(study.runs) == 1 and study.skipped.keys() == {metrics.parent.name}
-    assert "left out" in repr(study) and ended(RunPaths(metrics.parent)) is None
+    assert len(study.runs) == 1
+    assert study.skipped.keys() == {metrics.parent.name}
+    assert "left out" in repr(study)
+    assert ended(RunPaths(metrics.parent)) is None
 
 
 @pytest.fixture
@@ -285,7 +289,8 @@ def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) 
             found[-1].says(config)
 
     fuzz(read, damaged(whole))
-    assert None in found and any(found)
+    assert None in found
+    assert any(found)
 
 
 @pytest.mark.parametrize("policy", ["hybrid", "network_aware"])
@@ -301,7 +306,8 @@ def test_anything_as_probe_json_is_read_or_said(policy: str, tmp_path: Path) -> 
         allocation.doubts(config)
 
     fuzz(read, damaged(whole))
-    assert True in ends and False in ends
+    assert True in ends
+    assert False in ends
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def messages(path: Path) -> list[str]:
 def test_records_are_read_back_in_order(tmp_path: Path) -> None:
     write(tmp_path / "m.jsonl", "a", "b")
     records, warning = read_records(tmp_path / "m.jsonl")
-    assert [r["message"] for r in records] == ["a", "b"] and warning is None
+    assert [r["message"] for r in records] == ["a", "b"]
+    assert warning is None
     assert all(r["schema"] == 1 and r["type"] == "event" and r["time"] > 0 for r in records)
 
 
@@ -147,10 +148,8 @@ def test_records_that_are_vouched_for_are_read_as_others_are(
     write_json(
         paths.summary, {key: value for key, value in summary.items() if key != "metrics_crc32"}
     )
-    assert (
-        vouched.records == read_run(paths.folder, with_steps).records
-        and len(vouched.records) == 2 + with_steps
-    )
+    assert vouched.records == read_run(paths.folder, with_steps).records
+    assert len(vouched.records) == 2 + with_steps
     assert vouched.warnings == read_run(paths.folder, with_steps).warnings != ()
 
 

@@ -79,7 +79,8 @@ def share(group: dist.ProcessGroup, rank: int, p: int) -> dict[str, Any]:
     for size, dtype in itertools.product((*SIZES, LARGE), (torch.float32, torch.float64)):
         expected = vector(rank, size, dtype)
         vectors, reason = shared_memory.share(expected, gather_json)
-        assert not reason and not vectors[rank].any()
+        assert not reason
+        assert not vectors[rank].any()
         vectors[rank].copy_(expected)
         add_up = shared_memory.Sum(vectors, group, rank)
         for _ in range(2):  # what one leaves is what the next begins with

@@ -91,7 +91,8 @@ class Simulation:
         num_examples = 0
         for indices, crops in [self.steps[rank].pop(0) for _ in range(num_steps)]:
             mean, std = self.dataset.mean, self.dataset.std
-            assert mean is not None and std is not None
+            assert mean is not None
+            assert std is not None
             inputs = augment.normalize(
                 torch.stack(crops),
                 mean,
@@ -262,9 +263,8 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
         assert all(
             torch.equal(worker["parameters"], workers[0]["parameters"]) for worker in workers
         )
-        assert workers[0]["moved"] > 0.001 and not torch.equal(
-            workers[0]["parameters"], plain["parameters"]
-        )
+        assert workers[0]["moved"] > 0.001
+        assert not torch.equal(workers[0]["parameters"], plain["parameters"])
         assert [epoch["sent_bytes"] for epoch in workers[0]["epochs"]] == pytest.approx(
             [part * number for number in sent], rel=0.02
         )
@@ -342,7 +342,9 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
             torch.tensor(record[key], dtype=torch.float64) for key in keys
         )
         arrived, released = began + compute, began + compute + idle + exposed
-        assert compute.min() > 0 and idle.min() >= 0 and exposed.min() > -1e-9
+        assert compute.min() > 0
+        assert idle.min() >= 0
+        assert exposed.min() > -1e-9
         assert travel.min() > 0, "it is timed where it travels, hidden or not"
         if overlap == "false":
             torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
@@ -362,10 +364,8 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         )
         assert of_epoch["worker_wait_seconds"] == pytest.approx(idle.sum(dim=0).tolist(), abs=1e-6)
         exchange = float(travel.min(dim=1).values.sum())
-        assert (
-            of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6)
-            and of_epoch["codec_seconds"] is None
-        )
+        assert of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6)
+        assert of_epoch["codec_seconds"] is None
         not_hidden = float(exposed.mean(dim=1).sum()) if overlap == "true" else exchange
         assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
 

@@ -343,9 +343,11 @@ def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
         "network",
     ]
     for one, other in zip(shared, network, strict=True):
-        assert one["moved"] > 0.01 and torch.equal(one["parameters"], other["parameters"])
+        assert one["moved"] > 0.01
+        assert torch.equal(one["parameters"], other["parameters"])
         for epoch in one["epochs"]:
-            assert epoch["sent_bytes"] == 0 and epoch["exchange_seconds"] > 0
+            assert epoch["sent_bytes"] == 0
+            assert epoch["exchange_seconds"] > 0
             assert epoch["exchange_steps"] == 2 * epoch["num_steps"]
     assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
 
@@ -382,7 +384,8 @@ def test_exchange_overlap_and_compression_are_timed_apart() -> None:
     assert all(epoch["codec_seconds"] is None for epoch in (*plain["epochs"], *hidden["epochs"]))
     assert all(epoch["codec_seconds"] > 0 for epoch in compressed["epochs"])
     for epoch in hidden["epochs"]:
-        assert epoch["exchange_seconds"] is None and epoch["exposed_exchange_seconds"] > 0
+        assert epoch["exchange_seconds"] is None
+        assert epoch["exposed_exchange_seconds"] > 0
 
 
 def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None:
@@ -569,13 +572,13 @@ def test_gradients_that_overflow_on_one_worker_leave_the_step_out_on_all(
         *how,
     )
     first, second = trained(2, *point, overflow=(1, 3))
-    assert (
-        torch.equal(first["parameters"], second["parameters"])
-        and first["parameters"].isfinite().all()
-    )
-    assert first["epochs"][0]["skipped_steps"] == 1 and first["scale"] == second["scale"] == 2**15
+    assert torch.equal(first["parameters"], second["parameters"])
+    assert first["parameters"].isfinite().all()
+    assert first["epochs"][0]["skipped_steps"] == 1
+    assert first["scale"] == second["scale"] == 2**15
     every, *_ = trained(2, *point)
-    assert every["epochs"][0]["skipped_steps"] == 0 and every["scale"] == 2**16
+    assert every["epochs"][0]["skipped_steps"] == 0
+    assert every["scale"] == 2**16
     assert not torch.allclose(first["parameters"], every["parameters"], rtol=1e-3), (
         "a step was left out"
     )
@@ -594,10 +597,8 @@ def test_a_worker_that_steps_alone_leaves_its_own_step_out(strategy: str) -> Non
         "strategy.sync_every=2",
     )
     first, second = trained(2, *point, overflow=(1, 3))
-    assert (
-        torch.equal(first["parameters"], second["parameters"])
-        and first["parameters"].isfinite().all()
-    )
+    assert torch.equal(first["parameters"], second["parameters"])
+    assert first["parameters"].isfinite().all()
     assert (first["epochs"][0]["skipped_steps"], first["scale"], second["scale"]) == (
         0,
         2**16,

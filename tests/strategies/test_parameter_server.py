@@ -251,7 +251,8 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     killed_at = time.time()
     os.kill(processes[3].pid, signal.SIGKILL)
     codes = finish(processes)
-    assert codes[:2] == [1, 1] and codes[3] == -signal.SIGKILL
+    assert codes[:2] == [1, 1]
+    assert codes[3] == -signal.SIGKILL
     assert codes[2] in (0, 1), (
         "the other server has ended too: workers said goodbye, or left within a step"
     )

@@ -99,13 +99,12 @@ def test_what_nobody_measured_is_null_not_zero(pair: Callable[..., Pair]) -> Non
     one = pair(4.0)
     traffic = cost(one, 0.0, 3.0)
     assert traffic.codec_seconds is None
-    assert (
-        traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3
-        and traffic.worker_wait_seconds == (1, 0)
-    )
+    assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3
+    assert traffic.worker_wait_seconds == (1, 0)
     one.hides_exchange = True
     hidden = cost(one, 0.0, 3.0)
-    assert hidden.exchange_seconds is None and hidden.exposed_exchange_seconds == 3
+    assert hidden.exchange_seconds is None
+    assert hidden.exposed_exchange_seconds == 3
 
 
 def test_no_step_waits_for_a_gpu_to_have_exchanged(
@@ -142,8 +141,6 @@ def test_no_step_waits_for_a_gpu_to_have_exchanged(
     may_wait.append(True)
     one.other = torch.tensor([0, 0, 0, 28.0, 1, 1, 1, 1], dtype=torch.float64)
     traffic = one.traffic()
-    assert (
-        traffic.exchange_seconds == 4
-        and traffic.worker_wait_seconds == (12, 0)
-        and traffic.codec_seconds == 20
-    )
+    assert traffic.exchange_seconds == 4
+    assert traffic.worker_wait_seconds == (12, 0)
+    assert traffic.codec_seconds == 20

@@ -52,15 +52,15 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
     """
     rounds = of(paths, "round")
     numbers = [record["round"] for record in rounds]
-    assert numbers == sorted(set(numbers)) and numbers[-1] == num_rounds
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == num_rounds
     assert len(numbers) >= num_rounds - 1, (
         "that of the loss may have ended with the one who was to write it"
     )
     workers = [record["workers"] for record in rounds]
     later = workers.index(left)
-    assert all(those == [0, 1, 2] for those in workers[:later]) and all(
-        those == left for those in workers[later:]
-    )
+    assert all(those == [0, 1, 2] for those in workers[:later])
+    assert all(those == left for those in workers[later:])
     full = [
         record["num_examples"]
         for record in rounds[later + 1 :]
@@ -76,7 +76,8 @@ def check_went_on(paths: RunPaths, left: list[int], num_rounds: int) -> None:
     assert len(losses(paths)) == 3 - len(left)
     epochs = of(paths, "epoch")
     assert [epoch["epoch"] for epoch in epochs] == list(range(1, len(epochs) + 1))
-    assert epochs[-1]["test_loss"] is not None and epochs[-1]["train_loss"] is not None
+    assert epochs[-1]["test_loss"] is not None
+    assert epochs[-1]["train_loss"] is not None
     assert epochs[-1]["epoch"] == rounds[-1]["epoch"]
 
 
@@ -221,14 +222,13 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert stopped.returncode == 1, stopped.stderr
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert (
-        end["status"] == "interrupted"
-        and "rank 1 was lost" in end["message"]
-        and "to resume" in end["message"]
-    )
+    assert end["status"] == "interrupted"
+    assert "rank 1 was lost" in end["message"]
+    assert "to resume" in end["message"]
     assert checkpoints(paths)
     before = of(paths, "round")
-    assert 12 < before[-1]["round"] < MAX_ROUNDS and before[-1]["workers"] == [0, 2]
+    assert 12 < before[-1]["round"] < MAX_ROUNDS
+    assert before[-1]["workers"] == [0, 2]
 
     again = bsweep("run", *point, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -241,9 +241,8 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         MAX_ROUNDS - len(before)
     )
     began = [min(record["began_seconds"]) for record in rounds]
-    assert began == sorted(began) and began[len(before)] - began[len(before) - 1] < 10, (
-        "the pause is left out"
-    )
+    assert began == sorted(began)
+    assert began[len(before)] - began[len(before) - 1] < 10, "the pause is left out"
     first, last, next_ = (
         before[0]["train_loss"],
         before[-1]["train_loss"],
@@ -251,9 +250,11 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     )
     assert abs(next_ - last) < 0.5 * (first - last), "it goes on with what it has learned"
     numbers = [record["step"] for record in of(paths, "step")]
-    assert numbers == sorted(numbers) and epochs[1]["num_steps"] == 250
+    assert numbers == sorted(numbers)
+    assert epochs[1]["num_steps"] == 250
     end = summary(paths)
-    assert end["status"] == "completed" and end["wall_seconds"] > end["train_seconds"] > 0
+    assert end["status"] == "completed"
+    assert end["wall_seconds"] > end["train_seconds"] > 0
 
 
 def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
@@ -281,10 +282,8 @@ def test_a_run_that_was_taken_up_again_ends_as_one_that_never_stopped(tmp_path: 
     epochs = ("num_workers=2", "data.num_train=280", "epochs=2")  # of three rounds and a tail
     point = (*POINT, *epochs, "strategy.on_loss=stop")
     stopped = bsweep("run", *point, cwd=tmp_path, env={**path, "BSWEEP_STOP": "1"})
-    assert (
-        stopped.returncode == 1
-        and "told to; start the same sweep again to resume" in stopped.stderr
-    )
+    assert stopped.returncode == 1
+    assert "told to; start the same sweep again to resume" in stopped.stderr
     for study in ("s", "whole"):
         result = bsweep("run", *point, f"study={study}", cwd=tmp_path, env=path)
         assert result.returncode == 0, result.stderr
@@ -318,12 +317,14 @@ def test_a_run_that_stops_in_its_last_round_only_has_to_be_evaluated(tmp_path: P
     env = struck(tmp_path, (0,), "strategies.diloco", "DiLoCo.end_round", 10)
     point = (*POINT, "strategy.max_rounds=10", "strategy.on_loss=stop")
     stopped, again = (bsweep("run", *point, cwd=tmp_path, env=env) for _ in range(2))
-    assert stopped.returncode == 1 and "rank 0 was lost" in stopped.stderr, stopped.stderr
+    assert stopped.returncode == 1, stopped.stderr
+    assert "rank 0 was lost" in stopped.stderr, stopped.stderr
     assert again.returncode == 0, again.stderr
     (paths,) = runs(tmp_path)
     assert [record["round"] for record in of(paths, "round")] == list(range(1, 11))
     (epoch,) = of(paths, "epoch")
-    assert epoch["num_steps"] == 10 * SYNC_EVERY and epoch["test_accuracy"] is not None
+    assert epoch["num_steps"] == 10 * SYNC_EVERY
+    assert epoch["test_accuracy"] is not None
 
 
 def test_where_no_worker_may_be_lost_the_run_fails_and_names_it(tmp_path: Path) -> None:
@@ -332,5 +333,6 @@ def test_where_no_worker_may_be_lost_the_run_fails_and_names_it(tmp_path: Path) 
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "failed" and end["message"].startswith("rank 1 was ended by SIGKILL")
+    assert end["status"] == "failed"
+    assert end["message"].startswith("rank 1 was ended by SIGKILL")
     assert compose(*LONG).run_id == paths.folder.name

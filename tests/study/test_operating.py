@@ -72,16 +72,15 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
 ) -> None:
     grid = ("-m", "local_batch=2,4", "num_workers=2", "strategy=local_sgd", "epochs=4000", *QUICK)
     before = bsweep("plan", *grid, cwd=tmp_path)
-    assert before.returncode == 0 and "2 points: 2 new; no estimate" in before.stdout, before.stderr
+    assert before.returncode == 0, before.stderr
+    assert "2 points: 2 new; no estimate" in before.stdout, before.stderr
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
     sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
     wait_for_epoch(tmp_path)
     seen = status(tmp_path)
-    assert (
-        seen["counts"] == {"running": 1, "new": 1}
-        and len(seen["sweeps"]) == 1
-        and seen["seconds_left"] > 0
-    )
+    assert seen["counts"] == {"running": 1, "new": 1}
+    assert len(seen["sweeps"]) == 1
+    assert seen["seconds_left"] > 0
     (running,) = [point for point in seen["points"] if point["status"] == "running"]
     assert 0 < running["epochs_done"] < running["epochs"] == 4000
     planned = bsweep("plan", *grid, "--json", cwd=tmp_path)
@@ -89,23 +88,23 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     assert [point["run_id"] for point in plan["points"]] == [
         point["run_id"] for point in seen["points"]
     ]
-    assert (
-        all(point["worker_hours_left"] > 0 for point in plan["points"])
-        and "finished epochs" in plan["estimated_by"]
-    )
+    assert all(point["worker_hours_left"] > 0 for point in plan["points"])
+    assert "finished epochs" in plan["estimated_by"]
     stopped = bsweep("stop", "results/s", cwd=tmp_path)
-    assert stopped.returncode == 0 and "1 interrupted" in stopped.stdout, (
-        stopped.stdout + stopped.stderr
-    )
-    assert sweep.wait(30) == 130 and not attendance.sweeps(tmp_path / "results/s")
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert "1 interrupted" in stopped.stdout, stopped.stdout + stopped.stderr
+    assert sweep.wait(30) == 130
+    assert not attendance.sweeps(tmp_path / "results/s")
     assert "nothing to stop" in bsweep("stop", "results/s", cwd=tmp_path).stderr
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
-    assert "interrupted at epoch" in text and "bsweep resume results/s" in text
+    assert "interrupted at epoch" in text
+    assert "bsweep resume results/s" in text
 
     again = Fork("bsweep", "resume", str(tmp_path / "results/s"), cwd=Path("/"), has_forks=True)
     ends = time.monotonic() + 60
     while status(tmp_path)["counts"].get("running") != 1:
-        assert time.monotonic() < ends and again.poll() is None
+        assert time.monotonic() < ends
+        assert again.poll() is None
     os.kill(again.pid, signal.SIGTERM)
     assert again.wait(30) == 130
     assert len(commands.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
@@ -114,37 +113,35 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
 def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=8", "optimizer.lr=0.01,1e30", "seed=0,1", "epochs=1", *ALONE, *QUICK)
     first = bsweep("run", *grid, cwd=tmp_path)
-    assert first.returncode == 1 and status(tmp_path)["counts"] == {
+    assert first.returncode == 1, first.stderr
+    assert status(tmp_path)["counts"] == {
         "completed": 2,
         "diverged": 2,
     }, first.stderr
     before = folder_of(tmp_path)
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
-    assert text.count(": diverged: the training loss became") == 2 and folder_of(tmp_path) == before
+    assert text.count(": diverged: the training loss became") == 2
+    assert folder_of(tmp_path) == before
     again = bsweep("run", *grid, cwd=tmp_path)
-    assert (
-        again.returncode == 1
-        and again.stderr.count("skipped, it diverged") == 2
-        and "bsweep retry" in again.stderr
-    )
+    assert again.returncode == 1
+    assert again.stderr.count("skipped, it diverged") == 2
+    assert "bsweep retry" in again.stderr
     resumed = bsweep("resume", "results/s", cwd=tmp_path)
-    assert (
-        resumed.returncode == 0
-        and "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
-    )
+    assert resumed.returncode == 0
+    assert "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
-    assert nothing.returncode == 2 and "no point has the state failed" in nothing.stderr
+    assert nothing.returncode == 2
+    assert "no point has the state failed" in nothing.stderr
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
-    assert meant.returncode == 2 and "Did you mean 'failed'?" in meant.stderr
+    assert meant.returncode == 2
+    assert "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
     # Another command that leads to it.
     assert bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
     retried = bsweep("retry", "results/s", "--status", "diverged", cwd=tmp_path)
-    assert (
-        retried.returncode == 1
-        and "[2/2]" in retried.stderr
-        and "completed already" not in retried.stderr
-    )
+    assert retried.returncode == 1
+    assert "[2/2]" in retried.stderr
+    assert "completed already" not in retried.stderr
     assert len(list(tmp_path.glob("results/s/.previous/*"))) == 2, "each is repeated once"
     (victim, *_) = tmp_path.glob("results/s/b8*/summary.json")
     victim.unlink()  # as if it had been killed
@@ -156,14 +153,14 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
         {"completed": 2, "diverged": 2}
     ]
     plan = json.loads(bsweep("plan", *grid, "study=s,t", "--json", cwd=tmp_path).stdout)
-    assert (
-        plan["counts"] == {"completed": 2, "diverged": 2, "new": 4}
-        and "(2 completed)" in plan["estimated_by"]
-    )
+    assert plan["counts"] == {"completed": 2, "diverged": 2, "new": 4}
+    assert "(2 completed)" in plan["estimated_by"]
     (tmp_path / "results/s").rename(tmp_path / "results/t")
     moved = bsweep("retry", "results/t", "--status", "diverged", cwd=tmp_path)
-    assert moved.returncode == 1 and "no longer give 2 of its points" in moved.stderr
-    assert not (tmp_path / "results/s").exists() and "the folder was moved" in moved.stderr
+    assert moved.returncode == 1
+    assert "no longer give 2 of its points" in moved.stderr
+    assert not (tmp_path / "results/s").exists()
+    assert "the folder was moved" in moved.stderr
 
 
 def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Path) -> None:
@@ -202,9 +199,8 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
         assert time.monotonic() < ends
     assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
     assert [sweep.wait(30) for sweep in sweeps] == [130, 130]
-    assert status(tmp_path)["counts"] == {"interrupted": 2} and not list(
-        tmp_path.glob("results/s/.sweeps/*")
-    )
+    assert status(tmp_path)["counts"] == {"interrupted": 2}
+    assert not list(tmp_path.glob("results/s/.sweeps/*"))
 
 
 @pytest.mark.parametrize("then", ["poll", "fail", "end"])
@@ -360,9 +356,8 @@ def test_a_lost_worker_is_told_while_the_sweep_goes_on_and_afterwards(tmp_path: 
     losing = ("strategy.on_loss=continue", "strategy.loss_timeout_seconds=3")
     env = struck(tmp_path, (2,), "data.plan", "step_indices", call=20)
     result = bsweep("run", *point, *losing, cwd=tmp_path, env=env)
-    assert result.returncode == 0 and "  worker lost: rank 2 was lost in round" in result.stderr, (
-        result.stderr
-    )
+    assert result.returncode == 0, result.stderr
+    assert "  worker lost: rank 2 was lost in round" in result.stderr, result.stderr
     assert "worker lost: rank 2 was lost" in bsweep("status", "results/s", cwd=tmp_path).stdout
 
 
@@ -371,7 +366,8 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
     result = bsweep("plan", *grid, "--probe", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
-    assert "2 tried for a few steps" in plan["estimated_by"] and plan["seconds_left"] > 0
+    assert "2 tried for a few steps" in plan["estimated_by"]
+    assert plan["seconds_left"] > 0
     assert not list(tmp_path.iterdir())
 
 
@@ -393,14 +389,16 @@ def test_what_cannot_be_done_is_said_in_plain_words(
     (tmp_path / "results/empty").mkdir(parents=True)
     write_runs(tmp_path / "results/mine", 1)
     result = bsweep(*arguments, cwd=tmp_path)
-    assert result.returncode == 2 and expected in result.stderr, result.stdout + result.stderr
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert expected in result.stderr, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2 and "no recorded command for 2 of its runs" in result.stderr
+    assert result.returncode == 2
+    assert "no recorded command for 2 of its runs" in result.stderr
     moved = {
         "time": 0,
         "arguments": ["local_batch=8"],
@@ -413,7 +411,8 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     line = json.dumps({**moved, **columns, "points": [["run0", 1, 8, 90, 1, "k"]]})
     (tmp_path / "results/mine/commands.jsonl").write_text("{torn\n" + line + "\n")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2 and "/nowhere/at/all" in result.stderr
+    assert result.returncode == 2
+    assert "/nowhere/at/all" in result.stderr
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
@@ -505,7 +504,8 @@ def test_ten_thousand_points_take_seconds_and_little_memory(
         command, cwd=many, capture_output=True, text=True, timeout=120, check=True
     )
     seconds, mebibytes = map(float, result.stdout.split())
-    assert seconds < 6 and mebibytes < 500
+    assert seconds < 6
+    assert mebibytes < 500
     assert expected in (many / "said").read_text()
 
 
@@ -526,7 +526,8 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     assert Estimate(line[:1]).seconds(point(16), NEW) == pytest.approx(
         1000 / 16 * 0.018 / 8 * 16 + 5
     )
-    assert "3 completed" in estimate.source and "within 0%" in estimate.source
+    assert "3 completed" in estimate.source
+    assert "within 0%" in estimate.source
     falling = [Timed(point(8), 0.02), Timed(point(64), 0.01)]
     assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, (
         "no step takes less than none"
@@ -559,7 +560,9 @@ def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> Non
 
 def test_a_claim_ends_with_its_process_and_is_seen_by_others(tmp_path: Path) -> None:
     with claimed(tmp_path / "a") as is_ours:
-        assert is_ours and is_claimed(tmp_path / "a") and not is_claimed(tmp_path / "b")
+        assert is_ours
+        assert is_claimed(tmp_path / "a")
+        assert not is_claimed(tmp_path / "b")
     assert not is_claimed(tmp_path / "a")
 
 
@@ -596,7 +599,8 @@ def test_of_a_run_under_way_only_new_records_are_read(
         return state.epochs_done, state.whole_epochs, state.train_seconds, len(read)
 
     assert look(start + first[:9], "wb") == (0, 0, None, 1)
-    assert look(first[9:]) == (1, 1, seconds[0], 1) and look(b"") == (1, 1, seconds[0], 0)
+    assert look(first[9:]) == (1, 1, seconds[0], 1)
+    assert look(b"") == (1, 1, seconds[0], 0)
     assert look(step) == (1.5, 1, seconds[0], 1)
     assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be resumed"
     longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
@@ -604,7 +608,8 @@ def test_of_a_run_under_way_only_new_records_are_read(
         "and went further than where one looked"
     )
     for _ in range(2):
-        assert look(b"5\n")[1] == 0 and states.state_of_run(paths.folder).status == "damaged"
+        assert look(b"5\n")[1] == 0
+        assert states.state_of_run(paths.folder).status == "damaged"
 
 
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:
@@ -628,7 +633,8 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
     monkeypatch.setattr(attendance, "claimed", lambda path: looks.pop() if looks else claimed(path))
     sweep = attendance.Attendance()
     sweep.join(tmp_path)
-    assert len(attendance.sweeps(tmp_path)) == 1 and not looks
+    assert len(attendance.sweeps(tmp_path)) == 1
+    assert not looks
     sweep.leave()
 
 
@@ -645,4 +651,5 @@ def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path:
     os.utime(hosts, (0, 0))
     second.join(tmp_path)
     second.leave()
-    assert not team.exists() and not hosts.exists()
+    assert not team.exists()
+    assert not hosts.exists()

@@ -97,9 +97,11 @@ def test_parallel_points_have_own_cores_and_unchanged_numbers(
     assert {meta["cores"] for meta in found.values()} == {2}, "the machine's, not the point's"
     assert all(cores_of(run) == set(cores) for run in found if "_w2_" in run.name)
     first, second = (cores_of(run) for run in found if "_w1_" in run.name)
-    assert len(first) == len(second) == 1 and first != second
+    assert len(first) == len(second) == 1
+    assert first != second
     lines = [line for line in beside.stderr.splitlines() if "epoch 1/2" in line]
-    assert len(lines) == 4 and {line[:5] for line in lines} == {"[1/4]", "[2/4]", "[3/4]", "[4/4]"}
+    assert len(lines) == 4
+    assert {line[:5] for line in lines} == {"[1/4]", "[2/4]", "[3/4]", "[4/4]"}
 
 
 class pinned:
@@ -135,7 +137,8 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     assert text.count("the workers save a checkpoint") == 2, text
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
     again = bsweep("resume", "results/s", cwd=tmp_path)
-    assert again.returncode == 0 and status(tmp_path)["counts"] == {"completed": 3}, again.stderr
+    assert again.returncode == 0, again.stderr
+    assert status(tmp_path)["counts"] == {"completed": 3}, again.stderr
     events = [
         [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"]
         for paths in runs(tmp_path)
@@ -188,7 +191,9 @@ def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Pat
     )
     assert result.returncode == 0, result.stderr
     found = calibration_file.read_calibration(path)
-    assert found and found.timed and result.stderr.count("at local batch 8") == 1
+    assert found
+    assert found.timed
+    assert result.stderr.count("at local batch 8") == 1
     starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
     assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
     launched_at = sorted(read_meta(paths)["launched_at"] for paths in starts)
@@ -219,7 +224,8 @@ def test_a_point_that_is_put_off_has_no_number_of_anothers(
     progress.skip(point(1), "completed already")
     progress.beside().put_off(point(2), "another process is running it")
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("[1/3] ") and not second.startswith("[")
+    assert first.startswith("[1/3] ")
+    assert not second.startswith("[")
 
 
 def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
@@ -354,13 +360,13 @@ def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
     crew = crew_of(*(point(count, *given) for count in (1, 2, 3)), run_one=run_one)
     crew.start_what_fits(Pool(), Signals())
-    assert [one.place for one in crew.running.values()] == [2] and not crew.waiting
+    assert [one.place for one in crew.running.values()] == [2]
+    assert not crew.waiting
     end_all(crew, RuntimeError("neither this"))
     assert crew.statuses == {0: "failed", 1: "failed", 2: "failed"}
     said = capsys.readouterr().err
-    assert said.count("a point could not be run") == 3 and said.count("RuntimeError: ") == 2, (
-        "of Newer a line is enough"
-    )
+    assert said.count("a point could not be run") == 3
+    assert said.count("RuntimeError: ") == 2, "of Newer a line is enough"
 
 
 def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
@@ -455,15 +461,13 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     sized(monkeypatch, 2)
     assert not parallel.is_possible([point(1), point(2)])
     said = parallel.why_not([point(1), point(2)])
-    assert (
-        "this machine's 2 cores have no room for two" in said
-        and "launch.threads_per_worker=1" in said
-    )
+    assert "this machine's 2 cores have no room for two" in said
+    assert "launch.threads_per_worker=1" in said
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
-    assert not parallel.is_possible(narrow) and "launch.threads_per_worker" not in parallel.why_not(
-        narrow
-    )
-    assert parallel.is_possible([*narrow, narrow[0]]) and not parallel.why_not([*narrow, narrow[0]])
+    assert not parallel.is_possible(narrow)
+    assert "launch.threads_per_worker" not in parallel.why_not(narrow)
+    assert parallel.is_possible([*narrow, narrow[0]])
+    assert not parallel.why_not([*narrow, narrow[0]])
     assert not parallel.why_not(narrow[:1]), "one point has no others"
     assert not parallel.is_possible(
         [*narrow, compose("local_batch=8", "launch.threads_per_worker=1")]
@@ -540,15 +544,12 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
             )
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
-    assert (
-        line.startswith("4 runs were timed while other runs shared the machine")
-        and "--beside" in line
-    )
+    assert line.startswith("4 runs were timed while other runs shared the machine")
+    assert "--beside" in line
     assert not any("launch.parallel" in warning for warning in whole.warnings)
     cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
-    assert list(cells["n"]) == [2, 2, 2] and cells["test_accuracy"].equals(
-        of_whole["test_accuracy"]
-    )
+    assert list(cells["n"]) == [2, 2, 2]
+    assert cells["test_accuracy"].equals(of_whole["test_accuracy"])
     assert cells["train_seconds"].isna().tolist() == [True, False, False]
     assert [len(seconds) for seconds in cells["train_seconds_points"]] == [0, 1, 1]
     assert of_whole["train_seconds"].notna().all()
@@ -565,9 +566,8 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
     assert said.startswith("4 runs shared the machine with other runs")
     assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
     reached = analysis.time_to_target(study, 0.5)
-    assert (
-        set(reached.index.get_level_values("local_batch")) == {16, 32} and reached["reached"].all()
-    )
+    assert set(reached.index.get_level_values("local_batch")) == {16, 32}
+    assert reached["reached"].all()
 
 
 def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
@@ -582,12 +582,12 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
         "time_to_target",
     } & drawn(study)
     lines = analysis.headlines(study)
-    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker") and not any(
-        "Fastest" in one for one in lines
-    )
+    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker")
+    assert not any("Fastest" in one for one in lines)
     write_data(study, tmp_path)
     again = package.load(tmp_path)
-    assert again.runs["train_seconds"].isna().all() and again.runs["test_accuracy"].notna().all()
+    assert again.runs["train_seconds"].isna().all()
+    assert again.runs["test_accuracy"].notna().all()
 
 
 def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
@@ -679,9 +679,8 @@ def test_a_report_says_how_many_times_are_left_out(
     )
     assert report_command.run([str(tmp_path / "s"), *flags]) == 0
     ((study, command),) = written
-    assert study.runs["train_seconds"].isna().all() == (not flags) and command.endswith(
-        " ".join(["/s", *flags])
-    )
+    assert study.runs["train_seconds"].isna().all() == (not flags)
+    assert command.endswith(" ".join(["/s", *flags]))
     said = (
         "1 run was timed while other runs shared the machine (launch.parallel): its times are "
         "left out"

@@ -99,9 +99,8 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
         == "  Using fp32, contiguous: the sweep has fewer than 1,000 steps, too few to calibrate"
     )
     assert begin == f"[1/1] {tmp_path}: {described}"
-    assert epoch.startswith(f"  {counted}") and epoch.endswith(", 30 s left"), (
-        "a quarter took ten seconds"
-    )
+    assert epoch.startswith(f"  {counted}")
+    assert epoch.endswith(", 30 s left"), "a quarter took ten seconds"
 
 
 def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(

@@ -89,14 +89,17 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert paths.folder.name.startswith("b8_w2_horovod_s0-")
     records, warning = read_records(paths.metrics)
     kinds = [record["type"] for record in records]
-    assert (
-        warning is None and kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 2
-    )
+    assert warning is None
+    assert kinds[0] == "start"
+    assert kinds[-1] == "end"
+    assert kinds.count("epoch") == 2
     epochs = [record for record in records if record["type"] == "epoch"]
     for epoch in epochs:
-        assert epoch["num_steps"] == 6 and epoch["global_batch"] == 16
+        assert epoch["num_steps"] == 6
+        assert epoch["global_batch"] == 16
         assert 0 < epoch["step_seconds_p50"] <= epoch["step_seconds_p95"]
-        assert epoch["train_seconds"] > epoch["exchange_seconds"] > 0 and epoch["wait_seconds"] >= 0
+        assert epoch["train_seconds"] > epoch["exchange_seconds"] > 0
+        assert epoch["wait_seconds"] >= 0
         vector_bytes = 4 * records[0]["num_parameters"]
         assert epoch["sent_bytes"] == pytest.approx(6 * 2 * vector_bytes / 2, rel=0.01)
     end = summary(paths)
@@ -110,13 +113,12 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert end["wall_seconds"] > end["train_seconds"]
     assert end["test_accuracy"] == epochs[-1]["test_accuracy"]
     meta = json.loads(paths.meta.read_text())
-    assert (
-        meta["versions"]["horovod"] == "0.28.1"
-        and meta["cores"] >= 1
-        and meta["command"].startswith("bsweep run local_batch=8")
-    )
+    assert meta["versions"]["horovod"] == "0.28.1"
+    assert meta["cores"] >= 1
+    assert meta["command"].startswith("bsweep run local_batch=8")
     assert {p.name for p in paths.logs.iterdir()} >= {"rank.0", "rank.1", "launcher.log"}
-    assert "epoch 2/2" in result.stderr and "images/s" in result.stderr
+    assert "epoch 2/2" in result.stderr
+    assert "images/s" in result.stderr
 
 
 def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
@@ -143,12 +145,11 @@ def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
         set(json.loads(line)) for line in (tmp_path / "noted").open()
     )
     for modules in (version, usage, bad, report, run):
-        assert (
-            "bsweep.cli.main" in modules
-            and not {"torch", "torchvision", "timm", "sklearn"} & modules
-        )
+        assert "bsweep.cli.main" in modules
+        assert not {"torch", "torchvision", "timm", "sklearn"} & modules
     assert not {"hydra", "pydantic", "numpy"} & (version | usage)
-    assert "bsweep.study.attempts" in run and not {"pandas", "matplotlib"} & run
+    assert "bsweep.study.attempts" in run
+    assert not {"pandas", "matplotlib"} & run
 
 
 def test_a_second_sweep_skips_completed_points_and_names_all_points(
@@ -167,13 +168,12 @@ def test_a_second_sweep_skips_completed_points_and_names_all_points(
     assert first.returncode == 0, first.stderr
     assert len(runs(tmp_path)) == 4
     both = bsweep("run", *grid, "local_batch=8", "seed=0", "study=s,t", cwd=tmp_path)
-    assert (
-        both.stderr.count("completed already") == 1
-        and len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
-    )
+    assert both.stderr.count("completed already") == 1
+    assert len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
     before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
     second = bsweep("run", *grid, cwd=tmp_path)
-    assert second.returncode == 0 and second.stderr.count("completed already") == 4
+    assert second.returncode == 0
+    assert second.stderr.count("completed already") == 4
     assert before == {
         paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)
     }
@@ -198,7 +198,8 @@ def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
     result = bsweep(
         "run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix
     )
-    assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr and not runs(tmp_path)
+    assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr
+    assert not runs(tmp_path)
     point = ("local_batch=8", "strategy.cycle_time_ms=2", *QUICK)
     result = bsweep("run", *point, cwd=tmp_path, prefix=prefix, env={"HOROVOD_CYCLE_TIME": "2"})
     assert result.returncode == 0, result.stdout
@@ -258,13 +259,14 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
     # Horovodrun saw the survivor's end first.
     if strategy == "horovod" and "then rank 0" in ends["failed"]["message"]:
         culprit = "rank 1 ended without a message, perhaps killed"
-    assert culprit in ends["failed"]["message"] and culprit in result.stderr
-    assert ends["failed"]["num_steps"] >= 0 and not workers_left(tmp_path)
+    assert culprit in ends["failed"]["message"]
+    assert culprit in result.stderr
+    assert ends["failed"]["num_steps"] >= 0
+    assert not workers_left(tmp_path)
     assert not list(tmp_path.glob("temporary/torchelastic_*"))
     if strategy == "allreduce":
-        assert transports(tmp_path) == ["shared_memory"] * 2 and not list(
-            Path("/dev/shm").glob("*bsweep*")
-        )
+        assert transports(tmp_path) == ["shared_memory"] * 2
+        assert not list(Path("/dev/shm").glob("*bsweep*"))
 
 
 def transports(folder: Path) -> list[str | None]:
@@ -288,13 +290,13 @@ def test_workers_without_shared_memory_use_the_network_and_say_so(
     assert transports(tmp_path) == ["network"]
     (paths,) = runs(tmp_path)
     (warning,) = summary(paths)["warnings"]
-    assert (
-        "workers cannot share memory (rank 1: " in warning and "Operation not permitted" in warning
-    )
+    assert "workers cannot share memory (rank 1: " in warning
+    assert "Operation not permitted" in warning
     asked = bsweep(
         "run", *point, "strategy.transport=shared_memory", "study=t", cwd=tmp_path, env=env
     )
-    assert asked.returncode == 1 and "use strategy.transport=auto" in asked.stderr
+    assert asked.returncode == 1
+    assert "use strategy.transport=auto" in asked.stderr
 
 
 def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
@@ -310,10 +312,10 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
     assert result.returncode == 1
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "failed" and end["message"].startswith(
-        "rank 1 failed: RuntimeError: the dog ate"
-    )
-    assert 'step.py", line' in end["message"] and "<stderr>" not in end["message"]
+    assert end["status"] == "failed"
+    assert end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
+    assert 'step.py", line' in end["message"]
+    assert "<stderr>" not in end["message"]
 
 
 def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:
@@ -334,10 +336,8 @@ def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> Non
 def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "compression=topk", "compression.density=1", *QUICK)
     result = bsweep("run", *point, cwd=tmp_path)
-    assert (
-        result.returncode == 0
-        and "compression=topk saves no traffic with 2 workers" in result.stderr
-    )
+    assert result.returncode == 0
+    assert "compression=topk saves no traffic with 2 workers" in result.stderr
     (paths,) = runs(tmp_path)
     assert any("saves no traffic" in warning for warning in summary(paths)["warnings"])
     records = {record["type"]: record for record in read_records(paths.metrics)[0]}
@@ -361,7 +361,8 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "timeout" and "launch.stall_timeout_seconds=4" in end["message"]
+    assert end["status"] == "timeout"
+    assert "launch.stall_timeout_seconds=4" in end["message"]
     assert "the first to fall silent was rank" in end["message"]
     assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
     assert not workers_left(tmp_path)
@@ -382,8 +383,10 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
         assert process.wait(60) == 130
     finally:
         process.kill()
-    assert summary(paths)["status"] == "interrupted" and len(runs(tmp_path)) == 1
-    assert len(list(tmp_path.glob("pid*"))) == 2 and not workers_left(tmp_path)
+    assert summary(paths)["status"] == "interrupted"
+    assert len(runs(tmp_path)) == 1
+    assert len(list(tmp_path.glob("pid*"))) == 2
+    assert not workers_left(tmp_path)
 
 
 def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
@@ -406,7 +409,8 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
         timeout=60,
         fresh=True,
     )
-    assert (tmp_path / "interrupted").exists() and result.returncode == 130, result.stderr
+    assert (tmp_path / "interrupted").exists(), result.stderr
+    assert result.returncode == 130, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
     # A zombie has none.
@@ -483,7 +487,8 @@ def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> No
     assert result.returncode == 1
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert end["status"] == "diverged" and "training loss became" in end["message"]
+    assert end["status"] == "diverged"
+    assert "training loss became" in end["message"]
     assert read_records(paths.metrics)[0][-1]["type"] == "end"
 
 
@@ -635,16 +640,17 @@ def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> 
     newer = json.dumps({**summary(paths), "schema": 99, "status": "partial"})
     paths.summary.write_text(newer)
     result = bsweep(*point, cwd=tmp_path)
-    assert (
-        result.returncode == 2 and "schema 99" in result.stderr and "Update bsweep" in result.stderr
-    )
+    assert result.returncode == 2
+    assert "schema 99" in result.stderr
+    assert "Update bsweep" in result.stderr
     assert paths.summary.read_text() == newer
 
 
 def test_more_workers_than_cores_is_a_warning_on_record(tmp_path: Path) -> None:
     workers = (os.cpu_count() or 1) + 1
     result = bsweep("run", "local_batch=8", f"num_workers={workers}", *QUICK, cwd=tmp_path)
-    assert result.returncode == 0 and f"{workers} workers share" in result.stderr
+    assert result.returncode == 0
+    assert f"{workers} workers share" in result.stderr
     (paths,) = runs(tmp_path)
     assert any(f"{workers} workers share" in warning for warning in summary(paths)["warnings"])
 
@@ -663,9 +669,8 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
     worker.train(config, paths, Place())
     torch.set_num_threads(before)
     assert read_records(paths.metrics)[0][0]["threads"] == more
-    assert (
-        Place(local_workers=2).threads(None) == max(1, num_cores() // 2) and Place().threads(3) == 3
-    )
+    assert Place(local_workers=2).threads(None) == max(1, num_cores() // 2)
+    assert Place().threads(3) == 3
 
 
 def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,7 +725,8 @@ def test_the_innermost_reporter_says_when_an_error_happened(
 
     with pytest.raises((RuntimeError, OSError)), errors_reported(paths, Place()):
         fail_and_close()
-    assert "the first" in written[0] and file.read_text() == written[0]
+    assert "the first" in written[0]
+    assert file.read_text() == written[0]
 
 
 def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> None:

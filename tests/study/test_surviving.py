@@ -54,19 +54,17 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     for path in (broken.metrics, broken.summary, broken.meta, broken.config):
         path.write_bytes(b"")
     study = package.load(tmp_path / "results/s")
-    assert list(study.runs["run_id"]) == [sound.folder.name] and [*study.skipped] == [
-        broken.folder.name
-    ]
+    assert list(study.runs["run_id"]) == [sound.folder.name]
+    assert [*study.skipped] == [broken.folder.name]
     assert f"1 left out, damaged: {broken.folder.name}" in repr(study)
     reported = bsweep("report", "results/s", cwd=tmp_path)
-    assert (
-        reported.returncode == 0
-        and f"{broken.folder.name}: left out of the report: " in reported.stderr
-    )
+    assert reported.returncode == 0
+    assert f"{broken.folder.name}: left out of the report: " in reported.stderr
     assert "1 run left out, damaged." in (tmp_path / "results/s/report/report.html").read_text()
     before = sound.summary.stat().st_mtime_ns
     again = bsweep("run", *SHORT, cwd=tmp_path)
-    assert again.returncode == 0 and again.stderr.count("completed already") == 1
+    assert again.returncode == 0
+    assert again.stderr.count("completed already") == 1
     assert sound.summary.stat().st_mtime_ns == before
     assert not package.load(tmp_path / "results/s").skipped
 
@@ -79,9 +77,8 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
         file.write(b"5\n")
     assert ended(paths) is None, "the same sweep repeats it, as the reader says"
     state = states.state_of_run(paths.folder)
-    assert state.status == "damaged" and "damaged record: 5" in state.message, (
-        "so do plan, status and resume"
-    )
+    assert state.status == "damaged"
+    assert "damaged record: 5" in state.message, "so do plan, status and resume"
     with pytest.raises(
         ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"
     ):
@@ -116,8 +113,10 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         saved.complete(sound | facts)
         return attempts._prepare_folder(config, paths)[0]
 
-    assert seconds_before({}, {}) == 7 and saved.folder.exists()
-    assert seconds_before(facts, meta) == 0 and not saved.folder.exists()
+    assert seconds_before({}, {}) == 7
+    assert saved.folder.exists()
+    assert seconds_before(facts, meta) == 0
+    assert not saved.folder.exists()
 
 
 @pytest.fixture
@@ -148,26 +147,24 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
             pass
     full = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert full.returncode == 1, full.stderr
-    assert (
-        f"no space left for {tiny_disk}/s/" in full.stderr
-        and "Free some space there, or give another" in full.stderr
-    )
-    assert full.stderr.count("completed already") == 1 and "Traceback" not in full.stderr
+    assert f"no space left for {tiny_disk}/s/" in full.stderr
+    assert "Free some space there, or give another" in full.stderr
+    assert full.stderr.count("completed already") == 1
+    assert "Traceback" not in full.stderr
     assert len(package.load(tiny_disk / "s").runs) >= 1
     for state in states.read_states(tiny_disk / "s").values():
         assert f" {state.status}" in full.stderr, "the console and the files say the same"
     report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
-    assert (
-        report.returncode == 2
-        and f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
-    )
+    assert report.returncode == 2
+    assert f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
     # Its launcher had no room for what it had to say.
     silent = RunPaths(next(tiny_disk.glob("s/b8_*")))
     launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some space there" in launcher.message
     ballast.unlink()
     again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
-    assert again.returncode == 0 and again.stderr.count("completed already") == 1, again.stderr
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("completed already") == 1, again.stderr
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
 
 
@@ -203,14 +200,18 @@ def lease(path: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path: Path) -> None:
     path, file = tmp_path / ".locks/run", tmp_path / ".locks/run.lease"
     owner = lease(path, "die")
-    assert owner.stdout and owner.stdout.readline() == "True\n"
+    assert owner.stdout
+    assert owner.stdout.readline() == "True\n"
     printed, said = lease(path).communicate(timeout=60)
-    assert printed.split() == ["False"] * 2 and said.count("this file system has no locks") == 1
+    assert printed.split() == ["False"] * 2
+    assert said.count("this file system has no locks") == 1
     for set_back in ("clock", "folder"):  # of who looks, and of the file system
         assert lease(path, set_back).communicate(timeout=60)[0].split() == ["False"] * 2
-    assert owner.communicate("\n")[0] == "" and file.exists(), "it died with its lease"
+    assert owner.communicate("\n")[0] == ""
+    assert file.exists(), "it died with its lease"
     printed, _ = lease(path).communicate(timeout=60)
-    assert printed.split() == ["True"] * 2 and not file.exists()
+    assert printed.split() == ["True"] * 2
+    assert not file.exists()
     file.write_text('{"host": "another", "pid": 1}')
     assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
     # Days without a heartbeat; and by a clock that was set back since.
@@ -242,13 +243,12 @@ def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
         with claimed(cache_folder() / "mine.lock"):
             other = pool.submit(cached_tensors, "mine", ("x",), build)
             time.sleep(0.3)
-            assert not other.done() and not num_built
+            assert not other.done()
+            assert not num_built
         assert other.result()[0]["x"].tolist() == [0, 1, 2]
     cached_tensors("mine", ("x",), build)
-    assert (
-        len(num_built) == 1
-        and [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
-    )
+    assert len(num_built) == 1
+    assert [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
 
 
 def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Path) -> None:
@@ -256,19 +256,19 @@ def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Pat
     other = META | {"cpu": "Other CPU", "python": "3.13.1", "versions": {"torch": "2.12.1+cpu"}}
     alone = write_run(study, local_batch=32, meta=other).name
     refused = bsweep("report", str(study), cwd=tmp_path)
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
     assert (
         f"hardware: Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})"
         in refused.stderr
     )
-    assert (
-        f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr
-        and "--mix" in refused.stderr
-    )
+    assert f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr
+    assert "--mix" in refused.stderr
     with pytest.raises(ValueError, match="mix=True"):
         package.load(study)
     mixed = package.load(study, mix=True)
-    assert len(mixed.runs) == 3 and any("different torch" in line for line in mixed.warnings)
+    assert len(mixed.runs) == 3
+    assert any("different torch" in line for line in mixed.warnings)
 
 
 def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:

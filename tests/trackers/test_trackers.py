@@ -45,7 +45,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trackers=[tensorboard,mlflow,wandb]",
         cwd=folder,
     )
-    assert result.returncode == 0 and "warning" not in result.stderr, result.stderr
+    assert result.returncode == 0, result.stderr
+    assert "warning" not in result.stderr, result.stderr
     return folder / "results/s"
 
 
@@ -74,9 +75,8 @@ def in_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
         assert b"| seed | " in events.Tensors("config")[0].tensor_proto.string_val[0]
         assert events.Tensors("status")[0].tensor_proto.string_val == [b"completed"]
         assert "_hparams_/session_start_info" in events.Tags()["tensors"]
-        assert events.Scalars("step/train_loss")[-1].step == 6 and events.Scalars(
-            "summary/test_loss"
-        )
+        assert events.Scalars("step/train_loss")[-1].step == 6
+        assert events.Scalars("summary/test_loss")
     return found
 
 
@@ -88,7 +88,8 @@ def in_mlflow(file: Path) -> dict[str, list[tuple[int, float]]]:
     assert experiment
     runs = client.search_runs([experiment.experiment_id])
     for run in runs:
-        assert run.info.status == "FINISHED" and run.data.params["model.name"] == "tiny_cnn"
+        assert run.info.status == "FINISHED"
+        assert run.data.params["model.name"] == "tiny_cnn"
         assert run.data.metrics["num_steps"] == 6
     return {
         str(run.info.run_name): [
@@ -140,7 +141,8 @@ def wandb_records(file: bytes) -> Iterator[bytes]:
 @pytest.mark.slow
 def test_trackers_hold_all_records_and_an_export_doubles_none(study: Path) -> None:
     expected = on_record(study)
-    assert len(expected) == 2 and all(len(losses) == 2 for losses in expected.values())
+    assert len(expected) == 2
+    assert all(len(losses) == 2 for losses in expected.values())
     for is_exported in (False, True):
         assert in_tensorboard(study / "tensorboard") == expected
         assert in_mlflow(study / "mlflow.db") == expected
@@ -164,11 +166,9 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
     finally:
         (broken / "metrics.jsonl").unlink()
         broken.rmdir()
-    assert (
-        result.returncode == 1
-        and "broken: left out" in result.stderr
-        and f"--logdir {out}" in result.stdout
-    )
+    assert result.returncode == 1
+    assert "broken: left out" in result.stderr
+    assert f"--logdir {out}" in result.stdout
     assert in_tensorboard(tmp_path / "board") == expected
 
 
@@ -179,9 +179,8 @@ def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
         "run", "-m", *POINT, "seed=0,1", "study=s", "trackers=[mlflow]", cwd=tmp_path, env=nowhere
     )
     assert result.returncode == 0
-    assert result.stderr.count("warning: mlflow: ") == 1 and "export" in result.stderr, (
-        result.stderr
-    )
+    assert result.stderr.count("warning: mlflow: ") == 1, result.stderr
+    assert "export" in result.stderr, result.stderr
     assert all(len(losses) == 2 for losses in on_record(tmp_path / "results/s").values())
 
 
@@ -204,7 +203,8 @@ def test_trackers_change_no_run_id() -> None:
 )
 def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     result = bsweep(*arguments, cwd=tmp_path)
-    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert result.returncode == 2, result.stderr
+    assert said in result.stderr, result.stderr
 
 
 def test_a_missing_package_is_named_with_the_remedy(

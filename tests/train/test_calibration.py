@@ -130,10 +130,11 @@ def test_a_short_sweep_is_not_calibrated_and_a_study_only_once(tmp_path: Path) -
     assert not path.exists()
     calibration_file.request(points, calibration_file.LEAST_STEPS)
     asked = calibration_file.read_calibration(path)
-    assert asked and asked.is_open and asked.wanted_batches == (8, 64)
-    assert calibration_file.is_open_to(asked, FP32) and calibration_file.is_open_to(
-        asked, BF16_LAST
-    )
+    assert asked
+    assert asked.is_open
+    assert asked.wanted_batches == (8, 64)
+    assert calibration_file.is_open_to(asked, FP32)
+    assert calibration_file.is_open_to(asked, BF16_LAST)
     calibration_file.request([replace(points[0], local_batch=256)], 10_000)
     assert calibration_file.read_calibration(path) == asked
 
@@ -151,11 +152,9 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         asking[0].study_dir.mkdir()
         calibration_file.request(asking, 10_000)
         found = calibration_file.read_calibration(calibration_file.path_of(asking[0]))
-        assert (
-            found
-            and calibration_file.is_open_to(found, FP32)
-            and calibration_file.is_open_to(found, FP32_LAST) == is_open
-        )
+        assert found
+        assert calibration_file.is_open_to(found, FP32)
+        assert calibration_file.is_open_to(found, FP32_LAST) == is_open
 
 
 def test_gpus_take_their_half_precision_without_measuring(
@@ -209,11 +208,12 @@ def test_on_other_hardware_a_study_is_asked_anew_and_keeps_both_answers(tmp_path
     calibration_file.request([point], 10, hardware=here)
     path = calibration_file.path_of(point, here)
     asked = calibration_file.read_calibration(path)
-    assert path != first and asked and asked.is_open and asked.models == ("resnet18",)
-    assert (
-        calibration_file.path_of(point, elsewhere) == first
-        and calibration_file.read_calibration(first) == kept
-    )
+    assert path != first
+    assert asked
+    assert asked.is_open
+    assert asked.models == ("resnet18",)
+    assert calibration_file.path_of(point, elsewhere) == first
+    assert calibration_file.read_calibration(first) == kept
 
     # A worker finds it by what its own run is on, and the console says why there is another.
     assert (
@@ -238,17 +238,16 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
     write_run(point.study_dir, local_batch=16, meta=HERE)
     calibration_file.request([point], 10, hardware=here)
     found = calibration_file.read_calibration(calibration_file.path_of(point, here))
-    assert (
-        found
-        and found.settled == FP32_LAST
-        and "the same as in all runs of this study" in found.says(AUTO)
-    )
+    assert found
+    assert found.settled == FP32_LAST
+    assert "the same as in all runs of this study" in found.says(AUTO)
 
 
 def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path, local_batch=8, meta=ELSEWHERE, precision="bf16")
     found = calibration_file.begun(run / "metrics.jsonl", AUTO)
-    assert found and calibration_file.numerics_for(AUTO, found, FP32) == BF16_LAST
+    assert found
+    assert calibration_file.numerics_for(AUTO, found, FP32) == BF16_LAST
     assert "Using bf16, channels_last: the same as at the start of this run" in found.says(AUTO)
     assert calibration_file.begun(tmp_path / "none/metrics.jsonl", AUTO) is None
 
@@ -285,7 +284,8 @@ def test_a_branch_begins_in_what_its_study_takes(tmp_path: Path) -> None:
     with branch.open("a") as lines:
         lines.write(json.dumps({**own, "precision": "fp32"}) + "\n")
     found = calibration_file.begun(branch, AUTO)
-    assert found and found.settled == FP32_LAST
+    assert found
+    assert found.settled == FP32_LAST
 
 
 LOGIN = "login node, 4 cores"
@@ -317,15 +317,16 @@ def test_workers_on_other_machines_calibrate_once_per_hardware(
     first = calibration_file.path_of(point)
     assert agreed(point, monkeypatch, **HERE) == FP32
     answer = calibration_file.read_calibration(first)
-    assert answer and answer.timed and answer.hardware == "one, 2 cores" and not answer.instead_of
+    assert answer
+    assert answer.timed
+    assert answer.hardware == "one, 2 cores"
+    assert not answer.instead_of
     assert agreed(point, monkeypatch, **ELSEWHERE) == FP32
     (other,) = {*point.study_dir.glob("calibration*.json")} - {first}
     found = calibration_file.read_calibration(other)
-    assert (
-        found
-        and found.timed
-        and (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
-    )
+    assert found
+    assert found.timed
+    assert (found.hardware, found.instead_of) == ("other, 2 cores", answer.hardware)
     assert calibration_file.read_calibration(first) == answer
 
 
@@ -401,13 +402,17 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     path = ask(tmp_path)
     said = bsweep(*SWEEP, "strategy=allreduce", "num_workers=2", cwd=tmp_path).stderr
     found = calibration_file.read_calibration(path)
-    assert found and found.measured_batches[0] == 8 and len(found.timed) in (2, 4)
-    assert found.torch and found.example_shape == (3, 8, 8)
+    assert found
+    assert found.measured_batches[0] == 8
+    assert len(found.timed) in (2, 4)
+    assert found.torch
+    assert found.example_shape == (3, 8, 8)
     chosen = found.ranked(AUTO)[0][0]
     assert said.count(f"  {chosen}: ") == said.count("at local batch 8") == 1
     bsweep(*SWEEP, *INLINE, cwd=tmp_path)
     kept = [Numerics(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
-    assert kept == [chosen] * 4 and calibration_file.read_calibration(path) == found
+    assert kept == [chosen] * 4
+    assert calibration_file.read_calibration(path) == found
 
 
 def test_a_calibration_does_not_change_the_numbers_of_its_point(
@@ -436,11 +441,9 @@ def test_a_profile_measures_for_itself_alone(tmp_path: Path) -> None:
     point = ("model=tiny_cnn", *TINY, "epochs=1000", "local_batch=8", *INLINE)
     bsweep("profile", "study=s", *point, cwd=tmp_path)
     found = calibration_file.read_calibration(tmp_path / "results/s/.profile/calibration.json")
-    assert (
-        found
-        and found.measured_batches == (8,)
-        and not (tmp_path / "results/s/calibration.json").exists()
-    )
+    assert found
+    assert found.measured_batches == (8,)
+    assert not (tmp_path / "results/s/calibration.json").exists()
 
 
 def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Path) -> None:
@@ -461,23 +464,21 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
         made.append(job.numerics)
         before = job.vector.parameters.clone()
         totals = steps_of(job, *arguments)
-        assert job.vector.parameters.equal(before) and job.vector.gradients.any()
+        assert job.vector.parameters.equal(before)
+        assert job.vector.gradients.any()
         return totals
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(step, "train_step", counted)
         job = worker.set_up(config, RunPaths(tmp_path), Place())
     found = calibration_file.read_calibration(path)
-    assert (
-        found
-        and found.measured_batches == (4, 8)
-        and {one.numerics for one in found.timed} == {*made}
-    )
-    assert (
-        made[: len(found.timed)] == [one.numerics for one in found.timed]
-        and made[0] == calibration_file.PLAIN
-    )
-    assert job.numerics == found.ranked(config)[0][0] and not job.vector.gradients.any()
+    assert found
+    assert found.measured_batches == (4, 8)
+    assert {one.numerics for one in found.timed} == {*made}
+    assert made[: len(found.timed)] == [one.numerics for one in found.timed]
+    assert made[0] == calibration_file.PLAIN
+    assert job.numerics == found.ranked(config)[0][0]
+    assert not job.vector.gradients.any()
 
 
 @pytest.mark.parametrize(
@@ -520,9 +521,8 @@ def test_the_largest_feasible_batch_is_calibrated_after_the_smallest(
     jobs: list[Any] = [1.0, 1.2]
     strategy: Any = SimpleNamespace(gather_json=gather)
     found = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
-    assert [*found] == expected and all(
-        len(own) >= 2 for rounds in found.values() for own in rounds
-    )
+    assert [*found] == expected
+    assert all(len(own) >= 2 for rounds in found.values() for own in rounds)
     assert clock.now < 18 or expected == [8]
     assert len(gathered) == 1, "all workers call it, whatever happens to one"
     assert [*dict.fromkeys(order)] == [*expected[:1], *expected[:0:-1]]

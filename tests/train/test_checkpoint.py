@@ -160,10 +160,10 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
             assert torch.equal(ours["parameters"], theirs["parameters"])
             assert all(map(torch.equal, ours["buffers"], theirs["buffers"]))
             assert ours["scale"] == theirs["scale"]
-        assert reached(again[0]) == reached(whole[0]) and len(reached(whole[0])) <= 1
-        assert changed(again[0]) == changed(whole[0]) and (
-            changed(whole[0]) or how.get("policy") != "timed"
-        )
+        assert reached(again[0]) == reached(whole[0])
+        assert len(reached(whole[0])) <= 1
+        assert changed(again[0]) == changed(whole[0])
+        assert changed(whole[0]) or how.get("policy") != "timed"
         for kind in ("steps", "epochs", "rounds", "evaluations"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
 
@@ -226,6 +226,7 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         cursor.checkpoint_seconds += keeper.after_round(cursor, clock)
         if saved:
             assert cursor.checkpoint_seconds < 0.05 * now[0], "the first one is not known yet"
-    assert cursor.checkpoint_seconds == pytest.approx(len(saved) * save_seconds) and saved
+    assert cursor.checkpoint_seconds == pytest.approx(len(saved) * save_seconds)
+    assert saved
     assert cursor.checkpoint_seconds < 0.01 * now[0]
     assert len(asked) <= now[0] * (1.1 if is_together else 0.002)

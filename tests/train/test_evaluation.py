@@ -44,7 +44,8 @@ def evaluated(name: str, *overrides: str, every: int | str = EVERY) -> list[dict
 def test_training_is_the_same_bit_for_bit_however_often_it_is_evaluated(name: str) -> None:
     """Of a network with BatchNorm, whose statistics differ between workers, and with dropout."""
     plain, often = evaluated(name, every="null"), evaluated(name)
-    assert plain[0]["moved"] > 0.001 and not plain[0]["evaluations"]
+    assert plain[0]["moved"] > 0.001
+    assert not plain[0]["evaluations"]
     within = [one for one in often[0]["evaluations"] if one["num_examples"] % NUM_TRAIN]
     assert within
     for ours, theirs in zip(often, plain, strict=True):
@@ -110,15 +111,16 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
             for one in read_records(paths.metrics)[0]
             if one.get("event") == "target_reached"
         ]
-        assert len(events) == 1 and events[0].startswith("reached a test loss of 2.1: evaluation ")
-        assert summary(paths)["status"] == "completed" and not summary(paths)["warnings"]
-    assert (
-        summary(ours)["message"].startswith("reached a test loss of 2.1")
-        and summary(theirs)["message"] == ""
-    )
+        assert len(events) == 1
+        assert events[0].startswith("reached a test loss of 2.1: evaluation ")
+        assert summary(paths)["status"] == "completed"
+        assert not summary(paths)["warnings"]
+    assert summary(ours)["message"].startswith("reached a test loss of 2.1")
+    assert summary(theirs)["message"] == ""
     assert 1 < summary(ours)["num_steps"] < summary(theirs)["num_steps"]
     both = to_target(package.load(tmp_path / "results/s", mix=True), target_of(loss=2.1))
-    assert both["reached"].all() and not both["is_bound"].any()
+    assert both["reached"].all()
+    assert not both["is_bound"].any()
     for name in ("steps", "epochs", "examples"):
         assert both[f"{name}_to_target"].nunique() == 1
     table = package.load(tmp_path / "results/s", mix=True).runs.set_index("run_id")

@@ -66,6 +66,7 @@ def test_a_cursor_goes_on_from_what_it_shared() -> None:
     again = Cursor.of(torch.device("cpu"), 90, **cursor.shared())
     assert again.shared() == cursor.shared()
     assert (again.epochs_done(), again.num_examples, again.ends_epoch) == (1.5, 135, False)
-    assert again.evaluated_examples == 135 and again.epochs_done(45) == 2
+    assert again.evaluated_examples == 135
+    assert again.epochs_done(45) == 2
     again.begin_epoch()
     assert (again.epoch, again.position, again.train_seconds) == (3, 0, 2.0)

@@ -72,7 +72,8 @@ def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) 
 def test_horovod_has_nccl(device: str) -> None:
     """Where torch is built for CUDA."""
     horovod = pytest.importorskip("horovod.torch")
-    assert horovod.nccl_built() and horovod.cuda_built()
+    assert horovod.nccl_built()
+    assert horovod.cuda_built()
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda", number=2)])
@@ -116,7 +117,8 @@ def test_out_of_memory_on_one_worker_ends_the_run_at_once(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(FAILING.format(failed=str(tmp_path / "failed")))
     summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
-    assert summary["status"] == "out_of_memory" and summary["message"].startswith("rank 1 failed")
+    assert summary["status"] == "out_of_memory"
+    assert summary["message"].startswith("rank 1 failed")
     if device == "cuda":
         assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
 
@@ -204,6 +206,7 @@ def test_an_eager_exchange_overlaps_the_next_round(
     ]
     kernels = "conv|gemm|cutlass|cudnn|xmma|norm|relu|pool|backward"
     computed = [event for event in events if re.search(kernels, event[0], re.IGNORECASE)]
-    assert len(exchanges) > 1 and len(computed) > 10
+    assert len(exchanges) > 1
+    assert len(computed) > 10
     at_once = [(e, c) for e in exchanges for c in computed if e[1] < c[2] and c[1] < e[2]]
     assert bool(at_once) == overlap

@@ -62,7 +62,8 @@ def check_equal(cwd: Path) -> None:
     for broken, whole in zip(ours, theirs, strict=True):
         assert summary(broken)["status"] == "completed"
         assert records_of(broken) == records_of(whole)
-        assert not broken.checkpoints.exists() and not broken.stop.exists()
+        assert not broken.checkpoints.exists()
+        assert not broken.stop.exists()
 
 
 def has(cwd: Path, number: int) -> Callable[[], bool]:
@@ -85,7 +86,8 @@ def wait_until(
 ) -> None:
     end = time.monotonic() + timeout
     while not is_so():
-        assert process.poll() is None and time.monotonic() < end
+        assert process.poll() is None
+        assert time.monotonic() < end
         time.sleep(0.05)
 
 
@@ -119,9 +121,9 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
     env = struck(tmp_path, (1,), "train.step", "train_step", 20)
     result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
-    assert result.returncode == 0 and "[2/2]" in result.stderr and "[3/" not in result.stderr, (
-        result.stderr
-    )
+    assert result.returncode == 0, result.stderr
+    assert "[2/2]" in result.stderr, result.stderr
+    assert "[3/" not in result.stderr, result.stderr
     assert "\n  retry 1 of 1 in 1 s\n" in result.stderr
     assert bsweep("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path).returncode == 0
     check_equal(tmp_path)
@@ -142,7 +144,8 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
     env = {"PYTHONPATH": str(tmp_path)}
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=3", "study=s")
     result = bsweep("run", *point, cwd=tmp_path, env=env)
-    assert result.returncode == 1 and "retry" not in result.stderr, result.stderr
+    assert result.returncode == 1, result.stderr
+    assert "retry" not in result.stderr, result.stderr
     assert not list(tmp_path.glob("results/s/.previous/*"))
 
 
@@ -170,25 +173,25 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     )
     assert bsweep("run", *branch, cwd=tmp_path).returncode == 0
     (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
-    assert other["branch_of"] == source.folder.name and other["branch_steps"] == 4 * 8
+    assert other["branch_of"] == source.folder.name
+    assert other["branch_steps"] == 4 * 8
     assert 0 < other["branch_seconds"] < other["train_seconds"]
     (branched,) = runs(tmp_path, "branch")
     assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, (
         "and not 12, as before"
     )
-    assert bsweep(
-        "run", *point, "strategy=ddp", "study=s", cwd=tmp_path
-    ).returncode == 0 and not checkpoints(source)
+    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path).returncode == 0
+    assert not checkpoints(source)
     again = bsweep("run", *on_three, "study=three", cwd=tmp_path)
-    assert again.returncode == 0 and "completed already" in again.stderr, (
-        "what it went on from is over, too"
-    )
+    assert again.returncode == 0
+    assert "completed already" in again.stderr, "what it went on from is over, too"
     for wrong, said in (
         ("optimizer.momentum=0.5", "its optimizer.momentum=0.9 is 0.5 here"),
         ("seed=1", "its seed=0 is 1 here"),
     ):
         refused = bsweep("run", *on_three, wrong, "study=three", cwd=tmp_path)
-        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+        assert refused.returncode == 2, refused.stderr
+        assert said in refused.stderr, refused.stderr
 
 
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
@@ -280,11 +283,9 @@ def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path
     killed = bsweep(*point, "study=s", cwd=tmp_path, prefix=prefix, env=env)
     (paths,) = runs(tmp_path)
     end = summary(paths)
-    assert (
-        killed.returncode
-        and end["status"] == "interrupted"
-        and "another worker ended" in end["message"]
-    ), killed
+    assert killed.returncode, killed
+    assert end["status"] == "interrupted", killed
+    assert "another worker ended" in end["message"], killed
     for study in ("s", "whole"):
         assert bsweep(*point, f"study={study}", cwd=tmp_path, prefix=prefix).returncode == 0
     check_equal(tmp_path)
@@ -342,9 +343,8 @@ def test_a_run_whose_checkpoints_are_all_torn_says_how_to_repeat_it(
     _, older = checkpoints(torn)
     older.shared.write_bytes(b"")
     result = bsweep("run", *ALONE, "study=s", cwd=tmp_path)
-    assert result.returncode == 1 and "none of the checkpoints" in summary(torn)["message"], (
-        result.stderr
-    )
+    assert result.returncode == 1, result.stderr
+    assert "none of the checkpoints" in summary(torn)["message"], result.stderr
     assert str(torn.checkpoints.relative_to(tmp_path)) in summary(torn)["message"]
     for checkpoint in checkpoints(torn):
         checkpoint.remove()

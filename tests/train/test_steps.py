@@ -107,7 +107,8 @@ def test_no_step_waits_for_the_device(
     with Operations() as operations:
         for num_passes in (1, 2):
             step.train_step(job, batch, batch, 1, num_passes)
-    assert operations.launched and not operations.waited
+    assert operations.launched
+    assert not operations.waited
 
 
 def test_a_copy_to_the_device_is_seen() -> None:
@@ -241,7 +242,9 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     parameters, records = trained(tmp_path / "auto")
     assert torch.equal(parameters, plain)
     (warning,) = (record["message"] for record in records if record["type"] == "event")
-    assert said in warning and "\n" not in warning and "graph=false" in warning
+    assert said in warning
+    assert "\n" not in warning
+    assert "graph=false" in warning
     with pytest.raises(ValueError, match=f"graph=true, but .*{said}"):
         trained(tmp_path / "true", "graph=true")
 
@@ -266,7 +269,8 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert told == [
         "the passes cannot be captured: operation not permitted when stream is capturing"
     ]
-    assert all(map(torch.equal, before, kept)) and torch.equal(torch.get_rng_state(), random)
+    assert all(map(torch.equal, before, kept))
+    assert torch.equal(torch.get_rng_state(), random)
     monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: torch.zeros(0)))
     with pytest.raises(RuntimeError):
         step.compute_passes(job, batch[:1], batch[:1], 0)
@@ -306,10 +310,8 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
         with pytest.raises(ConfigError, match="within the backward pass"):
             compose("local_batch=8", "graph=true", *strategy)
     job = prepared(tmp_path, *SMALL)
-    assert (
-        graph_capture.captured(job) == (job, [])
-        and graph_capture.no_graph(job) == "there is no GPU"
-    )
+    assert graph_capture.captured(job) == (job, [])
+    assert graph_capture.no_graph(job) == "there is no GPU"
     with pytest.raises(ValueError, match="there is no GPU"):
         graph_capture.captured(prepared(tmp_path, *SMALL, "graph=true"))
     ids = {

@@ -79,7 +79,8 @@ def mark(device: torch.device) -> Mark:
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Return the seconds between two marks of one device; wait until a GPU has reached `end`."""
     if isinstance(begin, float) or isinstance(end, float):
-        assert isinstance(begin, float) and isinstance(end, float)
+        assert isinstance(begin, float)
+        assert isinstance(end, float)
         return end - begin
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000

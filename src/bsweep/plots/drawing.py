@@ -259,7 +259,8 @@ def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = 
 def _width(axes: Axes) -> float:
     """Return the least width in inches of an axes in a grid, without its labels."""
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
-    assert place is not None and figure is not None
+    assert place is not None
+    assert figure is not None
     return figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
 
 
