@@ -363,4 +363,4 @@ def test_scatter_between_seeds_contradicts_nothing() -> None:
     }
     assert not list(rates.contradictions(cells, 0.08, "linear"))
     rising = cells | {256.0: cell_runs([2 * truth.steps(128)] * 3)}
-    assert "steps, batch 128 no more" in "".join(rates.contradictions(rising, 0.08, "fixed"))
+    assert "steps, batch 128 at most" in "".join(rates.contradictions(rising, 0.08, "fixed"))

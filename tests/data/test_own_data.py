@@ -146,9 +146,9 @@ def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Ex
         (
             pairs(3) + pairs(1, side=5),
             pairs(3),
-            "training input 3 is uint8 of shape (3, 5, 5), the first uint8 of",
+            "training input 3 is uint8 of shape (3, 5, 5), but the first is uint8 of",
         ),
-        (pairs(3), pairs(3, dtype=torch.float32), "testing float32 of shape (3, 4, 4)"),
+        (pairs(3), pairs(3, dtype=torch.float32), "testing are float32 of shape (3, 4, 4)"),
         (
             (torch.zeros(3, 2), torch.tensor([0, -1, 1])),
             (torch.zeros(1, 2), torch.tensor([0])),

@@ -61,6 +61,7 @@ match arguments[0]:
         source = in_folder("-d") / "horovod-0.28.1"
         write(source / "CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)\\nif(CMAKE_CUDA_COMPILER)")
         write(source / "horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)")
+        write(source / "setup.py", "config = 'RelWithDebInfo'")
         find_torch = source / "cmake/Modules/FindPytorch.cmake"
         write(find_torch, 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)')
         write(source / "horovod/common/ops/cuda/CMakeLists.txt", "set(CMAKE_CUDA_STANDARD 11)")

@@ -527,7 +527,7 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
         1000 / 16 * 0.018 / 8 * 16 + 5
     )
     assert "3 completed" in estimate.source
-    assert "within 0%" in estimate.source
+    assert "at most 0%" in estimate.source
     falling = [Timed(point(8), 0.02), Timed(point(64), 0.01)]
     assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, (
         "no step takes less than none"

@@ -385,7 +385,7 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
     configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
     grid = SimpleNamespace(configs=configs, runs_elsewhere=False, surrounds_points=False)
     started: list[str] = []
-    for how in ("_start_at_once", "_start_in_turn"):
+    for how in ("_run_at_once", "_run_in_turn"):
 
         def start(_: object, places: Sequence[int], how: str = how) -> list[str]:
             started.append(how)
@@ -400,7 +400,7 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
         )
         with sweep.Sweep(cast(Any, grid), ()) as points:
             assert points.run() == ["completed"] * 3
-    assert started == ["_start_at_once", "_start_in_turn"]
+    assert started == ["_run_at_once", "_run_in_turn"]
 
 
 def point(num_workers: int = 1, *overrides: str) -> Any:

@@ -408,7 +408,7 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     assert found.torch
     assert found.example_shape == (3, 8, 8)
     chosen = found.ranked(AUTO)[0][0]
-    assert said.count(f"  {chosen}: ") == said.count("at local batch 8") == 1
+    assert said.count(f"  Using {chosen}: ") == said.count("at local batch 8") == 1
     bsweep(*SWEEP, *INLINE, cwd=tmp_path)
     kept = [Numerics(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
     assert kept == [chosen] * 4
@@ -545,7 +545,7 @@ def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     """Its first sweep took too few steps to measure anything; a later one does not begin to."""
     said = bsweep(*SWEEP, *INLINE, "local_batch=8", cwd=tmp_path).stderr
     (before,) = starts(tmp_path)
-    assert f"  {before['precision']}, contiguous: of fewer than 1,000 steps" in said
+    assert f"  Using {before['precision']}, contiguous: the sweep has fewer than" in said
     assert not (tmp_path / "results/s/calibration.json").exists()
     said = bsweep(*SWEEP, *INLINE, cwd=tmp_path).stderr
     assert said.count("the same as in all runs of this study") == 1

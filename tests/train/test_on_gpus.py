@@ -193,7 +193,7 @@ def test_an_eager_exchange_overlaps_the_next_round(
         "strategy=diloco",
         "strategy.sync_every=1",
         "model=resnet18",
-        "data.num_train=48",  # three rounds
+        "data.num_train=96",  # six rounds
         f"strategy.overlap={overlap}".lower(),
     )
     summary, _ = run(tmp_path, device, *diloco, env=imported_first(tmp_path))

@@ -189,11 +189,11 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"),
-            "Type launch=torchrun",
+            "Use launch=torchrun",
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"),
-            "Type launch=horovodrun",
+            "Use launch=horovodrun",
         ),
         (
             (

@@ -186,8 +186,8 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     assert again.returncode == 0
     assert "completed already" in again.stderr, "what it went on from is over, too"
     for wrong, said in (
-        ("optimizer.momentum=0.5", "its optimizer.momentum=0.9 is 0.5 here"),
-        ("seed=1", "its seed=0 is 1 here"),
+        ("optimizer.momentum=0.5", "optimizer.momentum=0.9, but this run has 0.5"),
+        ("seed=1", "seed=0, but this run has 1"),
     ):
         refused = bsweep("run", *on_three, wrong, "study=three", cwd=tmp_path)
         assert refused.returncode == 2, refused.stderr
