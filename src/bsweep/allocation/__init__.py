@@ -62,8 +62,8 @@ __all__ = [
 
 
 def fill_in(config: RunConfig) -> RunConfig:
-    """Return the run with the batches and steps by worker that its allocation chooses. Lists that
-    the user gave stay as they are.
+    """Return the run's configuration with the batch and steps of each worker that its allocation
+    chooses. Lists that the user gave stay as they are.
 
     Raises:
         ConfigError: If a probe is missing or belongs to another configuration, a device is unknown,

@@ -1,4 +1,4 @@
-"""Functions that fill in a run's lists, one for each allocation card.
+"""Functions that fill in each worker's batch and local steps, one for each choice of `allocation`.
 
 Each takes a run and returns it with the local batches and local steps of that allocation. Lists
 that the user gave stay as they are.

@@ -14,27 +14,27 @@ from bsweep.allocation.probe_file import ProbedWorker
 
 
 def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
-    """Return batches in proportion to nominal FLOP/s (policy A). The slowest worker gets
-    `local_batch`.
+    """Return each worker's batch, in proportion to its nominal FLOP/s (policy A). The slowest
+    worker gets `local_batch`.
     """
     return tuple(round(local_batch * worker / min(flops)) for worker in flops)
 
 
 def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
-    """Return the largest batch that fits each worker (policy B)."""
+    """Return the largest batch that fits into each worker's memory (policy B)."""
     return tuple(worker.largest_batch for worker in workers)
 
 
 def steps_by_flops(flops: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return local steps in proportion to nominal FLOP/s (policy C). The slowest worker makes
-    `every` steps.
+    """Return each worker's local steps, in proportion to its nominal FLOP/s (policy C). The slowest
+    worker makes `every` steps.
     """
     return tuple(round(every * worker / min(flops)) for worker in flops)
 
 
 def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return local steps by measured seconds per step. The slowest worker makes `every` steps, and
-    no worker takes longer than it does.
+    """Return each worker's number of local steps, given the measured seconds of its steps. The
+    slowest worker makes `every` steps, and no worker takes longer than it does.
 
     As in Liu et al. (arXiv 2401.09135), steps are rounded down to whole ones. A worker therefore
     idles for less than one of its own steps.
@@ -67,8 +67,8 @@ def _speeds(step_seconds: Sequence[float]) -> list[float]:
 def steps_by_speed(
     workers: Sequence[ProbedWorker], batches: Sequence[int], every: int
 ) -> tuple[int, ...]:
-    """Return local steps that take all workers the same time at their batches. This is policy C
-    with measured instead of nominal speed.
+    """Return each worker's number of local steps, with which all workers take the same time at
+    their batches. This is policy C with measured instead of nominal speed.
     """
     return by_seconds(
         [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)], every

@@ -106,8 +106,8 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """Return the keys on which only the time of an exchange depends, and none of the probe's other
-    numbers.
+    """Return the settings, by dotted key, on which only the time of an exchange depends, and none
+    of the probe's other numbers.
     """
     return {
         "strategy.name": config.strategy.name,
@@ -117,7 +117,7 @@ def _exchange_of(config: RunConfig) -> dict[str, Any]:
 
 
 def read_probe(config: RunConfig) -> Probe:
-    """Return the probe for a run.
+    """Return the results of `bsweep probe` for a run, read from its probe file.
 
     Raises:
         ConfigError: If the file is missing, is no probe, or was measured with another

@@ -35,7 +35,8 @@ def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
 
 
 class AdaScale(Policy):
-    """A policy's batches, with its rates times AdaScale's gain.
+    """A policy that takes the batches of another policy, and multiplies its learning rates by
+    AdaScale's gain.
 
     Until noise has been measured, the rate is the policy's own.
     """

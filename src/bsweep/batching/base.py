@@ -91,7 +91,7 @@ class Policy(ABC):
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        """Return each worker's share of the coming round, by rank.
+        """Return each worker's share of the coming round, its batch and number of steps, by rank.
 
         The shares of lost workers are not used.
 
@@ -103,7 +103,8 @@ class Policy(ABC):
         """
 
     def rate_factor(self, epochs_done: float) -> float:
-        """Return the factor for the learning rate of a step, beside that of `optimizer.lr_rule`.
+        """Return the factor for the learning rate of a step, in addition to that of
+        `optimizer.lr_rule`.
 
         Args:
             epochs_done: The epochs trained until the middle of the step, where the rate's schedule
@@ -144,7 +145,8 @@ class Policy(ABC):
     def of_batches(
         self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None
     ) -> tuple[Share, ...]:
-        """Return shares with these worker batches, by default with the configured numbers of steps.
+        """Return each worker's share for these batches, by default with the configured numbers of
+        steps.
 
         A batch beyond `pass_batches` takes several passes.
 
@@ -163,7 +165,8 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Return shares of steps on `global_batch` examples of all workers.
+        """Return each worker's share of steps that take `global_batch` examples on all workers
+        together.
 
         They are in proportion to the workers' configured batches.
 

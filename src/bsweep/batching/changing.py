@@ -1,4 +1,4 @@
-"""The base of the policies that change one global batch of all workers during a run."""
+"""The base of the policies that change the global batch during a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Decision:
 
 
 class Changing(Policy, Generic[Card]):
-    """A policy that decides on a batch at the end of a round.
+    """A policy that may set a new global batch at the end of each round.
 
     A policy that changes nothing trains exactly as with the configured batch, bit for bit.
     """
@@ -46,7 +46,7 @@ class Changing(Policy, Generic[Card]):
 
     @property
     def global_batch(self) -> int:
-        """The examples of one coming step of all workers."""
+        """The number of examples that all workers together take in a coming step."""
         return self._global_batch
 
     @global_batch.setter
@@ -77,7 +77,9 @@ class Changing(Policy, Generic[Card]):
 
     @abstractmethod
     def decide(self, seen: Seen) -> Decision | None:
-        """Return the decision after a round, the same on all workers, or None to keep the batch."""
+        """Decide after a round: return the next global batch and its reason, or None to keep the
+        batch; the same on all workers.
+        """
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
         """Return a batch near `global_batch` whose passes are all full if there are several.
@@ -97,7 +99,9 @@ class Changing(Policy, Generic[Card]):
 
 
 class Measuring(Changing[MeasuringCard]):
-    """A policy that decides every few rounds, once the noise scale has been measured."""
+    """A policy that may set a new global batch every few rounds, once the noise scale has been
+    measured.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -112,12 +116,15 @@ class Measuring(Changing[MeasuringCard]):
 
     @abstractmethod
     def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
-        """Return the decision, the same on all workers, or None to keep the batch."""
+        """Decide by the measured noise: return the next global batch and its reason, or None to
+        keep the batch; the same on all workers.
+        """
 
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """Return the decision for the wanted batch, or None if it is close to the present one.
+        """Return the decision to take the wanted batch, or None if that is close to the present
+        one.
 
         It is close if it is within a factor of `hysteresis` of the present batch, up or down.
         """

@@ -19,7 +19,7 @@ from bsweep.runlog.records import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:
-    """Return the policy of the configured batch.
+    """Return the policy that takes the configured batch at every step.
 
     Its local steps follow the workers' speeds if the allocation adapts.
     """
@@ -81,7 +81,9 @@ class FollowDrift(Fixed):
         )
 
     def _adapt(self, number: int) -> Event | None:
-        """Set new shares after round `number` if they should differ; return the event or None."""
+        """Set new shares after round `number` if measured speeds require them; return the event to
+        record, or None if nothing changed.
+        """
         policy = self._allocation
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
         self._seconds = []

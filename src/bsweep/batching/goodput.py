@@ -38,7 +38,9 @@ _MOST_TIMED = 1000
 
 
 class StepTime:
-    """The most probable parameters of Pollux's formula, given timed shares and their seconds."""
+    """A model of the seconds of a step: Pollux's formula with its most probable parameters, given
+    timed steps.
+    """
 
     def __init__(self, timings: Sequence[tuple[Sequence[Share], float]]) -> None:
         self._exchanges = len(timings[0][0]) > 1
@@ -72,7 +74,7 @@ class StepTime:
 
 
 def _pass_batch(share: Share) -> float:
-    """Return the examples of one forward pass."""
+    """Return how many examples one forward pass takes."""
     return share.worker_batch / share.num_passes
 
 
@@ -142,7 +144,9 @@ class Goodput(Measuring[GoodputConfig]):
         }
 
     def _goodput(self, batch: int, noise_scale: float, time: StepTime) -> float:
-        """Return the examples per second, in terms of examples at the configured batch."""
+        """Return a batch's examples per second, counted in examples worth as much as at the
+        configured batch.
+        """
         useful = pollux.efficiency(noise_scale, batch, self.configured)
         return batch / time.seconds(self.of_global_batch(batch)) * useful
 

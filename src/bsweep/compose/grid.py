@@ -67,7 +67,9 @@ def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig
 
 
 def to_config(composed: DictConfig) -> RunConfig:
-    """Return the point that Hydra composed, checked, with each worker's share filled in."""
+    """Return the configuration of the point that Hydra composed, checked, with each worker's batch
+    and steps filled in.
+    """
     return _filled_in(validate(values_of(composed)))
 
 
@@ -88,7 +90,8 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """A group of points whose overrides differ only in the values of plain keys.
+    """A group of points whose overrides differ only in the values of keys that can be checked
+    alone.
 
     Args:
         composed: One point of the family, as Hydra composed it.
@@ -110,7 +113,8 @@ class _Family:
         self._card = functools.cache(self._changed_card)
 
     def config(self, keys: Sequence[str], point: Sequence[str]) -> RunConfig:
-        """Return the configuration of a point: the composed point with this point's values.
+        """Return the configuration of a point: that of the composed point, with the values of this
+        point's overrides.
 
         Args:
             keys: The plain keys, and the overrides of other kinds in full.
@@ -131,7 +135,7 @@ class _Family:
         return _filled_in(replace(self._base(), **top, **cards))
 
     def _changed_card(self, group: str, changed: tuple[tuple[str, str], ...]) -> Any:
-        """Return a group's card with changed values.
+        """Return the settings of a group, such as `optimizer`, with changed values.
 
         Points with the same values share one object, so that they share its cached properties.
         """
@@ -161,7 +165,9 @@ def _without_hydra(composed: DictConfig) -> DictConfig:
 
 @functools.cache
 def _given(text: str) -> tuple[str, Any] | None:
-    """Return key and value of an override that gives a plain key a plain value; else None."""
+    """Return the key and the value of an override that gives a simple value to a key that can be
+    checked alone; None for other overrides.
+    """
     if whole := _WHOLE_NUMBER.fullmatch(text):
         return (whole[1], int(whole[2])) if _is_plain_key(whole[1]) else None
     override = _parser().parse_override(text)
@@ -204,6 +210,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _at(values: dict[str, Any], key: str) -> object:
-    """Return the value of a dotted key; an empty mapping, which is not plain, if there is none."""
+    """Return the value of a dotted key in a nested mapping; an empty mapping if there is none."""
     group, _, name = key.rpartition(".")
     return (values.get(group, {}) if group else values).get(name, {})

@@ -144,7 +144,9 @@ def _compose(name: str, given: list[str]) -> Grid:
 
 
 def _axes(master: DictConfig) -> list[str]:
-    """Return the axes that an experiment sweeps; an inherited axis that is null is left out."""
+    """Return the axes that an experiment sweeps, as overrides KEY=VALUES; an inherited axis that is
+    null is left out.
+    """
     axes: Any = master.hydra.sweeper.params or {}
     if not isinstance(axes, Mapping | DictConfig):
         raise ValueError(

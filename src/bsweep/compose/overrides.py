@@ -133,7 +133,7 @@ def refuse(overrides: Sequence[str]) -> None:
 
 
 def _num_values(override: Override) -> int:
-    """Return how many values an override has, counted up to just above the largest sweep."""
+    """Return how many values an override gives, counted to one above the most points of a sweep."""
     return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
 
 
@@ -242,7 +242,8 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """Return the settings of Hydra by which Hydra acts on this process before and after a point.
+    """Return a point's settings by which Hydra sets variables, writes logs or runs callbacks in
+    this process around the point.
 
     Each action comes with the reason why it cannot be taken if points run at once, and the remedy.
     """

@@ -28,7 +28,7 @@ class Setting:
     num_workers: int
 
     def generator(self, *key: int | str) -> torch.Generator:
-        """Return a random generator of its own for each `key`.
+        """Return a new random generator, seeded with the run's seed and `key`.
 
         So a run repeats, whatever else draws random numbers.
 
@@ -130,8 +130,8 @@ class Codec(ABC):
 
     @abstractmethod
     def exchange(self, gradients: Tensor, group: Group) -> None:
-        """Replace `gradients`, this worker's flat vector, by the sum of what all codecs let
-        through.
+        """Replace `gradients`, this worker's flat vector, by the sum over workers of what each
+        worker's codec sends.
 
         Args:
             gradients: This worker's gradients, a 1-D floating-point tensor as long as
@@ -141,7 +141,7 @@ class Codec(ABC):
 
 
 class GatherCodec(Codec):
-    """A codec whose payloads cannot be summed on the way.
+    """A codec whose encoded gradients cannot be summed by an all-reduce.
 
     Every worker receives all payloads, decodes them and sums the results.
     """

@@ -76,7 +76,8 @@ class PowerSGD(Codec):
 
 
 def _bases(products: list[Tensor]) -> list[Tensor]:
-    """Return orthonormal columns that span those of each product (n, r).
+    """Return, for each product (n, r), a matrix whose orthonormal columns span those of the
+    product.
 
     Products of the same shape are computed together.
     """
@@ -110,13 +111,13 @@ def orthonormal(matrices: Tensor) -> Tensor:
 
 
 def _pays(part: Slice, rank: int) -> bool:
-    """Return True if two thin matrices are smaller than this one."""
+    """Return True if a slice is a matrix that has more elements than two factors of rank `rank`."""
     columns = math.prod(part.shape[1:])
     return part.is_matrix and rank * (part.shape[0] + columns) < part.shape[0] * columns
 
 
 def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
-    """Return a slice as a matrix (first dimension, rest).
+    """Return a slice of the vector as a matrix: the tensor's first dimension by all others.
 
     The order of its elements may differ from the tensor's. Any order works that all workers share.
     """

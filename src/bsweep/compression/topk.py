@@ -33,7 +33,7 @@ class TopK(GatherCodec):
         self.density = warmup[epoch - 1] if epoch <= len(warmup) else self._config.density
 
     def choose(self, values: Tensor) -> Tensor:
-        """Return the indices of the elements that are sent."""
+        """Return the indices of the elements to send: those largest in size."""
         return largest(values, math.ceil(self.density * len(values)))
 
     def encode(self, values: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The cards of the allocations, which share batches and local steps among uneven workers."""
+"""The settings classes (cards) of the allocations, which share batches and local steps among
+workers of unequal speed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class StepsByFlopsConfig(AllocationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(AllocationConfig):
-    """The base of allocations that can change the shares when a worker's speed drifts."""
+    """The base of allocations that can reassign local steps when a worker's speed drifts."""
 
     adapt_every: Count | None
     max_drift: Positive
@@ -56,7 +58,7 @@ class AdaptiveConfig(AllocationConfig):
 
     @property
     def adapts(self) -> bool:
-        """Return True if the shares are adapted during the run."""
+        """Return True if the workers' numbers of local steps may change during the run."""
         return self.adapt_every is not None
 
 

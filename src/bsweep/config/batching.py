@@ -1,4 +1,6 @@
-"""The cards of the batching policies, which decide how many examples each round takes."""
+"""The settings classes (cards) of the batching policies, which decide how many examples each round
+takes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ _MOST_FACTOR = 16
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Card):
-    """The base of all batching cards. `builds` names a callable `(config)` that takes the run's
-    configuration and returns a `bsweep.batching.Policy`.
+    """The base of the settings classes of all batching policies. `builds` names a callable
+    `(config)` that takes the run's configuration and returns a `bsweep.batching.Policy`.
     """
 
     goes_on_elsewhere: ClassVar[bool] = True
@@ -32,7 +34,9 @@ class BatchingConfig(Card):
     """
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
-        """Yield each conflict with a training set of `num_train` examples, with its remedy."""
+        """Yield a message, with the remedy, for each setting that conflicts with a training set of
+        `num_train` examples.
+        """
         yield from ()
 
 
@@ -46,8 +50,8 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """The base of policies that choose the batch during the run. Their decisions hold only for the
-    batch and the workers of that run.
+    """The base of policies that choose the batch size during the run. Their decisions hold only for
+    the batch and the workers of that run.
     """
 
     goes_on_elsewhere: ClassVar[bool] = False
@@ -62,8 +66,8 @@ class DecidingConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangingConfig(DecidingConfig):
-    """The base of policies with one global batch for all workers. It starts as configured and stays
-    within bounds.
+    """The base of policies that change the global batch size, which all workers share. This size
+    starts as configured and stays within bounds.
     """
 
     min_global_batch: Count | None
@@ -141,8 +145,8 @@ class ChangingConfig(DecidingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(ChangingConfig):
-    """The policy of AdaBatch (Devarakonda et al., arXiv 1712.02029). It can change the learning
-    rate as Seesaw does (arXiv 2510.14717).
+    """The policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies the batch size
+    by a factor every few epochs. It can change the learning rate as Seesaw does (arXiv 2510.14717).
     """
 
     name: Literal["schedule"]
@@ -174,8 +178,8 @@ class ScheduleConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """The policy of Smith et al. (arXiv 1711.00489), which raises the batch where a schedule would
-    lower the learning rate.
+    """A policy that raises the batch size where a schedule would lower the learning rate (Smith et
+    al., arXiv 1711.00489).
     """
 
     name: Literal["raise_instead_of_decay"]
@@ -198,7 +202,9 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
-    """The base of policies that decide every `every_steps` steps by the gradient noise scale."""
+    """The base of policies that set the batch size every `every_steps` steps by the measured
+    gradient noise.
+    """
 
     every_steps: Count
 
@@ -207,7 +213,7 @@ class MeasuringConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScaleConfig(MeasuringConfig):
-    """The card of the policy whose batch follows the gradient noise scale (McCandlish et al., arXiv
+    """The policy whose batch size follows the gradient noise scale (McCandlish et al., arXiv
     1812.06162).
     """
 
@@ -219,8 +225,8 @@ class NoiseScaleConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormTestConfig(MeasuringConfig):
-    """The policy of Byrd et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv
-    1710.11258).
+    """A policy that raises the batch size when the gradient is mostly noise: the norm test of Byrd
+    et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv 1710.11258).
     """
 
     name: Literal["norm_test"]
@@ -231,7 +237,9 @@ class NormTestConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CABSConfig(MeasuringConfig):
-    """The policy of Balles, Romero and Hennig (arXiv 1612.05086)."""
+    """The policy CABS, which sets the batch size by the learning rate, the gradient noise and the
+    loss (Balles, Romero and Hennig, arXiv 1612.05086).
+    """
 
     name: Literal["cabs"]
     hysteresis: AtLeastOne
@@ -244,7 +252,9 @@ class CABSConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputConfig(MeasuringConfig):
-    """The policy of Pollux (Qiao et al., OSDI 2021)."""
+    """The policy that sets the batch size with the greatest goodput, as Pollux does (Qiao et al.,
+    OSDI 2021).
+    """
 
     name: Literal["goodput"]
 

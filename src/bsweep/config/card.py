@@ -1,4 +1,6 @@
-"""Cards: the schema of each variant, with every fact about it that needs no torch."""
+"""Cards: one settings class for each variant, such as a strategy, with every fact about the variant
+that needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Schema):
-    """The base of the cards of all groups."""
+    """The base of all cards, the settings classes of the strategies, models and other variants."""
 
     if TYPE_CHECKING:  # each variant declares this key itself, after its group's keys
 
@@ -40,7 +42,8 @@ class Card(Schema):
     """
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield each conflict between this card and the rest of its point, with its remedy.
+        """Yield a message, with the remedy, for each conflict between these settings and the rest
+        of the point.
 
         Args:
             point: The point, whose every key is valid by itself.
@@ -51,7 +54,7 @@ class Card(Schema):
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield each doubt about this card in a point that can run.
+        """Yield a warning for each of these settings that may mislead in a point that can run.
 
         Args:
             point: The point, which has no conflicts.
@@ -63,8 +66,8 @@ class Card(Schema):
 
 
 def resolve(target: str) -> Any:
-    """Import and return what a card `builds`: the attribute of `module:name`, or the module
-    itself.
+    """Import and return the attribute that a text `module:name` names, or the module that a text
+    `module` names.
 
     Args:
         target: `module:name`, or a module alone.

@@ -1,4 +1,6 @@
-"""Contradictions within a point: those that its cards report, and those between several groups."""
+"""Checks for values of a point that contradict each other, within one group of settings or between
+several groups.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if the run would end before its first evaluation, or has too few to
-    confirm a target.
+    """Raise a ConfigError if the run would end before its first evaluation, or has too few
+    evaluations to confirm its target.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
@@ -103,7 +105,7 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
 
 
 def _target_contradictions(config: RunConfig) -> Iterator[str]:
-    """Yield each conflict between the keys of a target, with its remedy."""
+    """Yield a message, with the remedy, for each conflict between the settings of a target."""
     given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
     try:
         target = config.target

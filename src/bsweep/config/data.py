@@ -1,4 +1,4 @@
-"""The cards of the data sets."""
+"""The settings classes (cards) of the data sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 2**40  # largest size of synthetic data
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
-    """The base of all data sets of images."""
+    """The base of the settings classes of all image data sets."""
 
     crop_padding: Natural
     flip: bool

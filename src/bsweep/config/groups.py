@@ -1,4 +1,5 @@
-"""The base card of each group: the facts that other code may ask of any card of that group.
+"""The base settings class (card) of each group, such as all strategies: the facts that other code
+may ask of every variant of the group.
 
 The cards of the variants are in the module of their group.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Card):
-    """The base of all data sets; see `conf/data/`.
+    """The base of the settings classes of all data sets; see `conf/data/`.
 
     `builds` names a module with two functions. `info(config)` downloads, decodes and caches the
     data; once that is done it needs no torch. `load(config)` returns the complete data set on the
@@ -56,8 +57,8 @@ class DataConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
-    """The base of all models. `builds` names a callable `(config, *, num_classes, shape)` that
-    returns the newly initialised module.
+    """The base of the settings classes of all models. `builds` names a callable `(config, *,
+    num_classes, shape)` that returns the newly initialised module.
     """
 
     learns_from: ClassVar[Kind | None] = "images"
@@ -83,7 +84,7 @@ class ModelConfig(Card):
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
-        """Yield a problem if a model with BatchNorm would get local batches of one example.
+        """Yield an error message if a model with BatchNorm would get local batches of one example.
 
         Args:
             point: The point, which holds the local batches.
@@ -104,7 +105,8 @@ class ModelConfig(Card):
             )
 
     def check_num_classes(self, num_classes: int) -> None:
-        """Check the number of classes, or of tokens in the vocabulary, of the data.
+        """Raise ValueError unless the model suits data with this number of classes or vocabulary
+        tokens.
 
         Args:
             num_classes: The number of classes or tokens that the data have.
@@ -116,8 +118,8 @@ class ModelConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Card):
-    """The base of all optimizers; see `conf/optimizer/`. `builds` names a callable `(config,
-    vector)`.
+    """The base of the settings classes of all optimizers; see `conf/optimizer/`. `builds` names a
+    callable `(config, vector)`.
     """
 
     lr: Positive
@@ -137,12 +139,12 @@ class OptimizerConfig(Card):
 
     @property
     def needs_layer_norms(self) -> bool:
-        """True if a step needs the norms of whole layers."""
+        """True if an optimizer step needs the norms of whole layers, as in LARS and LAMB."""
         return False
 
     @property
     def rate_follows_batch(self) -> bool:
-        """True if the learning-rate rule raises the rate with the batch."""
+        """True if the learning-rate rule raises the learning rate with the batch size."""
         return self.lr_rule in ("linear", "sqrt", "adascale")
 
     @property
@@ -166,8 +168,8 @@ class OptimizerConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Card):
-    """The base of all strategies. `builds` names a callable `(config, strategy, place, paths)` that
-    returns a `bsweep.strategies.Strategy`.
+    """The base of the settings classes of all strategies. `builds` names a callable `(config,
+    strategy, place, paths)` that returns a `bsweep.strategies.Strategy`.
     """
 
     kind_can: ClassVar[Capabilities] = Capabilities()
@@ -175,7 +177,7 @@ class StrategyConfig(Card):
 
     @property
     def can(self) -> Capabilities:
-        """The capabilities with the present values of the keys.
+        """The capabilities of the strategy with its present settings.
 
         Other code asks only for these.
         """
@@ -192,7 +194,8 @@ class StrategyConfig(Card):
         return 1
 
     def with_local_steps(self, local_steps: int) -> Self:
-        """Return this card with another number of local steps.
+        """Return a copy of these settings with another number of local steps between
+        synchronisations.
 
         Args:
             local_steps: The optimizer steps of a worker between two synchronisations.
@@ -205,7 +208,7 @@ class StrategyConfig(Card):
 
     @property
     def ends_after(self) -> tuple[int | None, float | None]:
-        """The rounds and the seconds after which the run ends, even if epochs are left.
+        """The number of rounds and the seconds after which the run ends, even if epochs are left.
 
         None stands for no limit.
         """
@@ -224,7 +227,7 @@ class StrategyConfig(Card):
         return 0
 
     def num_server_processes(self, num_workers: int) -> int:
-        """Return the number of server processes beside the workers.
+        """Return the number of parameter-server processes, which run in addition to the workers.
 
         Args:
             num_workers: The number of workers.
@@ -236,7 +239,7 @@ class StrategyConfig(Card):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """The strategy that a probe runs instead of this one.
+        """The settings of the strategy that a probe (a short measurement) runs instead of this one.
 
         The other strategy exchanges the whole vector at each step, and does not overlap the
         exchange with computation.
@@ -245,8 +248,8 @@ class StrategyConfig(Card):
 
     @property
     def vectors_held(self) -> int:
-        """The number of vectors of the model's size that `in_probe` does not hold and this card's
-        strategy does.
+        """The number of vectors of the model's size that this strategy keeps in memory and the
+        strategy of `in_probe` does not.
 
         The model and its optimizer are not counted.
         """
@@ -271,7 +274,7 @@ class StrategyConfig(Card):
         return point.examples_per_step
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the values beside the keys that are part of the run id.
+        """Return the values that the hash in the run id includes in addition to the settings.
 
         Args:
             point: The point.
@@ -291,8 +294,8 @@ class StrategyConfig(Card):
         return {}
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
-        """Check that processes that were started with these environment variables can run this
-        card.
+        """Raise ValueError if processes that started with these environment variables cannot run
+        this strategy.
 
         Args:
             variables: The environment variables of the processes, by name.
@@ -316,13 +319,13 @@ class StrategyConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(Card):
-    """The base of all codecs. `builds` names a callable `(config, setting)` that returns a
-    `bsweep.compression.Codec`; it is empty if nothing is compressed.
+    """The base of the settings classes of all codecs. `builds` names a callable `(config, setting)`
+    that returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
 
     def payload_share(self, epochs: int) -> float | None:
-        """Return the ratio of a payload's bytes to the bytes of the fp32 gradient. Return None if
-        payloads are summed during the exchange.
+        """Return the ratio of the bytes of a compressed gradient to the bytes of the fp32 gradient.
+        Return None if payloads are summed during the exchange.
 
         Args:
             epochs: The number of epochs of the run, over which the share may change.
@@ -333,8 +336,8 @@ class CodecConfig(Card):
         return None
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning if the codec sends more than a ring would without it. With a codec every
-        worker gets every payload, while a ring sends twice the vector.
+        """Yield a warning if workers with this codec send more bytes than a ring all-reduce without
+        it. With a codec every worker gets every payload, while a ring sends twice the vector.
 
         Args:
             point: The point, which has no conflicts.
@@ -353,8 +356,8 @@ class CodecConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
-    """The base of all allocations; see `conf/allocation/`. The allocation fills in the lists that
-    are null.
+    """The base of the settings classes of all allocations; see `conf/allocation/`. The allocation
+    fills in the lists that are null.
 
     `builds` names a callable `(config, allocation)` that returns the run's configuration with its
     lists filled in.
@@ -435,7 +438,7 @@ class AllocationConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Card):
-    """The base of all launchers; see `conf/launch/`.
+    """The base of the settings classes of all launchers; see `conf/launch/`.
 
     `builds` names a subclass of `bsweep.launch.launcher.Launcher`, which is created without
     arguments.

@@ -69,8 +69,8 @@ def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield the hosts and slots of a file. Its lines are `h1:4`, or `h1 slots=4` as in Horovod and
-    MPI; `#` starts a comment.
+    """Yield the host names and the number of slots of each line of a file. The lines are `h1:4`, or
+    `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
     """
     try:
         if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""The cards of the launchers, which start the workers."""
+"""The settings classes (cards) of the launchers, which start the workers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[s
 
 
 def slots_of(hosts: str) -> list[str]:
-    """Return the host of each slot."""
+    """Return the host name of each slot of a list such as `h1:4,h2:4`."""
     return [host for host, number in _entries(hosts) for _ in range(number)]
 
 
@@ -199,7 +199,7 @@ def slots_by_host(hosts: str | None) -> dict[str, int]:
 
 
 def _entries(hosts: str) -> list[tuple[str, int]]:
-    """Return the hosts with their slots, in the order of the list."""
+    """Return each host name of a list such as `h1:4,h2:4`, with its number of slots."""
     return [
         (host, int(number))
         for host, _, number in (entry.partition(":") for entry in hosts.split(","))

@@ -1,5 +1,5 @@
-"""The card of the measurements beside training, with the points for which such a measurement is
-impossible.
+"""The settings class of the optional measurements during training, with the points for which a
+measurement is impossible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class MeasureConfig(Schema):
     noise_scale_per_layer: bool = False
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield each measurement that is impossible in a point, with the remedy."""
+        """Yield a message, with the remedy, for each configured measurement that is impossible in a
+        point.
+        """
         if self.noise_scale_per_layer and not self.noise_scale:
             yield "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both."
         if not point.measures_noise:

@@ -1,4 +1,4 @@
-"""The cards of the optimizers, and the learning rate that their rules give."""
+"""The settings classes (cards) of the optimizers, and the learning rates of their scaling rules."""
 
 from __future__ import annotations
 

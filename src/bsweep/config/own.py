@@ -1,5 +1,5 @@
-"""The user's own code: how a target is found, checked, saved with a run and imported by its
-workers.
+"""The user's own code: how a callable that the user names is found, checked, saved with a run and
+imported by the workers.
 
 A target is `path/file.py:name` or `package.module:name`. The parent process calls `resolve`, which
 imports the code and refuses a target that cannot be called as needed. It also records a fingerprint
@@ -42,7 +42,9 @@ _MOST_BYTES = 2**24  # largest package that is copied into each run's folder
 
 
 class _Keywords(dict[str, Any]):
-    """Keyword arguments that can be hashed by their content, because cards are keys of caches."""
+    """Keyword arguments that can be hashed by their content, so that settings can be keys of
+    caches.
+    """
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(json.dumps(self, sort_keys=True))
@@ -68,12 +70,12 @@ class Own(Card):
 
     @property
     def title(self) -> str:
-        """Return the name of the callable."""
+        """Return the name of the user's callable, without its file or module."""
         return self.target.rpartition(":")[2]
 
 
 def cards(config: object) -> dict[str, Own]:
-    """Return the cards of the user's own code in a run's configuration, by group."""
+    """Return those settings of a run that name the user's own code, by group, such as `model`."""
     schema: type = type(config)
     found = ((group, getattr(config, group)) for group in _groups(schema))
     return {group: card for group, card in found if isinstance(card, Own)}
@@ -81,7 +83,7 @@ def cards(config: object) -> dict[str, Own]:
 
 @functools.cache
 def _groups(schema: type) -> tuple[str, ...]:
-    """Return the keys of a schema whose card may be the user's own code."""
+    """Return the keys of a configuration class whose settings may name the user's own code."""
     hints = {
         key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()
     }
@@ -113,8 +115,8 @@ def resolve(config: _Config) -> _Config:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the callable that a resolved card names. Workers must call `search` with
-    the run's folder first.
+    """Import and return the user's callable that resolved settings name. Workers must call `search`
+    with the run's folder first.
     """
     assert card.fingerprint, "call own.resolve(config) first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
@@ -126,8 +128,8 @@ def load_target(card: Own) -> Callable[..., Any]:
 
 
 def call(card: Own, *arguments: object) -> Any:
-    """Call the user's callable with the arguments that the card `takes` and with the options, and
-    return its result. Errors of the callable pass through.
+    """Call the user's callable with `arguments` and the configured options, and return its result.
+    Errors of the callable pass through.
     """
     return load_target(card)(*arguments, **card.options)
 
@@ -177,8 +179,8 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the code of a resolved configuration, as it was when it was resolved, into a folder for
-    `search`.
+    """Write the user's own code for a run, as it was when `resolve` imported it, into a folder from
+    which `search` lets workers import it.
     """
     for card in cards(config).values():
         assert card.fingerprint, "call own.resolve(config) first"
@@ -211,7 +213,7 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """A place where code was found, and the content to save."""
+    """The file or package in which the user's own code was found, and the contents to save."""
 
     path: Path  # a file, or a package's folder
     fingerprint: str
@@ -260,8 +262,8 @@ def _is_file(where: str) -> bool:
 
 
 def _module_name(where: str, fingerprint: str) -> str:
-    """Return the name under which code is imported. A file's name holds a part of its fingerprint,
-    so that no file hides another.
+    """Return the module name under which the user's own code is imported. A file's name holds a
+    part of its fingerprint, so that no file hides another.
     """
     if not _is_file(where):
         return where
@@ -375,7 +377,7 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
 
 
 def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
-    """Raise ConfigError if the function cannot be called with the card's arguments and options."""
+    """Raise ConfigError if the user's function cannot take the arguments and options of a run."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

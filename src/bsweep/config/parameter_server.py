@@ -1,5 +1,5 @@
-"""The card of parameter servers: which server holds which part of the model, and how many steps
-workers may be apart.
+"""The settings class (card) of parameter servers: which server holds which part of the model, and
+how many steps workers may be apart.
 """
 
 from __future__ import annotations

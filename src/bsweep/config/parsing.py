@@ -24,7 +24,7 @@ _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
 
 def parse(composed: Mapping[str, Any]) -> RunConfig:
-    """Return the run that a composed, resolved configuration describes.
+    """Return the `RunConfig` that a composed, resolved configuration describes.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or range, or values contradict
@@ -36,8 +36,8 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
-    """Return the run that a configuration describes, after a check of each key by itself. Conflicts
-    between keys are not checked.
+    """Return the `RunConfig` that a configuration describes, after a check of each key by itself.
+    Conflicts between keys are not checked.
 
     Unlike `parse`, it accepts values that contradict each other.
 
@@ -54,8 +54,8 @@ def validate(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def conf_dir() -> Path:
-    """Return the configuration folder: inside an installed package, or beside `src/` in a
-    checkout.
+    """Return the path of the configuration folder: inside an installed package, or next to `src/`
+    in a checkout.
     """
     package = Path(__file__).parents[1]
     installed = package / "conf"
@@ -63,8 +63,8 @@ def conf_dir() -> Path:
 
 
 def variants_with(key: str) -> list[str]:
-    """Return the variants of a group that have a dotted key. For example, only parameter_server has
-    `strategy.num_servers`.
+    """Return the names of the variants that have this dotted configuration key. For example, only
+    parameter_server has `strategy.num_servers`.
     """
     group, _, key_of_group = key.partition(".")
     owners = (
@@ -86,8 +86,8 @@ def unknown_key(key: str) -> str:
 
 
 def _meant(key: str) -> str:
-    """Return ` Did you mean 'x'?` or nothing. The keys of the same group are tried first, then keys
-    with the same last part, then all keys.
+    """Return ` Did you mean 'x'?` if a known key is similar to this one, else an empty text. The
+    keys of the same group are tried first, then keys with the same last part, then all keys.
     """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]

@@ -1,4 +1,5 @@
-"""Protocols for the facts that a card may ask of its point and of the other cards of that point.
+"""Protocols for the facts about a whole run configuration that the settings class (card) of one
+part may read.
 
 Thanks to them a card needs to import neither `RunConfig` nor the cards of other groups.
 """
@@ -65,7 +66,9 @@ class LauncherFacts(Named, Protocol):
 
 
 class Point(Protocol):
-    """The facts that a card may ask of its point. `RunConfig` implements this protocol."""
+    """The facts about a whole run configuration that the settings class of one part may read.
+    `RunConfig` implements this protocol.
+    """
 
     @property
     def num_workers(self) -> int: ...

@@ -90,20 +90,20 @@ class RunConfig(Schema):
 
     @property
     def local_batches(self) -> tuple[int, ...]:
-        """Return the examples of one forward pass, by worker."""
+        """Return each worker's number of examples in one forward pass."""
         return self.allocation.local_batches or (self.examples_per_pass,) * self.num_workers
 
     @property
     def worker_batches(self) -> tuple[int, ...]:
-        """Return the examples of one optimizer step, by worker: the local batch times the
+        """Return each worker's number of examples in one optimizer step: the local batch times the
         accumulation steps.
         """
         return tuple(batch * self.accumulation_steps for batch in self.local_batches)
 
     @property
     def local_steps(self) -> tuple[int, ...]:
-        """Return the optimizer steps between two synchronisations, by worker; 1 if every step
-        synchronises.
+        """Return each worker's number of optimizer steps between two synchronisations; 1 if every
+        step synchronises.
         """
         return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
 
@@ -116,13 +116,13 @@ class RunConfig(Schema):
 
     @property
     def num_server_processes(self) -> int:
-        """Return the number of server processes beside the workers."""
+        """Return the number of parameter-server processes, which run in addition to the workers."""
         return self.strategy.num_server_processes(self.num_workers)
 
     @property
     def examples_per_step(self) -> int:
-        """Return the global batch: the examples of one optimizer step over all workers and
-        accumulation steps.
+        """Return the global batch: the number of examples of one optimizer step over all workers
+        and accumulation steps.
         """
         if self.allocation.local_batches:
             return sum(self.worker_batches)
@@ -156,8 +156,8 @@ class RunConfig(Schema):
 
     @property
     def examples_per_pass(self) -> int:
-        """Return the local batch before an allocation makes the batches uneven: the examples of one
-        forward pass on one worker.
+        """Return the local batch before an allocation makes the batches uneven: the number of
+        examples of one forward pass on one worker.
         """
         return self.local_batch or (self.global_batch or 0) // (
             self.num_workers * self.accumulation_steps
@@ -232,8 +232,8 @@ _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GRO
 
 @functools.cache  # a grid has few cards but many points that combine them
 def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
-    """Return the keys and values of a card that a run id hashes: dotted keys, each with its `"key":
-    value` text as in a JSON object.
+    """Return those settings of one part of a configuration that the run id hashes: dotted keys,
+    each with its `"key": value` text as in a JSON object.
     """
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
     numbers = [
@@ -245,7 +245,7 @@ def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, st
 
 
 def _text(key: str, value: object) -> str:
-    """Return a key with its value as in a JSON object."""
+    """Return a key and its value as the text `"key": value` of a JSON object."""
     return f"{json.dumps(key)}: {json.dumps(value)}"
 
 
@@ -272,7 +272,7 @@ def _added_later(key: str) -> tuple[object, ...]:
 
 @functools.cache
 def variants(group: str) -> tuple[type[Card], ...]:
-    """Return the card classes of a group; empty if there is no such group."""
+    """Return the settings classes of a group, such as `strategy`; empty for an unknown group."""
     if group not in GROUPS:
         return ()
     hint = typing.get_type_hints(RunConfig)[group]
@@ -280,5 +280,5 @@ def variants(group: str) -> tuple[type[Card], ...]:
 
 
 def names(card: type[Card]) -> tuple[str, ...]:
-    """Return the names of a variant."""
+    """Return the names by which a configuration chooses this settings class."""
     return typing.get_args(typing.get_type_hints(card)["name"])

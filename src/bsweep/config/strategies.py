@@ -1,4 +1,4 @@
-"""The cards of the strategies, by which workers agree on one model."""
+"""The settings classes (cards) of the strategies, by which workers agree on one model."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class HorovodConfig(StrategyConfig):
         )
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of those knobs that are not at their default. Horovod 0.28.1 cannot
-        restart if any of them is set.
+        """Return the environment variables of those Horovod settings that are not at their default.
+        Horovod 0.28.1 cannot restart if any of them is set.
         """
         values = (
             (getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob)
@@ -210,8 +210,8 @@ class AllReduceConfig(StrategyConfig):
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     def why_not_shared(self, point: Point) -> str:
-        """Return why a point cannot exchange through shared memory, with the remedy; empty if it
-        can.
+        """Return why the workers of a point cannot exchange gradients through shared memory, with
+        the remedy; empty if they can.
         """
         if self.algorithm != "native":
             return (
@@ -253,8 +253,9 @@ class LocalSGDConfig(StrategyConfig):
         return point.examples_per_step / point.num_workers
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the batch that the learning-rate rule uses. Earlier versions used the global
-        batch; the hash keeps those runs apart.
+        """Return the number of examples by which a learning-rate rule scales, for the hash in the
+        run id; empty without such a rule. Earlier versions used the global batch; the hash keeps
+        those runs apart.
         """
         by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
         return {"step_batch": self.rate_batch(point, 0)} if by_batch else {}
@@ -352,7 +353,9 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the worker's own batch, because it steps alone."""
+        """Return the number of examples of this worker's step alone, because each worker steps by
+        itself.
+        """
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def sign(self) -> int:
-        """The factor, 1 or -1, after which a larger value is better."""
+        """The factor, 1 or -1, with which a larger product of factor and score is better."""
         return 1 if self.metric == "test_accuracy" else -1
 
     def is_confirmed_by(self, scores: Sequence[float]) -> bool:
@@ -47,7 +47,7 @@ class Target:
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
-    """Return the one target that is given.
+    """Return the target for the accuracy or the loss, whichever of the two is given.
 
     Args:
         accuracy: A test accuracy, a fraction above 0 and up to 1; None: not given.

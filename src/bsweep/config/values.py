@@ -110,7 +110,7 @@ def _every(value: object) -> object:
 
 
 def seconds_of(value: object) -> float | None:
-    """Return 60 for `60s`; None for any other form and for zero seconds."""
+    """Return the seconds of a text such as `60s`; None for any other form and for zero seconds."""
     found = re.fullmatch(r"(\d+(\.\d+)?)s", value) if isinstance(value, str) else None
     return seconds if found and 0 < (seconds := float(found[1])) <= 1e9 else None
 

@@ -48,15 +48,16 @@ class Meter:
         self._left_out = 0.0
 
     def joules(self) -> float:
-        """Return the joules since this meter was created, without pauses. Return NaN if the
-        hardware does not report them, and 0 for a worker that counts nothing.
+        """Return the joules used since this meter was created, without those used in `paused`
+        blocks. Return NaN if the hardware does not report them, and 0 for a worker that counts
+        nothing.
         """
         return self._all_joules() - self._left_out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the energy that is used inside the block. The caller must wait for the GPU's
-        work before the block and at its end.
+        """Make this meter leave out the energy that is used inside the block. The caller must wait
+        for the GPU's work before the block and at its end.
         """
         before = self._all_joules()
         yield
@@ -74,8 +75,8 @@ class Meter:
 
 
 def _joules_of(packages: list[Path], name: str) -> Reading | None:
-    """Return the value of a file of each package, in joules. Return None if there is no package, or
-    a file must not be read.
+    """Return the joules that the file `name` of each CPU package holds, by the package's name.
+    Return None if there is no package, or a file must not be read.
     """
     try:
         found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}
@@ -85,8 +86,8 @@ def _joules_of(packages: list[Path], name: str) -> Reading | None:
 
 
 def _gpu_counter(device: torch.device) -> Callable[[], Reading | None]:
-    """Return a function that reads a GPU's counter. It finds the GPU by its UUID, because its
-    number depends on which GPUs are visible.
+    """Return a function that reads a GPU's energy counter, in joules. It finds the GPU by its UUID,
+    because its number depends on which GPUs are visible.
     """
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     handle = ctypes.c_void_p()

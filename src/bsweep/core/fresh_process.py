@@ -1,4 +1,4 @@
-"""Work in a process that has done nothing before and does nothing afterwards.
+"""A function call in a new process, which has done nothing before and ends after the call.
 
 Running out of memory can damage a process. If oneDNN finds no room for a kernel, the process may
 crash. Or oneDNN's code generator keeps the error for the rest of the thread, even when memory is

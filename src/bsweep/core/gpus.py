@@ -47,7 +47,7 @@ def num_gpus(device: str) -> int:
 
 
 def driver_version() -> str | None:
-    """Return the release of the loaded driver, such as 580.65.06; None if it is unknown."""
+    """Return the release of the loaded NVIDIA driver, such as 580.65.06; None if it is unknown."""
     try:
         found = re.search(r"Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
     except OSError:
@@ -72,9 +72,7 @@ _OLDEST_DRIVERS = {
 
 
 def _listed(fields: str) -> list[list[str]]:
-    """Return the given fields of `nvidia-smi` for each visible GPU; empty if it does not know
-    them.
-    """
+    """Return the values of these `nvidia-smi` fields for each visible GPU; empty if it fails."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -96,7 +94,7 @@ def _counted(count: int, listed: list[list[str]]) -> str:
 
 
 def _reason(listed: list[list[str]]) -> str:
-    """Return why torch can use no GPU, and what to install."""
+    """Return a sentence that says why torch can use no GPU, and what to install."""
     import torch
 
     build, cuda = f"torch {torch.__version__}", torch.version.cuda

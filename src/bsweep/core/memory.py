@@ -68,7 +68,7 @@ def limited(mebibytes: float | None) -> Iterator[None]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Lift a memory limit inside the block."""
+    """Lift the memory limit of this process inside the block."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -78,7 +78,7 @@ def unlimited() -> Iterator[None]:
 
 
 def give_back_at_once() -> None:
-    """Return every large block to the system as soon as it is freed, for the rest of this process.
+    """Make glibc return every large block of memory to the system at once when it is freed.
 
     By default glibc keeps such blocks and splits them, so that what fits at one step may not fit at
     a later one. Under a limit that stands in for a GPU's memory, slower steps are better than steps
@@ -89,7 +89,7 @@ def give_back_at_once() -> None:
 
 
 def keep_for_next_step() -> None:
-    """Keep every freed block in this process, for the rest of its life.
+    """Make glibc keep every freed block of memory in this process, until the process ends.
 
     By default glibc returns large blocks to the system, which fills them with zeros when the next
     step asks for them again. That takes a third of a small step's time.
@@ -100,7 +100,8 @@ def keep_for_next_step() -> None:
 
 
 def give_back_garbage() -> None:
-    """Free what only reference cycles hold, and return torch's unused GPU memory to the system.
+    """Free the objects that only reference cycles hold, and return the GPU memory that torch does
+    not use to the system.
 
     Models, graphs and tracebacks hold such cycles. The freed blocks have the sizes of what was
     trained last, which may not suit what comes next.
@@ -131,8 +132,8 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the peak of the bytes that are allocated on a GPU, or resident on a CPU. The latter
-    include pages of a data set that other processes share. Return None if unknown.
+    """Return the peak, since `reset_peak`, of the bytes allocated on a GPU or resident on a CPU.
+    Resident bytes include pages of a data set that other processes share. Return None if unknown.
     """
     if device.type == "cuda":
         import torch
@@ -154,7 +155,7 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 def can_limit() -> bool:
-    """Return True if this system reports what `limited` needs to set a limit."""
+    """Return True if `limited` can limit the memory of a process on this system."""
     return Path("/proc/self/status").exists()
 
 
@@ -169,7 +170,7 @@ def available_bytes() -> int:
 
 
 def _held_bytes() -> int:
-    """Return the bytes that the kernel counts against RLIMIT_DATA."""
+    """Return the bytes of this process that Linux counts against the limit RLIMIT_DATA."""
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "no VmData in /proc/self/status"
     return int(found[1]) * 1024

@@ -1,5 +1,5 @@
-"""Two formulas of Pollux (Qiao et al., OSDI 2021): the seconds of a step, and the value of its
-examples.
+"""Two formulas of Pollux (Qiao et al., OSDI 2021): the seconds of a training step, and the training
+progress per example at a batch size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def step_seconds(
 
 
 def efficiency(noise_scale: float, global_batch: float, reference_batch: float) -> float:
-    """Return the value of an example of this batch relative to one of the reference batch: (phi +
-    B0) / (phi + B).
+    """Return the training progress per example at `global_batch`, as a ratio to that at
+    `reference_batch`: (phi + B0) / (phi + B).
     """
     return (noise_scale + reference_batch) / (noise_scale + global_batch)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A process's rank among all processes and its number on its host. Parameter servers come after
-    the workers.
+    """The rank of a process among all processes, and its local rank on its host. Parameter servers
+    come after the workers.
     """
 
     rank: int = 0
@@ -31,8 +31,8 @@ class Place:
 
     @classmethod
     def from_environment(cls, num_servers: int = 0) -> Place:
-        """Return the place that horovodrun or torchrun gave to this process. Return the place of a
-        lone worker if neither started it.
+        """Return the ranks that horovodrun or torchrun gave to this process. A process that neither
+        of them started has rank 0 of one worker.
         """
         env = os.environ
         names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN
@@ -60,7 +60,7 @@ def num_cores() -> int:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may use."""
+    """Return the indices of the CPU cores that this process may use, in ascending order."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

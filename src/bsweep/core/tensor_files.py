@@ -23,8 +23,8 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Any] | None:
-    """Return what `write_tensors` wrote, on the CPU, without running code from the file. If the
-    file cannot be read, print the reason to stderr and return None.
+    """Return the tensors and other values that `write_tensors` wrote, on the CPU, without running
+    code from the file. If the file cannot be read, print the reason to stderr and return None.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -28,8 +28,8 @@ BAD_CONFIG, INTERRUPTED = 2, 130
 
 
 def leave() -> None:
-    """Redirect the standard streams to nowhere, except those that are files. Writing to a closed
-    terminal would fail.
+    """Redirect each standard stream that is a terminal to /dev/null. Writing to a closed terminal
+    would fail.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -46,7 +46,9 @@ torch drops it at times.
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal that ends the command. SIGHUP means that the terminal is gone."""
+    """Record that a signal ends the command, and raise KeyboardInterrupt. SIGHUP means that the
+    terminal is gone.
+    """
     global is_interrupted
     is_interrupted = True
     if number == signal.SIGHUP:

@@ -16,8 +16,8 @@ _FEW_LINES = 1 << 14  # bytes
 
 @contextmanager
 def replacing(path: Path, *, is_only_writer: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`, which replaces `path` once it is written. Readers see
-    either the old or the new file whole, even after a power cut.
+    """Open a temporary file in the folder of `path`, which replaces `path` once it is written.
+    Readers see either the old or the new file whole, even after a power cut.
 
     Args:
         path: The file to replace, which need not exist.
@@ -65,12 +65,12 @@ def space_for(path: Path) -> Iterator[None]:
 
 
 def no_space(path: Path, otherwise: str) -> str:
-    """Return the message for a disk that has no room for a path."""
+    """Return the error message for a full disk, which names `path` and the remedies."""
     return f"no space left for {path}. Free some space there, or {otherwise}"
 
 
 def why_full(folder: Path) -> str:
-    """Return the message for a full disk; empty if the folder's disk has room for a few lines."""
+    """Return an error message if the disk of `folder` is full, otherwise an empty text."""
     try:
         with space_for(folder), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_FEW_LINES))

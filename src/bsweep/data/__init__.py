@@ -28,7 +28,7 @@ __all__ = ["DataInfo", "load", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
-    """Check, download, decode and cache what the workers will load.
+    """Check, download, decode and cache a data set for the workers; return its sizes and classes.
 
     Call this before the workers are launched.
 
@@ -43,7 +43,7 @@ def prepare(config: DataConfig) -> DataInfo:
 
 @functools.cache
 def _prepared(config: DataConfig) -> DataInfo | ValueError:
-    """Return the facts about a data set, or the error of preparing it, once per process.
+    """Return the sizes and classes of a data set, or the error that preparing it raised.
 
     The result is cached, errors too: a sweep asks for every point, and an answer may take a while.
     """
@@ -56,7 +56,8 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """Return the data set for a device that trains, with `subset` of its training examples.
+    """Return the data set for the device that trains, with all or `config.subset` training
+    examples.
 
     Raises:
         ValueError: As in `prepare`.

@@ -15,7 +15,9 @@ from bsweep.core.randomness import random_bits, stream_of
 
 
 def crop_stream(seed: int, epoch: int) -> int:
-    """Return the random stream that decides how an epoch's examples are cropped and mirrored."""
+    """Return the start of the random stream that decides how an epoch's images are cropped and
+    mirrored.
+    """
     return stream_of("crop", seed, epoch)
 
 
@@ -58,7 +60,7 @@ def crop_and_flip(
 def _constants(
     height: int, width: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four int64 tensors that are the same for all crops.
+    """Return the four int64 tensors of positions that all crops of images of one size share.
 
     Returns:
         The position of the first random bit that the top and the left offset use, (2, 1, 1, 1).

@@ -58,7 +58,9 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
-    """Return the facts about the data set in the cache under `name`; build a missing one first."""
+    """Return the sizes and classes of the data set in the cache under `name`; build it first if it
+    is missing.
+    """
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
     (num_train, *shape), (num_test, *_) = (
         slices["train_images"].get_shape(),
@@ -68,7 +70,7 @@ def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
 
 
 def _classes(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the classes and their number; the names are empty if there are none."""
+    """Return the names of the classes, empty if they have no names, and the number of classes."""
     said = json.loads(text)
     return ((), said) if isinstance(said, int) else (tuple(said), len(said))
 
@@ -86,7 +88,8 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """Return what `cached_tensors` returns, but as slices of safetensors.
+    """Return a cached file's tensors as unread safetensors slices, and its text; build them first
+    if they are missing.
 
     The shape of a slice is known without reading it and without torch. The content is not checked
     here; `cached_tensors` checks it.
@@ -169,7 +172,7 @@ _CLOCK_SECONDS = 1  # Two versions of a file written within this time may have t
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the slices and the text of a file of the cache.
+    """Return the tensors of a cache file as unread safetensors slices, and the file's text.
 
     If the file is missing or its header is damaged, raise the errors of `_read`.
     """
@@ -200,7 +203,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for the lock of a file of the cache and hold it."""
+    """Wait for the lock of a cache file, and hold it inside the block."""
     while True:
         with claimed(path.with_suffix(".lock")) as is_ours:
             if is_ours:

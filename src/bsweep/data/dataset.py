@@ -64,7 +64,8 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """Return the data set for a device that trains, with its tensors moved there as far as wanted.
+    """Return the data set with its tensors on the device that trains or on the CPU, as `wanted`
+    says.
 
     Args:
         dataset: The data set; its tensors are on the CPU.
@@ -144,7 +145,9 @@ def balanced_subset(dataset: Dataset, size: int) -> Dataset:
 
 
 def _round_robin(labels: Tensor) -> Tensor:
-    """Return the order, int64 (N,), that takes the first of each class, then the second, ..."""
+    """Return the indices of all examples, int64 (N,): the first of each class, the second of each
+    class, and so on.
+    """
     by_class = labels.argsort(stable=True)
     sizes = torch.bincount(labels)
     first = sizes.cumsum(0) - sizes

@@ -20,7 +20,7 @@ _CLASSES = tuple("0123456789")
 
 
 def info(config: DigitsConfig) -> DataInfo:
-    """Return the facts about the digits; see `load`."""
+    """Return the sizes, example shape and classes of the digits; see `load`."""
     _path()
     return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
@@ -62,7 +62,7 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def _path() -> Path:
-    """Return the path of the digits; raise ValueError if scikit-learn is not installed."""
+    """Return the path of scikit-learn's file of digits; raise ValueError if it is not installed."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(

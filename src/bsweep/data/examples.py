@@ -13,7 +13,7 @@ from bsweep.data.pictures import Unfit, pixels, with_progress
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
-    """Return the data set of a training and a test split.
+    """Return a `Dataset` made from a training and a test split.
 
     Each split is a map-style data set of (image, label) or a pair of tensors (inputs, labels).
     Pillow's images and uint8 tensors (C, H, W) are images: they are normalised and may be

@@ -42,7 +42,7 @@ class _Split:
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
-    """Return the facts about the images; see `load`."""
+    """Return the sizes, example shape and classes of the images; see `load`."""
     return cached_info(*_listed(config))
 
 
@@ -152,7 +152,7 @@ def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
 
 
 def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
-    """Return all images, uint8 (len(paths), 3, side, side).
+    """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side).
 
     Threads suffice, because Pillow releases Python's lock while it decodes.
     """

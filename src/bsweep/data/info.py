@@ -1,4 +1,4 @@
-"""The facts about a data set that are known without its tensors."""
+"""The sizes, example shape and classes of a data set, which are known without its tensors."""
 
 from __future__ import annotations
 

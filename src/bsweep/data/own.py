@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def info(config: OwnDataConfig) -> DataInfo:
-    """Return the facts about the user's data; see `load`."""
+    """Return the sizes, example shape and classes of the user's data; see `load`."""
     return cached_info(_name(config), lambda: _build(config))
 
 

@@ -61,7 +61,7 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
 def with_progress(
     parts: Iterable[_T], what: str, total: int, per_part: int = 1
 ) -> Generator[_T, None, None]:
-    """Yield the same parts, and show on stderr how many examples are done.
+    """Yield each of `parts` unchanged, and show on stderr how many examples are done.
 
     A terminal shows a bar until all are done. Elsewhere, a line comes every ten seconds. The last
     line comes in both.

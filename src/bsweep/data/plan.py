@@ -22,7 +22,7 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
-    """Return the examples of the step or round that begins at position `start` of the order.
+    """Return the indices of the examples of the step or round that begins at `start` of the order.
 
     There are `num_examples` of them, or as many as are left.
     """
@@ -31,7 +31,7 @@ def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one worker in a round."""
+    """The number of examples and steps of one worker in a round."""
 
     worker_batch: int  # examples of one optimizer step
     # Optimizer steps between two synchronisations: 1 if every step synchronises, 0 for a lost
@@ -50,7 +50,7 @@ def global_batch(shares: Sequence[Share]) -> int:
 
 
 def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
-    """Return the shares with no steps for lost workers, whose ranks are not in `members`."""
+    """Return all workers' shares, with 0 steps for lost workers: those not in `members`."""
     return tuple(
         share if rank in members else replace(share, num_steps=0)
         for rank, share in enumerate(shares)
@@ -66,7 +66,7 @@ def round_size(shares: Sequence[Share]) -> int:
 
 
 def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tensor]:
-    """Return a worker's part of a round's examples, one tensor for each optimizer step.
+    """Return the indices of a worker's examples in a round, one tensor for each optimizer step.
 
     There is at least one step, which may be empty. If there are fewer examples than a full round
     has, each worker takes a proportional part, in as few steps as its batch allows.
@@ -77,7 +77,8 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
 
 
 def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
-    """Return part `number` of `num_parts` contiguous parts whose sizes differ by at most one.
+    """Return part `number` of `indices`, cut into `num_parts` contiguous parts whose sizes differ
+    by at most one.
 
     The part is empty if there are too few examples. The parts may belong to workers, to steps or to
     accumulation steps.
@@ -86,6 +87,8 @@ def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
 
 
 def _part(indices: Tensor, number: int, weights: Sequence[int]) -> Tensor:
-    """Return part `number` of contiguous parts whose sizes are in proportion to `weights`."""
+    """Return part `number` of `indices`, cut into contiguous parts of sizes proportional to
+    `weights`.
+    """
     before, total, n = sum(weights[:number]), sum(weights), len(indices)
     return indices[n * before // total : n * (before + weights[number]) // total]

@@ -1,4 +1,4 @@
-"""Access to examples by their numbers.
+"""Access to the examples of a data set by index, as tensors on the device that computes.
 
 The examples are on the device that computes, or a thread streams them to it ahead of their step.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Part:
-    """The training or the test examples of a data set; `take` returns those with given numbers.
+    """The training or the test examples of a data set; `take` returns those with given indices.
 
     If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
     copies them on a CUDA stream of its own while the device computes the previous step.
@@ -46,7 +46,7 @@ class Part:
                 self._coming.append((indices, self._thread.submit(self._fetch, indices)))
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs, labels and numbers of examples, on the device.
+        """Return the inputs, labels and indices of the examples at `indices`, on the device.
 
         If a step has several passes, call this once for each pass, in their order.
         """
@@ -69,7 +69,8 @@ class Part:
             yield inputs, labels
 
     def _arrived(self, indices: Tensor) -> _Fetched:
-        """Return the fetched step that begins with these examples; fetch it if nobody expected it.
+        """Return the step that begins with these examples; fetch it now if `expect` was not called
+        for it.
 
         On a GPU, the current stream waits until the examples have arrived.
         """
@@ -105,7 +106,7 @@ class Part:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The examples of a step on the device."""
+    """The inputs, labels and indices of one step's examples, copied to the device."""
 
     indices: Tensor  # the numbers of the examples, on the CPU
     tensors: tuple[Tensor, ...]  # inputs, labels and numbers, on the device

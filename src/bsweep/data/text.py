@@ -30,7 +30,7 @@ _BATCH_PIECES = 64
 
 
 def info(config: TextConfig) -> DataInfo:
-    """Return the facts about the text; see `load`."""
+    """Return the sizes, example shape and vocabulary size of the text; see `load`."""
     text = _read(config.path, "data.path", "a text file")
     num_tokens, vocabulary_size = len(text), 256
     if config.tokenizer is not None:
@@ -118,7 +118,8 @@ def _read(path: str, key: str, what: str) -> bytes:
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Return the arguments with which the cache finds or makes the tokens and the vocabulary size.
+    """Return the arguments for `cached_tensors` that find or make a text's tokens and vocabulary
+    size.
 
     The tokens are int32 (n,). The cache has one file for each content of the text and the
     tokenizer.

@@ -29,7 +29,7 @@ _SPLITS = {
 
 
 def info(config: TorchvisionConfig) -> DataInfo:
-    """Return the facts about the data set; see `load`."""
+    """Return the sizes, example shape and classes of the data set; see `load`."""
     return cached_info(_name(config), lambda: _from_torchvision(config))
 
 
@@ -47,7 +47,7 @@ def load(config: TorchvisionConfig) -> Dataset:
 
 
 def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of torchvision's class for its training and for its test part."""
+    """Return the keyword arguments of torchvision's data set class, for training and testing."""
     return _SPLITS.get(dataset, _BY_NAME)
 
 

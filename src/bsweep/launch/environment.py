@@ -44,12 +44,14 @@ all GPUs of this process.
 
 
 def missing(launch: ProcessesConfig) -> list[str]:
-    """Return the variables that `launch.environment` names but that are not set here."""
+    """Return the names in `launch.environment` of variables that are not set in this process."""
     return [name for name in launch.environment if name not in os.environ]
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the variables for the launcher itself, which any user of a host may read."""
+    """Return the environment variables for the launcher's own command, which any user of a host may
+    read.
+    """
     shown = {
         name: value
         for name, value in parent.items()
@@ -61,7 +63,9 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the variables that processes get through a private file, besides the visible ones."""
+    """Return the environment variables that processes read from a private file, because other users
+    of a host may not see them.
+    """
     shown = in_the_open(parent, launch)
     hidden = {
         name: value

@@ -28,7 +28,7 @@ class Inline(Launcher):
         self._is_spoilt = False  # True once a failure made this process unfit for training
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Run a point and return how it ended."""
+        """Run a point's worker in this process and return how it ended."""
         # Import torch only when a worker runs.
         from bsweep.runlog.errors import (
             described,

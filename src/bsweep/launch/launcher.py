@@ -1,4 +1,4 @@
-"""The interface of launchers: each card of `launch` has one that starts a point's workers."""
+"""The interface of launchers, which start the workers of points: one for each `launch` choice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LaunchRequest:
 
     @property
     def card(self) -> ProcessesConfig:
-        """The card of a launcher that starts processes."""
+        """The point's settings of `launch`, for a launcher that starts processes."""
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
 
@@ -92,7 +92,7 @@ class HostLauncher(Launcher, Protocol):
         """
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs words on another host, in this process's working folder.
+        """Return a command that runs another one on another host, in this process's working folder.
 
         Args:
             host: The host's name.
@@ -105,7 +105,7 @@ class HostLauncher(Launcher, Protocol):
 
 
 def launcher_of(card: LaunchConfig) -> Launcher:
-    """Return the launcher of a card; all points of this process share it.
+    """Return the launcher for these settings of `launch`; all points of this process share it.
 
     Args:
         card: The card, one of the group `launch`.
@@ -118,7 +118,8 @@ def launcher_of(card: LaunchConfig) -> Launcher:
 
 
 def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
-    """Return the launcher of a card that starts processes.
+    """Return the launcher for these settings of `launch`, which are those of one that starts
+    processes.
 
     Args:
         card: The card, one of the group `launch` that starts processes.

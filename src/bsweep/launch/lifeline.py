@@ -54,7 +54,7 @@ _GRACE_SECONDS = 5.0
 
 
 def begin(path: Path) -> None:
-    """Write the name of a new start to a lifeline file.
+    """Mark a new start of processes by writing a random name to their lifeline file.
 
     Processes of an earlier start that are left on other hosts then end themselves.
     """
@@ -62,7 +62,8 @@ def begin(path: Path) -> None:
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Record that the current start now trains a run, in both the start's and the run's file.
+    """Record in the lifeline files of a start of processes and of a run that these processes now
+    train the run.
 
     The start's processes end when another start writes its name to the run's file.
 
@@ -76,7 +77,8 @@ def go_on(path: Path, run: Path) -> None:
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """Return the command line that runs a command under this watch, for the start that has begun.
+    """Return the command line that runs a command on a host and ends it when its launcher is lost
+    or starts anew.
 
     Args:
         path: The lifeline file.
@@ -98,7 +100,8 @@ class _Told(Exception):
 
 
 def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
-    """Run a command under watch and return its exit code as a shell would report it.
+    """Run a command, end it if its launcher is lost, and return its exit code as a shell would
+    report it.
 
     Args:
         path: The lifeline file.

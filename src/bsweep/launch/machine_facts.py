@@ -47,7 +47,8 @@ class Request:
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """Return facts about this machine, by name.
+    """Return facts about this machine by name, such as its versions, cores, GPUs and network
+    interfaces.
 
     A fact that could not be found out is None, and `problems` holds the reason.
     """
@@ -133,7 +134,7 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return facts about a point that another machine has just written, and about its data."""
+    """Return a digest of a point's file, as this machine reads it, and facts about its data."""
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):

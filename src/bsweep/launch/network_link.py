@@ -20,7 +20,8 @@ _PATIENCE_SECONDS = 20.0
 
 
 def listen() -> None:
-    """Print a port and answer one client that connects to it.
+    """Serve one client that measures the network: print a port, tell the time, and count received
+    bytes.
 
     First send the time of day for each request. Then receive bytes until the client stops sending,
     and send back how many arrived per second.
@@ -41,7 +42,8 @@ def listen() -> None:
 
 
 def reach(address: str, port: int) -> dict[str, float]:
-    """Return the median round trip to a listener, how far its clock is ahead, and the bandwidth.
+    """Return a listener's median round trip in seconds, how many seconds its clock is ahead, and
+    the bandwidth in bytes per second.
 
     The clock offset comes from the fastest round trip. It may be wrong by half of that time.
 

@@ -20,7 +20,9 @@ class Outcome:
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """Return the end that the workers recorded (completed, diverged or interrupted), or None."""
+    """Return how the run ended as its workers recorded it (completed, diverged or interrupted);
+    None if they recorded no end.
+    """
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
         return None

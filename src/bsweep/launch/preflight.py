@@ -45,7 +45,7 @@ _ready: dict[tuple[Any, ...], dict[str, int]] = {}
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why the hosts of points cannot run them.
+    """Return the reasons why hosts cannot run the points that name them; empty if all can.
 
     Hosts that were found ready are not asked again until a point fails on them.
     """
@@ -96,7 +96,8 @@ def _workers(config: RunConfig) -> dict[str, int]:
 
 
 def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = False) -> list[Answer]:
-    """Return this machine's answer, then each host's answer, about a point that is to run there.
+    """Ask this machine and each host of a point for facts; return their answers, this machine's
+    first.
 
     Args:
         config: The point.
@@ -245,7 +246,7 @@ def host_problems(
 
 
 def _key_problems(launch: ProcessesConfig) -> list[str]:
-    """Return what is wrong with the ssh key for the hosts."""
+    """Return messages on what is wrong with the configured ssh key; none if it can be used."""
     given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
         return []

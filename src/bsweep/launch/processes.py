@@ -93,7 +93,8 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
 
 
 def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command for another host that ends when this launcher is lost or starts anew.
+    """Return a command line for another host that runs `command` and ends it when this launcher is
+    lost or starts anew.
 
     Args:
         launch: The card of the launcher.
@@ -141,7 +142,7 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
-    """Return when each rank last showed a sign of life, as a file time; 0 before the first sign."""
+    """Return, by rank, the file time of each worker's last sign of life; 0 before the first one."""
     times = {}
     for rank in range(config.num_workers):
         times[rank] = 0.0

@@ -38,7 +38,9 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return as many cores and GPUs as a size asks for, the first ones; None if too few."""
+        """Return the first of these cores and GPUs, as many as `size` asks for; None if there are
+        too few.
+        """
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
             if size.fits(self.size)
@@ -46,7 +48,7 @@ class Seats:
         )
 
     def without(self, taken: Iterable[Seats]) -> Seats:
-        """Return the seats that are not among the taken ones."""
+        """Return these cores and GPUs without those in any of the `taken` sets."""
         cores = {core for seats in taken for core in seats.cores}
         gpus = {gpu for seats in taken for gpu in seats.gpus}
         return Seats(
@@ -55,7 +57,7 @@ class Seats:
         )
 
     def take(self) -> None:
-        """Pin this thread, and all processes that it starts from now on, to these seats."""
+        """Pin this thread, and all processes that it starts later, to these cores and GPUs."""
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
         own_gpus.set(",".join(self.gpus) if self.gpus else None)

@@ -58,7 +58,7 @@ class Srun(processes.ProcessLauncher):
         return [[*_step(ranks), "sh", "-c", script]]
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs words on a host, in this process's working folder."""
+        """Return a command that runs another one on a host, in this process's working folder."""
         shown = environment.in_the_open(os.environ, launch)
         # Leave out the variables of the surrounding step or script, which srun would obey, too.
         return [

@@ -30,7 +30,7 @@ def is_here(host: str) -> bool:
 
 
 def as_others_say(host: str) -> str:
-    """Return the name by which other hosts know a host."""
+    """Return the name by which other hosts know a host: for localhost, this machine's host name."""
     return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
 
 
@@ -68,13 +68,13 @@ class OverSsh:
     """A launcher that reaches other hosts by ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs words on a host, in this process's working folder."""
+        """Return a command that runs another one on a host, in this process's working folder."""
         assert isinstance(launch, SshConfig), launch
         return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line of sh that runs words in this process's working folder.
+    """Return a line of sh that runs a command in this process's working folder.
 
     Args:
         env: Environment variables for the command; every user of the host may read them.
@@ -89,7 +89,7 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """Return the last line that is an error message of ssh, or None if there is none.
+    """Return the last error message of ssh in the output of programs, or None if there is none.
 
     Args:
         said: The output of ssh and of other programs.

@@ -81,7 +81,8 @@ class Stopping:
             raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """Return a function to be called a few times a second; it calls `poll` first.
+        """Return a function for launchers to call a few times a second: it calls `poll`, and raises
+        KeyboardInterrupt to end the run.
 
         The function raises KeyboardInterrupt if the run is to end at once. It also does so if the
         run was asked to stop, by a signal or by its stop file, and is not saving when the time for
@@ -112,7 +113,9 @@ class Stopping:
             raise KeyboardInterrupt
 
     def _look_at_steps(self) -> None:
-        """Extend the time that a step has to end, by the longest step seen so far."""
+        """Lengthen the time for which a stop waits for a worker's step, by the longest step seen so
+        far.
+        """
         with suppress(OSError):  # no worker has begun
             shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
             # Measure by the monotonic clock. File times come from a clock that may be changed.
@@ -207,7 +210,7 @@ class Signals:
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
-        """Ask points to stop that began while the others were asked.
+        """After a signal, ask those points to stop that began while the others were asked.
 
         Call this method a few times a second.
         """
@@ -230,7 +233,8 @@ class Signals:
 
 
 def leave_it_to_first_worker() -> None:
-    """Ignore the first signal in this process, for the first worker gets it too and decides.
+    """Ignore the first signal in this process, because rank 0 receives it too and decides what to
+    do.
 
     The second signal raises KeyboardInterrupt.
     """

@@ -53,7 +53,9 @@ class WarmRank:
         self._registry: RendezvousServer | None = None  # only rank 0 has one
 
     def run(self, lead: Callable[[], int]) -> int:
-        """Run `lead` on rank 0, follow rank 0 on the others, and return its exit code on all."""
+        """Run `lead` on rank 0, train its points on the other ranks, and return the exit code of
+        `lead` on all.
+        """
         # A restart must wait for the slowest rank's step.
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
         hvd.init()
@@ -188,7 +190,7 @@ def _send(message: object) -> Any:
 
 
 def _is_told_to_stop(paths: RunPaths) -> bool:
-    """Return True if the run is asked to stop within a second.
+    """Wait up to a second for a request to stop the run; return True if it has come.
 
     horovodrun sends signals to all processes a moment after one of them has ended.
     """
@@ -226,7 +228,9 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
 
 
 class _Registry(RendezvousHandler):  # type: ignore[misc]
-    """A registry that ignores deletions, since it serves only one meeting."""
+    """A handler of Horovod's registry that ignores deletions, since the registry serves only one
+    meeting.
+    """
 
     def do_DELETE(self) -> None:
         self.send_status_code(200)

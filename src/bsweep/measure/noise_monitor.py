@@ -63,7 +63,7 @@ class NoiseScale:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The running estimate, or None before the first measurement."""
+        """The running estimate of |G|^2 and tr(Sigma), or None before the first measurement."""
         return self._average.estimate()
 
     @property
@@ -102,7 +102,9 @@ class NoiseScale:
             self._average = self._average.joined(square / share, trace / share, 1)
 
     def _of_halves(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the estimates of |G|^2 and tr(Sigma), as a float64 tensor (2,)."""
+        """Return |G|^2 and tr(Sigma), estimated from gradients of the batch's two halves, as a
+        float64 tensor (2,).
+        """
         parameters = [tensor for tensor in self._model.parameters() if tensor.requires_grad]
         num_examples = len(inputs)
         shares, gradients = [], []

@@ -40,7 +40,8 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure this worker; all workers call this together. Rank 0 writes `probe.json`.
+    """Measure this worker's seconds per step by batch, its largest batch and the exchange; all
+    workers call this together. Rank 0 writes `probe.json`.
 
     Args:
         config: The configuration to be probed.
@@ -79,7 +80,8 @@ def _with_exchange(config: RunConfig) -> RunConfig:
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """Allocate as much memory as the configured strategy holds besides the model and optimizer.
+    """Return zeros that take as much memory as the configured strategy holds besides the model and
+    optimizer; None if it holds none.
 
     The strategy that replaces it in the probe does not hold this memory.
     """
@@ -132,7 +134,8 @@ def _limit_mebibytes(job: Job) -> float | None:
 def _measure_batches(
     job: Job, own_batch: int, limit: float | None
 ) -> tuple[list[ProbedBatch], str]:
-    """Measure the seconds per step at batches that double from 1; return them and why they end.
+    """Measure the seconds per step at batches 1, 2, 4, ...; return them and the reason why no
+    larger batch was measured.
 
     The batches also include the run's own batch. When one does not fit, the middle between it and
     the largest that fits is tried as well. The reason is "examples" (all training examples are in
@@ -167,7 +170,9 @@ def _measure_batches(
 
 
 def _next(batch: int, own_batch: int) -> int:
-    """Return the next power of two, or the run's own batch if that is smaller and comes next."""
+    """Return the batch to measure after `batch`: the next power of two, or the run's own batch if
+    that comes first.
+    """
     power = 1 << batch.bit_length()
     return own_batch if batch < own_batch < power else power
 

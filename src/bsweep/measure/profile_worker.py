@@ -36,7 +36,8 @@ _TRACED_ROUNDS = 5
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Profile this worker; all workers call this together.
+    """Measure the seconds of the parts of this worker's steps, and trace some steps; all workers
+    call this together.
 
     Each worker writes its trace, and rank 0 also writes `profile.json`.
 
@@ -171,7 +172,7 @@ class _Rounds:
 
 @contextmanager
 def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
-    """Make each step of the optimizer in the block a phase, with any strategy."""
+    """Time each step of the optimizer in the block as the phase "optimizer", with any strategy."""
     entered: list[AbstractContextManager[object]] = []
 
     def enter(*_: object) -> None:

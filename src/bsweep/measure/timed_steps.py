@@ -42,7 +42,7 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
 
 
 def alone(job: Job) -> Job:
-    """Return the job of the same worker without others: its steps exchange nothing."""
+    """Return the job of this worker as if it trained alone: its steps exchange nothing."""
     config = lone_config(job.config, job.place.rank)
     strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
@@ -82,7 +82,8 @@ def step_seconds_within(
     local_batch: int,
     times: int,
 ) -> float:
-    """Return what `step_seconds` returns, measured on a worker that this prepares on the CPU.
+    """Return the median seconds per step under a memory limit, measured on a CPU worker that this
+    function prepares.
 
     Call this in a process of its own (`bsweep.core.fresh_process`), because a process that has
     failed under a memory limit cannot be used any further.

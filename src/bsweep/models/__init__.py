@@ -70,7 +70,7 @@ def initial(
 
 
 def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """Check that a run's model can be trained on its data.
+    """Raise ValueError if the model of a run cannot be trained on the run's data.
 
     If the model's card does not say whether it has BatchNorm, the module itself is examined.
 

@@ -22,7 +22,7 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
 
 @contextmanager
 def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn a library's error into a ConfigError.
+    """Turn any error that a model library raises inside the block into a ConfigError.
 
     Libraries raise many types of errors if an architecture, its options and a shape do not fit.
     """
@@ -40,7 +40,7 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return the model after a trial, if it is on the meta device.
+    """Return the model; if it is on the meta device, check first that it takes images of `shape`.
 
     The trial passes two images through the model, which costs nothing on the meta device. Many
     models do not take small images.

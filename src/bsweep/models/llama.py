@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
+        """Return the hidden states (B, T, D) after this block, from those before it."""
         x = x + self.attention(self.attention_norm(x), rotation)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Map (B, T, D) to (B, T, D); a token attends to itself and to the tokens before it."""
+        """Map hidden states (B, T, D) to (B, T, D) by causal self-attention."""
         heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         mixed = F.scaled_dot_product_attention(
@@ -88,7 +88,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
+        """Map hidden states (B, T, D) to (B, T, D), each token by itself."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 

@@ -19,7 +19,7 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
-        """Create a clock that continues a list of seconds.
+        """Create a clock that appends the seconds of new steps to a list of earlier steps' seconds.
 
         Args:
             device: The device that computes the steps.
@@ -57,7 +57,9 @@ class StepClock:
         return self._seconds
 
     def rate(self, examples: float) -> float:
-        """Return the examples per second, if `examples` were trained since the last call."""
+        """Return the examples per second of the steps since the last call, which trained on
+        `examples`.
+        """
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
         return examples / sum(recent)
@@ -68,7 +70,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """Return a mark of the present moment; the host does not wait for a GPU to reach it."""
+    """Return a time mark of the present moment; the host does not wait for a GPU to reach it."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -91,7 +93,7 @@ Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
-    """Return a context that times nothing."""
+    """Return a context that does nothing, in place of one that times a part of a step."""
     return nullcontext()
 
 
@@ -110,7 +112,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the block for the phase `name`."""
+        """Add the time of the block to the seconds of the phase `name`."""
         self._open.append(name)
         self._turn()
         yield
@@ -146,7 +148,7 @@ class Slowdown:
 
     @contextmanager
     def step(self, num_examples: int) -> Iterator[None]:
-        """Stretch the time of the block, which computes on `num_examples` examples."""
+        """Slow down the block, which computes on `num_examples` examples, by `factor`."""
         if self.factor == 1:
             yield
             return
@@ -159,7 +161,7 @@ class Slowdown:
         )
 
     def _busy_seconds(self) -> float:
-        """Return the reading of a clock of this thread's computing, in seconds.
+        """Return the seconds for which this thread has computed, since an arbitrary start.
 
         On a CPU the clock stands still while other processes use the core.
         """

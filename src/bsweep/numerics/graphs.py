@@ -1,4 +1,4 @@
-"""A CUDA graph of a step's forward and backward passes: one launch instead of some 200 kernels.
+"""A CUDA graph of a step's forward and backward passes: one launch instead of about 200 kernels.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. The
 graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
@@ -25,7 +25,7 @@ It takes the indices of the examples and the `crop_stream`.
 
 
 class Graph:
-    """The passes of steps of one size, captured once as a CUDA graph."""
+    """The forward and backward passes of a step of one size, captured once as a CUDA graph."""
 
     def __init__(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> None:
         """Capture the passes.
@@ -47,12 +47,12 @@ class Graph:
         )
 
     def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
-        """Return True if the graph computes steps of this size."""
+        """Return True if the graph was captured for these numbers of examples and passes."""
         return (len(part), num_all, num_passes) == self._size
 
     def replay(self, part: Tensor, crops: int) -> Tensor:
-        """Replay the passes on the examples `part` and return their sums, valid until the next
-        call.
+        """Replay the passes on the examples with the indices `part`, and return the sums of their
+        losses and scores, valid until the next call.
         """
         self._part.copy_(part)
         self._crops.fill_(crops)

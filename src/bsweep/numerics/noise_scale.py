@@ -37,7 +37,8 @@ Number = TypeVar("Number", float, Tensor)
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """A running estimate: an average over a run's records with weights that decay by `DECAY`.
+    """A running estimate of the gradient noise: a mean over records with weights that decay by
+    `DECAY`.
 
     `squared_norm` and `trace` are differences of measured norms, so they may be zero or negative.
     """
@@ -62,7 +63,7 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Average:
-    """The weighted means of the records so far.
+    """The weighted means of |G|^2 and tr(Sigma) over the records so far.
 
     A record's weight falls by the factor `DECAY` with each later record.
     """
@@ -76,7 +77,7 @@ class Average:
     scatter: float = 0.0  # weighted sum of the squared deviations of `squared_norm` from its mean
 
     def joined(self, squared_norm: float, trace: float, num_samples: int) -> Average:
-        """Return the average after another record, which stands for `num_samples` steps."""
+        """Return the average with one more record included, which covers `num_samples` steps."""
         weight = DECAY * self.weight + 1
         deviation = squared_norm - self.squared_norm
         mean = self.squared_norm + deviation / weight
@@ -91,7 +92,7 @@ class Average:
         )
 
     def estimate(self) -> GradientNoise | None:
-        """Return the present estimate, or None before the first record."""
+        """Return the present estimate of the gradient noise, or None before the first record."""
         if not self.num_records:
             return None
         return GradientNoise(self.squared_norm, self.trace, self.num_samples, self._error())

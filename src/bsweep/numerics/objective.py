@@ -35,7 +35,7 @@ class Objective:
     own_score: Callable[[Any, Tensor], Tensor] | None
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the sum of losses, in at least fp32."""
+        """Return the sum of the losses of all targets, as a tensor of at least fp32."""
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:
@@ -107,7 +107,7 @@ class _Checking(Objective):
 
 
 def of(model: nn.Module, labels: Tensor) -> Objective:
-    """Return the objective of a model for labels of this type.
+    """Return the loss and score of a model for labels of this type.
 
     Raises:
         ValueError: If labels are floating-point numbers and the model has no loss of its own.

@@ -120,7 +120,7 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 
 
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
-    """Return the learning rate before warm-up and schedule.
+    """Return a worker's learning rate, before warm-up and schedule change it.
 
     The scaling rule gives it for the batch of the worker `rank` and the number of workers.
     """
@@ -139,7 +139,7 @@ def _by_rule(config: RunConfig, rate_batch: float) -> float:
 
 
 def schedule(config: RunConfig) -> Callable[[float, float], float]:
-    """Return the learning rate as a function of the epochs so far (a float) and the `rate_batch`.
+    """Return a function from the epochs so far (a float) and the `rate_batch` to the learning rate.
 
     It is a function of epochs, not of steps, so that runs with different batch sizes follow the
     same curve. The `rate_batch` is the number of examples behind a step, see `Strategy.rate_batch`;
@@ -158,7 +158,9 @@ def schedule(config: RunConfig) -> Callable[[float, float], float]:
 
 
 def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
-    """Return the factor on the base rate; `progress` runs from 0 after the warm-up to 1."""
+    """Return the schedule's factor on the base learning rate; `progress` runs from 0 after warm-up
+    to 1.
+    """
     match o.schedule:
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))

@@ -19,7 +19,7 @@ _GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 
 
 def choose(config: RunConfig, device: torch.device) -> str:
-    """Return the precision of this worker.
+    """Return the precision in which this worker computes, such as `bf16`.
 
     `auto` becomes bf16 if the device computes in it without emulation, which would be slower than
     fp32. Other GPUs use fp16, unless the strategy excludes it. Otherwise `auto` becomes fp32.
@@ -53,7 +53,7 @@ def choose(config: RunConfig, device: torch.device) -> str:
 
 
 def stored(precision: str) -> torch.dtype:
-    """Return the type of parameters and gradients in a run of this precision."""
+    """Return the dtype of parameters and gradients in a run of this precision."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
@@ -68,7 +68,7 @@ def round_products(precision: str) -> None:
 
 
 def are_rounded(device: torch.device) -> list[str]:
-    """Return the fp32 operations that the device computes with TF32.
+    """Return the names of the fp32 operations that the device computes with TF32.
 
     Only GPUs of compute capability 8.0 or more have TF32; for other devices the list is empty.
     """
@@ -108,7 +108,7 @@ class LossScale:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The tensors that steps change; a checkpoint saves them and restores them in place."""
+        """The loss scale's tensors, by name; a checkpoint saves them and restores them in place."""
         return {
             "factor": self.factor,
             "num_skipped": self.num_skipped,
@@ -138,7 +138,8 @@ class LossScale:
 
     @contextmanager
     def removed(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Remove the scale from the gradients for an exchange by a codec in the block.
+        """Divide the gradients by the loss scale, so that a codec in the block exchanges them
+        unscaled.
 
         The codec's `state` then refers to unscaled gradients. If gradients overflowed, the state is
         restored to its values before the exchange.

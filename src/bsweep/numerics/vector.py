@@ -19,7 +19,7 @@ from bsweep.numerics.precision import LossScale
 
 @dataclass(frozen=True)
 class Slice:
-    """The place of a model's tensor in the vector: `vector.parameters[start:stop]`.
+    """The position of one tensor of a model in the flat vector: `vector.parameters[start:stop]`.
 
     The elements are in the order of the tensor's storage, not of its indices. A parameter server
     may hold a part of a tensor; `shape` is then one-dimensional.
@@ -77,7 +77,9 @@ class Flat:
         return self.gradients.numel() * self.gradients.element_size()
 
     def parts(self, count: int) -> list[tuple[int, int]]:
-        """Return the borders (start, stop) of `count` parts whose sizes differ by at most one."""
+        """Return the indices (start, stop) of `count` parts of the vector whose sizes differ by at
+        most one.
+        """
         size = self.gradients.numel()
         borders = [size * i // count for i in range(count + 1)]
         return list(itertools.pairwise(borders))
@@ -113,7 +115,8 @@ class Vector(Flat):
             vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy the gradients of `tensors` (default: all) into the vector; make `grad` its view.
+        """Copy the gradients of `tensors` (default: all) into the vector; make each `grad` a view
+        of it.
 
         A tensor that no pass reached gets a gradient of zero. A gradient that is in the vector
         already is not copied.
@@ -148,7 +151,7 @@ class Anchor(Flat):
 
 
 class Shard(Flat):
-    """The part of a parameter server: some slices of a vector, packed together.
+    """The part of a model that one parameter server holds: slices of the vector, packed together.
 
     Its `tensors` are its own, not a model's.
     """
@@ -168,7 +171,9 @@ class Shard(Flat):
 
 
 def layout(model: nn.Module) -> tuple[Slice, ...]:
-    """Return the slices of a vector of this model; the model may be on the meta device."""
+    """Return the position of each tensor in the model's flat vector; the model may be on the meta
+    device.
+    """
     slices, start = [], 0
     for index, name, tensor in _matrices_first(model):
         stop = start + tensor.numel()

@@ -69,7 +69,8 @@ A measured choice is never slower than this one.
 
 @dataclass(frozen=True)
 class Timed:
-    """The measured step times of one candidate, one for each of the calibration's local batches.
+    """The measured step times with one precision and memory format, one for each local batch of the
+    calibration.
 
     Each time is in seconds, without the exchange. It is the shortest of several steps.
     """
@@ -80,7 +81,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The content of a calibration file: a request, and its answer once there is one.
+    """The content of a calibration file: a request to measure the fastest precision and memory
+    format, and the answer once there is one.
 
     `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
     GPUs, and if other runs of the study have decided already.
@@ -137,7 +139,8 @@ class Calibration:
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
-        """Return the candidates that `config` allows, with seconds per example, the best one first.
+        """Return each precision and memory format that `config` allows with its seconds per
+        example, the best first.
 
         The best one is the plainest candidate that is slower than the fastest by no more than the
         noise and a small margin. The others follow by time.
@@ -149,7 +152,9 @@ class Calibration:
         return [first, *sorted((pair for pair in timed if pair != first), key=lambda pair: pair[1])]
 
     def says(self, config: RunConfig) -> str:
-        """Return a sentence about what was chosen for a run and why; empty without an answer."""
+        """Return a sentence that names the precision and memory format chosen for a run, and why;
+        empty if nothing was chosen yet.
+        """
         if self.settled:
             return (
                 f"Using {numerics_for(config, self, self.settled)}: "
@@ -178,7 +183,8 @@ class Calibration:
 
 
 def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
-    """Return a sentence that says how a run computes if it has no calibration, and why.
+    """Return a sentence that names the precision and memory format of a run without a calibration,
+    and says why.
 
     Args:
         start: The run's `start` record.
@@ -194,7 +200,7 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
 
 
 def path_of(config: RunConfig, hardware: str = "") -> Path:
-    """Return the path of a study's calibration file for some hardware.
+    """Return the path of a study's calibration file for the given hardware.
 
     The file need not exist. If `hardware` is empty, return the path of the study's first answer.
     """
@@ -213,7 +219,8 @@ def path_in(folder: Path, config: RunConfig) -> Path:
 
 
 def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
-    """Return the calibration for workers on some hardware: a request or an answer; None if neither.
+    """Return the calibration, requested or answered, for workers on the given hardware; None if
+    there is none.
 
     The request may come from a machine of another kind. Then this hardware has no request of its
     own yet, and nobody has looked at the runs on it; this function does both.
@@ -266,7 +273,7 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Request a calibration of a study from the first point that runs, if one is needed and pays.
+    """Request that the first point that runs measures a calibration, if one is needed and pays.
 
     A calibration is needed if a point's precision or memory format is `auto`. It pays if the points
     take enough steps. If earlier runs or an earlier answer decide already, the request costs
@@ -308,7 +315,7 @@ def request(
 
 
 def hardware_of(run: Path) -> str:
-    """Return a run's hardware in the words of reports; empty if the run's folder does not say."""
+    """Return a description of a run's hardware, as reports show it; empty if it is unknown."""
     with suppress(ValueError):  # Reports name a damaged run.
         return hardware_words(read_meta(RunPaths(run)))
     return ""
@@ -323,7 +330,9 @@ def is_asked(config: RunConfig) -> bool:
 
 
 def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
-    """Return how a run computes: its own settings, else the calibration's, else `default`'s."""
+    """Return a run's precision and memory format: as configured, else the calibration's, else
+    `default`.
+    """
     found = default
     if calibration and calibration.settled:
         found = calibration.settled
@@ -347,7 +356,8 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
-    """Return a calibration that makes a begun run go on as it began; None for a new run.
+    """Return a calibration with the precision and memory format with which a run began, so that the
+    run resumes with them; None for a new run.
 
     The hardware on which the run began does not matter.
     """
@@ -360,7 +370,8 @@ def begun(metrics: Path, config: RunConfig) -> Calibration | None:
 
 
 def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
-    """Yield the numerics of the study's runs on some hardware whose precision was `auto`.
+    """Yield the precision and memory format of each run on the given hardware whose configured
+    precision was `auto`.
 
     The runs' `start` records say what `auto` stood for.
     """
@@ -374,7 +385,7 @@ _RUNS = "*/metrics.jsonl"
 
 
 def _starts(metrics: Path) -> list[dict[str, Any]]:
-    """Return the `start` records of the run itself.
+    """Return a run's own `start` records, without those copied from the run that it continues.
 
     If the run went on from another run, its file begins with a copy of that run's records: leave
     out those.

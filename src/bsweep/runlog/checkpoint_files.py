@@ -28,11 +28,13 @@ class Checkpoint:
 
     @property
     def shared(self) -> Path:
-        """The file of the state that is the same on all workers."""
+        """The path of the file with the training state that is the same on all workers."""
         return self.folder / "shared.pt"
 
     def own(self, rank: int) -> Path:
-        """Return the path of the state that only the worker of this rank has."""
+        """Return the path of the file with the training state that only the worker of this rank
+        has.
+        """
         return self.folder / f"rank.{rank}.pt"
 
     def server(self, number: int) -> Path:
@@ -95,7 +97,7 @@ def prune(paths: RunPaths) -> None:
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut `metrics.jsonl` after `num_bytes` bytes: a run that goes on writes the rest again."""
+    """Cut `metrics.jsonl` after `num_bytes` bytes; a resumed run writes later records again."""
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 

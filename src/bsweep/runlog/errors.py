@@ -60,7 +60,7 @@ _REPORTED = "bsweep_reported"
 
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Write the error that ends this worker to `error.json` beside its output, for the launcher.
+    """Write the error that ends this worker to `error.json` in its log folder, for the launcher.
 
     If several of these contexts are nested, only the innermost writes. The launcher finds the first
     failed worker by the time in the file, and an outer context would write a later time. An outer
@@ -108,7 +108,7 @@ def _is_reported(error: BaseException | None) -> bool:
 
 
 def status_of(error: BaseException) -> Status:
-    """Return the status of a run that an error ended.
+    """Return a run's status after this error: `interrupted`, `out_of_memory` or `failed`.
 
     Running out of memory has no single exception type, so `is_out_of_memory` decides.
     """

@@ -22,7 +22,7 @@ from bsweep.runlog.records import SCHEMA, Record
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Every path of a run's folder."""
+    """The paths of all files in a run's folder."""
 
     folder: Path
 
@@ -32,7 +32,7 @@ class RunPaths:
 
     @property
     def own(self) -> Path:
-        """The user's own code that the run trains with; see `bsweep.config.own`."""
+        """The folder of the user's own code that the run trains with; see `bsweep.config.own`."""
         return self.folder / "own"
 
     @property
@@ -49,12 +49,12 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the run's last two checkpoints, from which an unfinished run goes on."""
+        """The folder of the run's last two checkpoints, from which an unfinished run resumes."""
         return self.folder / "checkpoint"
 
     @property
     def stop(self) -> Path:
-        """The file that stops a run: it is empty while the run trains.
+        """The file that stops a run as soon as it is not empty.
 
         Write into it to have the workers save a checkpoint and end.
         """
@@ -66,7 +66,7 @@ class RunPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """The output of the launcher that started the run's processes.
+        """The file with the output of the launcher that started the run's processes.
 
         The file is missing if the processes of another run trained this run too.
         """
@@ -74,7 +74,7 @@ class RunPaths:
 
     @property
     def lifeline(self) -> Path:
-        """The file that tells processes on other hosts whether to go on.
+        """The file that tells the run's processes on other hosts whether to continue or to end.
 
         It names the launch that the processes belong to, see `bsweep.launch.lifeline`.
         """
@@ -82,7 +82,7 @@ class RunPaths:
 
     @property
     def environment(self) -> Path:
-        """The environment variables for starting processes, as sh reads them.
+        """The file of environment variables with which the run's processes start, as sh reads them.
 
         Only the file's owner can read it, and it is removed when the processes have begun.
         """
@@ -114,7 +114,9 @@ class SignOfLife:
         self._path, self._shown_at = path, float("-inf")
 
     def show(self) -> None:
-        """Touch the file, at most once a second. Workers call this at every step."""
+        """Set this file's modification time to now, at most once a second. Workers call this at
+        every step.
+        """
         if time.monotonic() - self._shown_at > 1:
             self._shown_at = time.monotonic()
             self._path.parent.mkdir(parents=True, exist_ok=True)

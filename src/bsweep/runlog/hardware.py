@@ -10,7 +10,7 @@ from bsweep.core.words import counted
 
 
 def hardware_words(meta: Mapping[str, Any]) -> str:
-    """Return the GPUs, the CPU and the number of cores of a `meta.json` in words.
+    """Return a text that names the GPUs, the CPU and the number of cores in a `meta.json`.
 
     These are what makes times differ. Driver versions are not included; the provenance has them.
     """

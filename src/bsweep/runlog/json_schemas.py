@@ -16,7 +16,7 @@ from bsweep.runlog.values import Amount, Finite, Natural, Seed
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The end of a run and the totals of its records; its losses are the last epoch's.
+    """The content of `summary.json`: how a run ended, its totals, and the losses of its last epoch.
 
     The accuracies are the last epoch's, too.
     """
@@ -46,7 +46,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The state of a run when its checkpoint was complete.
+    """The content of `complete.json`: how far a run had trained when its checkpoint was saved.
 
     `position` is the number of examples of the epoch that the run has trained on.
     """

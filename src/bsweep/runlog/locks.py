@@ -1,4 +1,4 @@
-"""The claims that decide, for example, which process may run a point.
+"""Claims, each held by at most one process, that decide for example who may run a point.
 
 A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
 a file that the owner touches regularly.
@@ -66,7 +66,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Return True if a process holds the claim.
+    """Return True if any process holds the claim `path`.
 
     This function leaves nothing on the disk, but for a moment nobody else can take the claim.
     """

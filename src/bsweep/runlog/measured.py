@@ -1,4 +1,4 @@
-"""The records of what a run measures of its model besides training it."""
+"""The records of a run's evaluations and of its measured gradient noise scale."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _WORTH_NAMING = 0.2
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The mean times of one worker's step, in seconds; None for what was not measured."""
+    """The mean seconds of the parts of one worker's training step; None if not measured."""
 
     parts: dict[str, float]
     step_seconds: float  # of the same steps, by a clock around them
@@ -43,7 +43,7 @@ class Anatomy:
 
 
 def table(workers: Sequence[Anatomy]) -> str:
-    """Return a table of the parts of a step.
+    """Return a table, as text, of the times of the parts of a training step.
 
     Each row has the mean over workers in milliseconds, its share of a step, and the slowest worker.
     """
@@ -82,7 +82,7 @@ def _cells(seconds: Sequence[float], step: float) -> list[str]:
 
 
 def bottleneck(workers: Sequence[Anatomy]) -> str:
-    """Return a sentence that names the bottleneck of the steps and its remedy."""
+    """Return a sentence that names the bottleneck of the workers' training steps, and a remedy."""
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     share = {
         part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step
@@ -134,7 +134,7 @@ def folder_of(config: RunConfig) -> Path:
 
 
 def read_anatomies(config: RunConfig) -> list[Anatomy]:
-    """Return what `bsweep profile` measured, one item for each worker, by rank."""
+    """Return the step times that `bsweep profile` measured, one item for each worker, by rank."""
     return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
 
 

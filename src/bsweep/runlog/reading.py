@@ -102,7 +102,7 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def read_told(folder: Path) -> Run:
-    """Return a run as `read_run` does, with the records that tables need.
+    """Return the content of a run's folder, with only those records that tables need.
 
     The `step` records are included only if the run's batch size changed.
     """
@@ -238,7 +238,9 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
 
 
 def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
-    """Raise Damaged, with the place in the message, if an object does not fit a schema."""
+    """Raise Damaged, with the file or line `place` in its message, if an object does not fit a
+    schema.
+    """
     try:
         adapter(schema).validate_json(to_json(value), strict=True)
     except ValidationError as error:
@@ -257,7 +259,7 @@ def numbered(
     kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
     by: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the records of one kind in the order of their number.
+    """Return the records of one kind, such as `epoch`, in ascending order of their numbers.
 
     If a run was resumed, several records may have the same number; the last one is kept.
 

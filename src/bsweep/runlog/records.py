@@ -133,7 +133,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A sample within an epoch, with the mean training loss since the last sample.
+    """A record of the progress within an epoch, with the mean training loss since the last such
+    record.
 
     The mean is over all workers, or over rank 0's examples if workers do not step together.
     """
@@ -254,7 +255,8 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The local steps of several workers and the synchronisation after them.
+    """The record of one round: the local steps of several workers, and the synchronisation after
+    them.
 
     Each tuple has one entry for each of `workers`, the ranks that took part. In a round, each
     worker computes, is idle until the last worker arrives, and then waits for the exchange.
@@ -301,7 +303,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A remark for readers of the numbers; `event` is its kind, such as `warning`."""
+    """The record of an event, with a message; `event` is its kind, such as `warning`."""
 
     event: str
     message: str

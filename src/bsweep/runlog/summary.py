@@ -109,7 +109,7 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """Return `_crc32`, but read an unchanged file only once.
+    """Return the CRC-32 of a run's `metrics.jsonl`, and read an unchanged file only once.
 
     A command that watches a study asks for it every few seconds.
     """

@@ -81,7 +81,8 @@ class AllReduce(TorchStrategy, Summing):
         self.meter.exchange_steps += shared_memory.NUM_MEETINGS
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
-        """Continue with the workers in `members` alone, without what a codec's memory holds.
+        """Continue with the workers in `members` alone, and drop the gradients that a codec has
+        kept back.
 
         All of `members` call this together.
 

@@ -178,7 +178,8 @@ class Strategy(ABC):
         return num_all / self.loss_scale
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        """Return the examples behind one optimizer step, by which a learning-rate rule may scale.
+        """Return the number of examples behind one optimizer step, by which a learning-rate rule
+        may scale.
 
         These are the examples of all workers if they step together.
 
@@ -372,7 +373,8 @@ class InBackward(Strategy):
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to train through. It is called after `prepare`.
+        """Return the module whose passes train the model: the model itself or a wrapper around it.
+        This method is called after `prepare`.
 
         Args:
             model: The model, whose parameters are those of `vector`.
@@ -384,7 +386,9 @@ class InBackward(Strategy):
 
     @abstractmethod
     def rehearse(self) -> None:
-        """Do what `Strategy.rehearse` does, and complete the exchange that a pass has begun."""
+        """Run a step on gradients that do not count, as `Strategy.rehearse` does, and complete the
+        exchange that a pass has begun.
+        """
 
     @abstractmethod
     def before_last_pass(self) -> None:
@@ -403,7 +407,7 @@ class InBackward(Strategy):
 
 
 class Rounds(Strategy):
-    """A strategy that is told when a round begins and ends.
+    """A strategy whose methods the loop calls at the beginning and at the end of each round.
 
     It synchronises at the end of some or all rounds.
     """

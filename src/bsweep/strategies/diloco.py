@@ -43,8 +43,8 @@ from bsweep.strategies.summing import Summing
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The workers' data at a synchronisation, one row each; times are in seconds on the first
-    worker's clock.
+    """The losses, counts and times of workers at a synchronisation, one row for each worker; times
+    are in seconds on the first worker's clock.
     """
 
     members: tuple[int, ...]
@@ -66,7 +66,9 @@ class Arrivals:
 
 @dataclass
 class OfEpoch:
-    """The seconds of an epoch so far; see `Traffic`."""
+    """The seconds for which workers waited, exchanged and encoded in an epoch so far; see
+    `Traffic`.
+    """
 
     waits: Tensor  # (workers,)
     exchange: float = 0.0
@@ -231,7 +233,9 @@ class DiLoCo(Rounds):
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """Return this worker's row of `Arrivals`, float64 (10,), with times on its own clock."""
+        """Return this worker's losses, counts and times at a synchronisation, float64 (10,), with
+        times on its own clock.
+        """
         share = self.shares[self.rank]
         counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
         on_host = sums.cpu()  # this waits until the GPU has finished its steps
@@ -254,8 +258,8 @@ class DiLoCo(Rounds):
         )
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
-        """Sum the outer gradient into the anchor's gradient; return the arrivals of those that took
-        part.
+        """Sum the workers' moves into the outer gradient; return the data of those workers that
+        took part.
 
         If a worker is lost during the exchange, the others sum again without it; the parameters are
         unchanged until then. The exchange can also fail although all workers are alive, after a
@@ -312,7 +316,8 @@ class DiLoCo(Rounds):
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """Return the weight of this worker's move among those of `members`.
+        """Return the weight of this worker's move (its change of the parameters) in the mean over
+        `members`.
 
         With FedNova (Wang et al., arXiv 2007.07481), a worker that takes more steps does not pull
         the mean further towards its own data. FedNova divides by ||a_i||_1, the total weight of a
@@ -336,7 +341,8 @@ class DiLoCo(Rounds):
         return float(weights[members.index(self.rank)])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
-        """Return ||a_i||_1 for each worker's number of steps, (members,).
+        """Return FedNova's ||a_i||_1, the total weight of a worker's steps, for each worker's
+        number of steps, (members,).
 
         For tau steps of SGD with momentum m it is (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
 

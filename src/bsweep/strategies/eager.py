@@ -135,7 +135,9 @@ class EagerDiLoCo(DiLoCo):
         super().close()
 
     def _agree(self) -> None:
-        """Wait for the exchange under way, and set all workers' parameters to the anchor."""
+        """Wait for the exchange under way, and set this worker's parameters to those on which all
+        workers agree.
+        """
         self._land(is_last=True)
         self._last_arrival = float("-inf")
         self._start.copy_(self._anchor.parameters)

@@ -134,7 +134,9 @@ class Horovod(Summing, InBackward):
         bucket.num_missing = 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
-        """Start a sum over workers; return its handle and the tensor that travels."""
+        """Start a sum of `part` over workers; return its handle and the tensor that will hold the
+        sum.
+        """
         wire = self._host.copy(part, name) if self._through_host else part
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)

@@ -24,7 +24,7 @@ def build(
 
 
 def check_own_strategy(config: RunConfig) -> None:
-    """Check a target as far as is possible before there are workers.
+    """Check the user's own strategy as far as is possible before there are workers.
 
     Raises:
         ConfigError: If the target cannot be the run's strategy.

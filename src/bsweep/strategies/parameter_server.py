@@ -136,7 +136,8 @@ class ParameterServer(TorchStrategy, Rounds):
             self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
-        """Return the cost of the exchanges since the last call. All workers call it together.
+        """Return the bytes and seconds of the exchanges since the last call. All workers call it
+        together.
 
         A worker waits while a server holds its answer back. The rest of the time between its push
         and the answer counts as the exchange.
@@ -199,8 +200,8 @@ class ParameterServer(TorchStrategy, Rounds):
                 self.meter.received_bytes += part.num_bytes
 
     def _server_reports(self) -> Tensor:
-        """Return the counts of all servers since the last call; only worker 0 asks, others
-        return zeros.
+        """Return the bytes, seconds and pushes that all servers counted since the last call; only
+        worker 0 asks, others return zeros.
         """
         reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
         if self.rank == 0:
@@ -214,7 +215,7 @@ class ParameterServer(TorchStrategy, Rounds):
 
 
 class _Part:
-    """One server's shard of the vector, from a worker's side."""
+    """A worker's connection to one server, for the shard of the vector that this server holds."""
 
     def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
         self.link = link
@@ -236,7 +237,7 @@ class _Part:
         self.link.wait()
 
     def load_parameters(self) -> None:
-        """Make the server begin with these parameters, and wait until it does."""
+        """Send the server this worker's parameters to begin with, and wait until it has them."""
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 
@@ -247,7 +248,7 @@ class _Part:
         return self.link.wait() >= 0
 
     def ask(self, request: Request) -> None:
-        """Ask for the parameters; if the request is a push, send the gradient."""
+        """Ask the server for its parameters; if the request is a push, also send the gradient."""
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
         (start, stop), *_ = self._ranges
         # The packed parameters overwrite the packed gradient. They cannot arrive before the

@@ -190,7 +190,8 @@ class Server:
         self._release(applied_at)
 
     def _sum(self, first: Arrival) -> list[Arrival]:
-        """Receive pushes and sum them in rank order; return them.
+        """Receive the workers' gradients and sum them in rank order; return the requests that
+        pushed them.
 
         The order makes the sum independent of which worker was faster. The first gradient is
         received into the shard's gradients, the others into buffers. While one is added, the next
@@ -279,7 +280,7 @@ class Server:
 
 
 class _Tally:
-    """The counts of a server since worker 0 last asked for them."""
+    """The bytes, seconds and pushes that a server counted since worker 0 last asked for them."""
 
     def __init__(self, num_workers: int) -> None:
         self.received_bytes = self.sent_bytes = self.max_lead = 0

@@ -79,7 +79,7 @@ Inbox = queue.SimpleQueue[Arrival | BaseException]
 
 
 class ToServer(ABC):
-    """A worker's end of a link."""
+    """A worker's end of its link to a parameter server."""
 
     travels: bool
 
@@ -106,7 +106,7 @@ class ToServer(ABC):
 
 
 class ToWorker(ABC):
-    """A server's end of a link."""
+    """A parameter server's end of its link to a worker."""
 
     travels: bool
 
@@ -220,7 +220,8 @@ class ToRemoteWorker(ToWorker):
             os._exit(1 if hasattr(sys, "last_type") else 0)
 
     def _listen(self) -> None:
-        """Put every request into the inbox.
+        """Receive the worker's requests and put each into the server's inbox, until the worker says
+        goodbye.
 
         It runs in a thread of its own, so that it notes the time of arrival while the server works.
         """

@@ -85,7 +85,7 @@ def _assign(
 
 
 def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return the layers in the model's order.
+    """Return the slices grouped by layer, in the model's order.
 
     A layer consists of a module's own tensors, such as weight and bias.
     """

@@ -71,7 +71,7 @@ def _first_reason(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
-    """Return the tensor in another process's memory.
+    """Return a tensor in the memory that another process has offered to share.
 
     Raise OSError if the file is missing or is another one. That happens across containers, which
     number their processes separately.
@@ -116,7 +116,7 @@ class Sum:
         self._meet()
 
     def _meet(self) -> None:
-        """Wait until all workers have come.
+        """Wait until all workers of the group have called this method.
 
         A small all-reduce takes half as long as torch's own barrier when workers share cores.
         """

@@ -41,7 +41,7 @@ class Summing(Strategy):
         self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """Build the codec from its initial state.
+        """Build the configured codec anew, in its initial state.
 
         Call it when vector, optimizer, rank and number of workers are known, and again to start
         anew.
@@ -124,9 +124,7 @@ class Summing(Strategy):
 
 
 class _Metered:
-    """The workers' connection that a codec uses; it times the exchanges within a codec's
-    computing.
-    """
+    """The connection by which a codec sums and gathers over workers; it times these exchanges."""
 
     def __init__(self, strategy: Summing) -> None:
         self.rank, self.num_workers = strategy.rank, strategy.num_workers

@@ -46,7 +46,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Ask the first point that runs in each study to calibrate for all points of that study.
+    """Ask the first point that runs in each study to measure the fastest precision and memory
+    format for all points of that study.
 
     See `calibration_file.request`.
 
@@ -195,7 +196,8 @@ def _attempt(
 
 
 def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
-    """Write the files that workers and launchers look for in a run folder.
+    """Write the files that workers and launchers read in a run folder: the configuration, the
+    user's own code and facts about the launch.
 
     Args:
         config: The point.

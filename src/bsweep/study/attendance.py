@@ -25,12 +25,12 @@ _NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
 def claim_of_run(folder: Path) -> Path:
-    """Return the path that a process claims while it runs the point of a folder."""
+    """Return the path of the file that a process locks while it runs the point of a folder."""
     return folder.parent / ".locks" / folder.name
 
 
 class Attendance:
-    """The presence of this process in the studies that it sweeps.
+    """The registration of this process in the studies whose points it runs.
 
     Others can see that it works there, and can ask it to stop.
     """
@@ -73,8 +73,8 @@ class Attendance:
 
 
 def _own_claim(path: Path) -> ExitStack:
-    """Claim the file that belongs to this process, and return the claim. Try again while another
-    process holds the file.
+    """Claim the lock file that registers this process in a study, and return the claim. Try again
+    while another process holds the file.
 
     Nobody else wants the claim, but a process that checks whether it is held holds it for a moment.
     """

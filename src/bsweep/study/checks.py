@@ -22,7 +22,7 @@ from bsweep.trackers import check_trackers
 
 
 def check_point(config: RunConfig) -> list[str]:
-    """Check that a point can run here, and return warnings about it for its record.
+    """Check that a point can run here, and return the warnings about it that its run is to record.
 
     Raises:
         ConfigError: If the data, the machine or Horovod do not allow the point to run.
@@ -68,7 +68,7 @@ def check_point(config: RunConfig) -> list[str]:
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
-    """Raise ValueError if an optimizer, policy or strategy of the user's own cannot be used.
+    """Raise ValueError if an optimizer, policy or strategy from the user's own code cannot be used.
 
     Either it does not have the interface of its kind, or it does not fit the run.
     """

@@ -31,7 +31,7 @@ class Planned:
 
     @property
     def local_batch(self) -> float:
-        """The examples of a step for one worker, averaged over all workers."""
+        """The number of one worker's examples in a step, averaged over all workers."""
         return self.examples_per_step / self.num_workers
 
 
@@ -88,7 +88,8 @@ def _told(part: Any) -> dict[str, Any]:
 
 
 def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Append a command that is about to train points to the study's file, unless it is there.
+    """Append a command that is about to train points to the study's file of commands, unless that
+    has it.
 
     Args:
         study_dir: The study's folder.

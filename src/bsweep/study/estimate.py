@@ -28,7 +28,8 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Return the times of each point that has finished an epoch.
+    """Return the mean seconds of a step, and the seconds besides steps, of each point that has
+    finished an epoch.
 
     Points that ran beside others (`launch.parallel`) are left out, as others slowed them down.
 
@@ -70,7 +71,7 @@ class Estimate:
         self.source = self._named() if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
-        """Return the seconds until the point is completed.
+        """Return the estimated seconds until the point is completed.
 
         The answer is 0 if the point is completed, and None if no similar point was timed.
         """
@@ -140,7 +141,8 @@ class Estimate:
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return offset and slope, neither negative, of the line with the least relative errors.
+    """Return offset and slope, neither negative, of the line through pairs (x, y) with the least
+    relative errors.
 
     The line goes through 0 if all x are the same.
     """

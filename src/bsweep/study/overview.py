@@ -39,7 +39,7 @@ class Row:
 
     @property
     def is_left(self) -> bool:
-        """True if the same command would run the point."""
+        """True if the point has no result yet, so that the same command would run it."""
         return self.state.status not in states.RESULTS
 
     @property
@@ -66,7 +66,8 @@ class Row:
 def of_grid(
     study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()
 ) -> tuple[list[Row], str]:
-    """Return the points of a grid that lie in one study, and the source of their time estimate.
+    """Return a row with state and estimated time for each point of a grid in one study, and what
+    the estimates are based on.
 
     Args:
         study_dir: The study's folder, which need not exist.
@@ -85,7 +86,8 @@ def of_grid(
 
 
 def of_study(study_dir: Path) -> tuple[list[Row], str]:
-    """Return all points of a study, and the source of their time estimate.
+    """Return a row with state and estimated time for each point of a study, and what the estimates
+    are based on.
 
     The points are those of the study's kept commands, and all other runs in its folder.
 
@@ -136,7 +138,7 @@ def _no_study(study_dir: Path) -> str:
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:
-    """Return the grid as a table."""
+    """Return a table, as text, of the state and the estimated time of each point of a grid."""
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
@@ -146,9 +148,8 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
-    """Return the number of points in each state, and a line for each point of interest.
-
-    Points of interest are running, interrupted or failed, or have lost a worker.
+    """Return, as text, the number of points in each state, and a line for each point that is
+    running, interrupted or failed, or has lost a worker.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
     for row in rows:
@@ -184,7 +185,9 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
-    """Return how many points are in which state, and the time that the remaining ones take."""
+    """Return, as text, how many points are in which state, and the estimated time of the remaining
+    ones.
+    """
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]
     if not left:

@@ -97,7 +97,8 @@ class _Running:
 
 
 def run_at_once(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
-    """Run points, as many at once as are allowed and fit, and return the status of each.
+    """Run points, as many at once as `launch.parallel` allows and this machine holds, and return
+    the status of each.
 
     Args:
         configs: The points.
@@ -197,7 +198,9 @@ class _Crew:
         return self._run_one(config, self._progress.beside(), self._launch)
 
     def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """Launch a point like `launch.launch`, and record in its folder if others ran meanwhile."""
+        """Launch a point as `launch.launch` does, and record in its run folder if other points ran
+        at the same time.
+        """
         with self._among_others() as has_company:
             note = functools.cache(lambda: _note_company(paths))
 
@@ -222,7 +225,9 @@ class _Crew:
 
 
 def _is_to_measure(config: RunConfig) -> bool:
-    """Return True if a point has to calibrate for its whole study, or may have to."""
+    """Return True if a point has to measure precisions and memory formats for its whole study, or
+    may have to.
+    """
     if not calibration_file.is_asked(config):
         return False
     here = hardware_words(provenance.provenance(config))

@@ -67,7 +67,7 @@ class Progress:
         self._line = self._live.add_task("", total=1.0)
 
     def beside(self) -> Progress:
-        """Return the progress of a point that runs beside others of this sweep.
+        """Return the display of a point that runs at the same time as other points of this sweep.
 
         Each of its lines names the number of its point.
         """
@@ -84,7 +84,7 @@ class Progress:
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
     def put_off(self, config: RunConfig, why: str) -> None:
-        """Print that a point comes later. It has no number until then."""
+        """Print that a point is postponed, and why. It has no number until then."""
         self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
@@ -116,7 +116,7 @@ class Progress:
             self._live.start()
 
     def poll(self) -> None:
-        """Show what was recorded since the last call.
+        """Show what the run has recorded since the last call.
 
         The call is cheap enough to be made after every step.
         """
@@ -177,7 +177,7 @@ class Progress:
             self._number = self._sweep.num_done
 
     def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
-        """Print what `auto` stands for in this study, and why.
+        """Print which precision and memory format `auto` stands for in this study, and why.
 
         The line comes before the study's first point begins, or once that point has calibrated.
 
@@ -303,7 +303,7 @@ class Progress:
         return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
 
     def _eta(self) -> str:
-        """Return the remaining time as text.
+        """Return the estimated remaining time of the sweep or of this point, as text.
 
         This run's part is estimated from its own pace. The part of the other points is estimated
         from the mean time of those that are done.
@@ -338,7 +338,9 @@ class Output:
         self._files = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(num_workers)]
 
     def new_lines(self) -> list[str]:
-        """Return the complete lines since the last call, each after its worker's number."""
+        """Return the complete lines that workers printed since the last call, each after its
+        worker's rank.
+        """
         lines = []
         for rank, file in enumerate(self._files):
             text = b"\n".join(file.new_lines() or ()).decode(errors="replace")

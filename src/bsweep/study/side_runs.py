@@ -24,7 +24,8 @@ _TRIED_STEPS = 10
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Measure a point's workers, and write their answer to the file that allocations read.
+    """Measure the speed and memory of a point's workers, and write the results to the probe file
+    that allocations read.
 
     No file is written if the workers failed.
 
@@ -44,7 +45,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Profile a point's workers, and leave their answer where `read_anatomies` looks for it.
+    """Profile a point's workers, and leave the results in the study's folder `profile/RUN_ID`.
 
     Args:
         config: The point.
@@ -95,7 +96,9 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
 def _launch_beside(
     config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
 ) -> Outcome:
-    """Launch a point's workers in a folder of their own, with the given entry point."""
+    """Launch a point's workers in a separate folder, with the given entry module, and return how
+    they ended.
+    """
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     save_config(config, paths.config)

@@ -56,13 +56,13 @@ class Tracked(Protocol):
 
 
 class Sink(Protocol):
-    """The interface of a tracker's module `to_NAME`."""
+    """The interface of each module `to_NAME`, which writes runs to the tracker NAME."""
 
     def place(self, study_dir: Path) -> str:
-        """Return the folder, file or address to which a study goes by default."""
+        """Return the folder, file or address where the tracker stores a study's runs by default."""
 
     def has(self, where: str, study: str, run_id: str, fingerprint: str) -> bool:
-        """Return True if the tracker already has the run in the state of its files."""
+        """Return True if the tracker already has this run with files of the hash `fingerprint`."""
 
     def open(self, where: str, study: str, run_id: str, began_at: float) -> Tracked:
         """Begin a run in the tracker."""

@@ -59,7 +59,9 @@ def _known(name: str) -> str:
 
 
 def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
-    """Pass a run on, unless the tracker already has it, and return a text about what was done."""
+    """Pass a run's records on to a tracker, unless it has them, and return a text that says what
+    was done.
+    """
     if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
         return "there already"
     found, _ = read_records(paths.metrics)

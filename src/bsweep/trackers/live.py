@@ -64,7 +64,7 @@ class _Follower:
             os.write(_fileno(self._process.stdin), f"{paths.folder.resolve()}\n".encode())
 
     def says(self) -> list[str]:
-        """Return the lines that the process has printed since the last call."""
+        """Return the lines that the tracker's process has printed since the last call."""
         with suppress(BlockingIOError):
             return (
                 os.read(_fileno(self._process.stdout), 1 << 16)
@@ -108,7 +108,7 @@ def follow(config: RunConfig, paths: RunPaths) -> None:
 
 
 def news() -> list[str]:
-    """Return the messages of trackers since the last call; a tracker that fails says so once."""
+    """Return the messages, such as failures, that tracker processes printed since the last call."""
     return [line for follower in list(_followers.values()) for line in follower.says()]
 
 
@@ -164,7 +164,7 @@ class _Run:
 
 
 def _folders() -> Iterator[Path | None]:
-    """Yield the folders from standard input as they arrive, and None after each look for more."""
+    """Yield each run folder that standard input names, and None after each wait for more."""
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)

@@ -42,7 +42,7 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
 
 
 def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
-    """Pass on how a run ended; its status is `unfinished` if it has no summary."""
+    """Tell a tracker how a run ended; the status is `unfinished` if the run has no summary."""
     summary = read_summary(paths) or {"status": "unfinished"}
     tracked.end(str(summary["status"]), dict(_numbers(summary)), fingerprint(paths), time)
 
@@ -54,7 +54,7 @@ def fingerprint(paths: RunPaths) -> str:
 
 
 def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records without those that a resumed run has written again.
+    """Return a run's records, without the older copies of those that it wrote again after resuming.
 
     If several records of a kind have the same number, only the last one is kept.
     """

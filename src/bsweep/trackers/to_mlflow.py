@@ -22,7 +22,9 @@ _RUN_ID, _FINGERPRINT = "bsweep.run_id", "bsweep.fingerprint"
 
 
 def place(study_dir: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, as other users of MLflow do, or else a file in the study."""
+    """Return the address in MLFLOW_TRACKING_URI or, if it is unset, the path of a file in the
+    study.
+    """
     return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
 
 
@@ -85,7 +87,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _uri(where: str) -> str:
-    """Return an address; a path becomes the address of an SQLite file."""
+    """Return `where` as an address for MLflow: a path becomes the address of an SQLite file."""
     return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
 
 

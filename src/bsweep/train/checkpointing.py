@@ -76,7 +76,9 @@ class Keeper:
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
-        """Save the run at the beginning of the next epoch if it is time to; return the seconds."""
+        """Save the run at the beginning of the next epoch if it is time to; return the seconds that
+        this took.
+        """
         done, every = cursor.epoch - 1, self._every
         is_due = isinstance(every, int) and done % every == 0 and done < self._job.config.epochs
         return self._save(cursor) if is_due else 0.0
@@ -212,7 +214,8 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Restore the latest readable checkpoint and return its cursor; return None if there is none.
+    """Restore the latest readable checkpoint and return the position in the run from which training
+    continues; return None if there is no checkpoint.
 
     All workers call this together. A worker that was lost when the others saved begins with a fresh
     optimizer, and its sums of the epoch are lost.
@@ -242,7 +245,8 @@ def load(job: Job) -> Cursor | None:
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the state that all workers share and this worker's own state.
+    """Return, from the files of a checkpoint, the state that all workers share and this worker's
+    own state.
 
     A state is None if its file cannot be read. The own state is empty if this worker was lost when
     the others saved.

@@ -102,7 +102,8 @@ def agree(
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:
-    """Return the calibration that the first worker read.
+    """Return on all workers the calibration (step times by precision and memory format) that the
+    first worker has read; None if it found none.
 
     Other workers may not see its file, or may see it later.
     """
@@ -111,7 +112,9 @@ def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | No
 
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
-    """Return the longest of the workers' times, at the batches that all of them measured."""
+    """Return one calibration made of those of all workers: the slowest worker's seconds per step,
+    at the batches that all of them measured.
+    """
     batches = [
         batch
         for batch in found[0].measured_batches
@@ -171,7 +174,8 @@ def _measure(
 
 
 def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
-    """Return one job per candidate whose steps leave the parameters as they are (learning rate 0).
+    """Return a training job for each candidate precision and memory format, at learning rate 0, so
+    that its steps leave the parameters as they are.
 
     Candidates with the same memory format share a model.
     """
@@ -188,8 +192,8 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
 def _times(
     make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy
 ) -> _Times:
-    """Return the seconds at the smallest batch and at the largest for which all workers have
-    time.
+    """Return each candidate's measured seconds per step, by batch: at the smallest batch, and at
+    the largest that all workers have time to measure.
     """
     smallest, *larger = batches
     found: _Times = {}
@@ -220,7 +224,9 @@ def _times(
 
 
 def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
-    """Return the seconds of the shortest measurement that `_rounds` makes."""
+    """Return the least seconds in which all candidates can be timed at a batch, estimated from
+    rounds that were timed.
+    """
     leasts = [min(own) for own in rounds]
     again = [least for least in leasts if least < _HOPELESS * min(leasts)]
     return 2 * sum(leasts) + (_LEAST_ROUNDS - 1) * sum(again)

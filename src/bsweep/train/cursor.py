@@ -17,7 +17,9 @@ Scores = tuple[float | None, float | None]
 
 @dataclass
 class Cursor:
-    """The position of this worker in its run, and the loop's sums up to there."""
+    """A worker's position in its run, with the sums of losses and the times that the loop has
+    collected up to there.
+    """
 
     num_train: int  # examples of an epoch
     # This worker's sums in the epoch up to the last log record: losses, correct answers and labels,
@@ -39,7 +41,9 @@ class Cursor:
 
     @classmethod
     def of(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
-        """Return a cursor with zero sums, at the start of a run or at the position in `shared`."""
+        """Return a cursor with zero sums, at the start of a run or at the position that the keyword
+        arguments give.
+        """
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         return cls(num_train, totals, totals.clone(), **shared)
 

@@ -47,7 +47,8 @@ def is_due(job: Job, cursor: Cursor) -> bool:
 
 
 def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate without changing the training that follows; return what `take` returns.
+    """Evaluate the model within an epoch without changing the training that follows; return the
+    scores and the sentence about the target, as `take` does.
 
     Each worker gets back its own buffers, such as BatchNorm's statistics.
     """
@@ -87,7 +88,8 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
 
 
 def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
-    """Record that the target is reached and return that sentence; return "" if it is not reached.
+    """Record that the target is reached and return a sentence that says so; return "" if it is not
+    reached.
 
     A run with `stop_at_target` then ends, see `loop`.
     """
@@ -120,9 +122,8 @@ def evaluate(job: Job) -> Scores:
 
 
 def _scores_of_own_part(job: Job) -> Tensor:
-    """Return this worker's sums over its part of the test set, as a float64 tensor (3,).
-
-    These are the sum of losses, the number of correct answers and the number of labels.
+    """Return the sums of the losses, correct answers and labels on this worker's part of the test
+    set, as a float64 tensor (3,).
     """
     dataset, members = job.dataset, job.strategy.members
     mine = plan.even_part(

@@ -29,7 +29,7 @@ def do_nothing(reason: str) -> None:
 def captured(
     job: Job, on_broken_capture: Callable[[str], object] = do_nothing
 ) -> tuple[Job, list[Event]]:
-    """Return the job and warnings; the job has a CUDA graph if all workers can have one.
+    """Return the job, with a CUDA graph if all workers can capture one, and the warnings to record.
 
     The graph holds the passes of full steps. All workers call this together and return together,
     because some take longer to capture than others.
@@ -77,7 +77,9 @@ def captured(
 
 
 def no_graph(job: Job) -> str:
-    """Return the reason why this worker's full steps cannot be a graph; "" if they can."""
+    """Return the reason why this worker's full steps cannot be captured as a CUDA graph; "" if they
+    can.
+    """
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
         return "there is no GPU"
@@ -91,7 +93,8 @@ def no_graph(job: Job) -> str:
 
 
 def _of_full_steps(job: Job) -> Graph:
-    """Capture the passes of full steps and compare their gradients with those without a graph.
+    """Return a CUDA graph of the passes of full steps, after comparing its gradients with those
+    without a graph.
 
     Raises:
         RuntimeError: If the passes cannot be captured, or the graph gives other gradients.

@@ -14,7 +14,7 @@ from bsweep.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Inputs:
-    """The examples of a data set as a model takes them."""
+    """The conversion of a data set's examples and labels to the tensors that a model takes."""
 
     dataset: Dataset
     config: AnyData
@@ -32,7 +32,8 @@ class Inputs:
         return torch.arange(min(number, len(labels)), device=labels.device)
 
     def training(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs and targets for training; crop and flip images at random.
+        """Return the model's inputs and targets of the training examples with these indices; crop
+        and flip images at random.
 
         Args:
             indices: The indices of the training examples, int64 (B,).
@@ -53,7 +54,7 @@ class Inputs:
         return self.of(examples), self.targets(labels)
 
     def of(self, examples: Tensor) -> Tensor:
-        """Return the model's inputs for some examples.
+        """Return examples of the data set converted to the model's inputs.
 
         Images are normalised and in the model's memory format. Tokens become int64. Other numbers
         are only converted to the model's type.

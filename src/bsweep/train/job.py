@@ -30,7 +30,7 @@ from bsweep.train.noise_meter import NoiseHook
 
 @dataclass(frozen=True)
 class Job:
-    """The objects that steps and the loop need: the model, the data and this worker's place."""
+    """The objects that steps and the loop need: the model, the data, the rank and others."""
 
     config: RunConfig
     paths: RunPaths
@@ -85,7 +85,9 @@ class Job:
         return loss * self.vector.scale.factor if self.vector.scale else loss
 
     def sums(self, values: Tensor) -> list[float]:
-        """Return the sums over all workers of a few numbers; all workers call this together."""
+        """Return the element-wise sum of a small 1-D tensor over all workers; all workers call this
+        together.
+        """
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
 
 

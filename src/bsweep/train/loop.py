@@ -181,7 +181,7 @@ def _train_steps(
 
 
 def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
-    """Record a round and show it to the policy."""
+    """Record a round and show it to the batching policy, which may change the coming rounds."""
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, Round))
     _record_noise(job, cursor)

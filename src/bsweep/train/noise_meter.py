@@ -80,7 +80,9 @@ class NoiseHook:
         """
 
     def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Call `pass_on_halves` if passes on the two halves of the step's examples are needed."""
+        """Call `pass_on_halves` if the measurement needs a pass on each half of the step's
+        examples.
+        """
 
     def after_pass(self, num_examples: int) -> None:
         """Observe a backward pass, which added its gradient to the tensors' `grad`.
@@ -95,7 +97,8 @@ class NoiseHook:
         """End the step, after the optimizer's update."""
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """Return the measurement if a record is due, else None.
+        """Return the gradient noise measured since the last record if a new record is due, else
+        None.
 
         All workers call this together after each round. `gather` returns the tensors of all
         workers, one per row.
@@ -294,7 +297,9 @@ class NoiseMeter(NoiseHook):
         return torch.stack([squared_norm(part) for part in parts])
 
     def _scale(self) -> Tensor | float:
-        """Return the factor on a worker's gradients before they are summed."""
+        """Return the factor by which this worker's gradient was multiplied before the sum over
+        workers.
+        """
         scale = self._vector.scale
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
 

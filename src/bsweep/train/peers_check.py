@@ -24,7 +24,8 @@ Peer = Mapping[str, Any]
 
 
 def seat(place: Place, gpus: int) -> dict[str, Any]:
-    """Return this worker's host and GPUs; workers compare them before any of them takes a GPU.
+    """Return this worker's host, local rank and GPUs; workers compare them before any of them takes
+    a GPU.
 
     Args:
         place: This worker's rank and host.
@@ -69,7 +70,9 @@ def _lack(seat: Peer) -> str:
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
-    """Return the hardware and software of this worker that go on record."""
+    """Return this worker's host, device, precision, and driver and NCCL versions, as the run
+    records them.
+    """
     on_gpu = device.type == "cuda"
     return {
         "host": platform.node(),
@@ -83,7 +86,8 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Return facts by which different data sets are told apart.
+    """Return the numbers of classes and examples and a digest of labels, by which data sets are
+    told apart.
 
     Hosts may have different files under the same path.
     """
@@ -121,7 +125,9 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
 
 
 def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
-    """Return the workers' equipment, without the facts about the data, which are equal for all."""
+    """Return each worker's hardware and software, without the facts about the data, which are equal
+    for all.
+    """
     kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
     return tuple({name: peer[name] for name in kept} for peer in peers)
 

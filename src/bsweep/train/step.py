@@ -55,7 +55,8 @@ def train_step(
 def compute_passes(
     job: Job, round_batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
 ) -> Tensor:
-    """Compute this worker's gradient by forward and backward passes; leave it in the vector.
+    """Compute this worker's gradient by forward and backward passes; leave it in the job's gradient
+    vector.
 
     Args:
         job: This worker's job.
@@ -151,9 +152,8 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
 
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
-    """Run the block in training mode, then restore what passes change.
-
-    These are the model's buffers, the loss scale and the random number generators.
+    """Run the block in training mode, then restore the model's buffers, the loss scale and the
+    random number generators, which passes change.
     """
     job.training_model.train()
     with undisturbed(

@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class TeamPaths:
-    """The files in a team's folder."""
+    """The files by which a launcher directs a team of processes, which train points in turn."""
 
     folder: Path
 
@@ -60,7 +60,9 @@ class TeamPaths:
 
 
 def train(paths: TeamPaths) -> None:
-    """Train the team's points one after another, until its parent has no more."""
+    """Train points in this process, one after another, until the launcher that started it has no
+    more.
+    """
     # This imports torch, which a parent that only uses the paths does not need.
     from bsweep.train import worker
 
@@ -78,7 +80,7 @@ def train(paths: TeamPaths) -> None:
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
-    """Yield the paths of each run as its folder is announced.
+    """Yield the file paths of each run that this process is to train, as the launcher announces it.
 
     What this process prints goes to the logs of the run that it trains.
     """
@@ -92,7 +94,7 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _lines(paths: TeamPaths) -> Iterator[bytes]:
-    """Yield the lines of the file of points as they come.
+    """Yield each line of the file of points, which names a run's folder, as the launcher writes it.
 
     Exit if the parent has not touched the lifeline for `PATIENCE_SECONDS`.
     """

@@ -1,4 +1,4 @@
-"""The warm-up of a worker: steps before the first clock starts that leave no trace."""
+"""The warm-up of a worker: steps before the first clock starts, which leave the model as it was."""
 
 from __future__ import annotations
 

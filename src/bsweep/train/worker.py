@@ -164,7 +164,8 @@ def _build_job(
     strategy: Strategy,
     place: Place,
 ) -> Job:
-    """Build the model and what trains it, in the same way at each call.
+    """Return a job with a new model, gradient vector and optimizer, built in the same way at each
+    call.
 
     All workers that share `strategy` call this together.
     """
@@ -246,7 +247,8 @@ def enter(work: Work) -> NoReturn:
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Run the work of a launched process and exit.
+    """Call `work` in a process that a launcher started, then exit with code 0, or with 1 if it
+    failed.
 
     If the work fails, the process prints the error and exits at once, because Python's clean-up at
     exit may wait for other workers. The process also ends with its launcher: a torchrun that is
@@ -263,7 +265,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 
 def take_part(paths: RunPaths, work: Work) -> Place:
-    """Run this process's part of the run, as parameter server or worker; return its place."""
+    """Run this process as parameter server or worker of a run; return its rank and host."""
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
@@ -276,7 +278,8 @@ def take_part(paths: RunPaths, work: Work) -> Place:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process, whose work or failure is on record, without C++ destructors.
+    """End this process with an exit code, without C++ destructors; its work or failure is already
+    recorded.
 
     After Gloo was used, the destructors of torch 2.13 abort one exit in twenty ("terminate called
     without an active exception").
@@ -292,7 +295,7 @@ def train_launched(
     place: Place,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> None:
-    """Train a point whose launch is on record."""
+    """Train a point as a launched worker; the time of the launch is read from the run's folder."""
     launched_at = (read_json(paths.meta) or {}).get("launched_at")
     train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
 
