@@ -20,14 +20,23 @@ from tests.support.running import HOSTS
 
 _LONGEST = (
     "resume",
-    "run",
     "worker_loss",
-    "host_failures",
+    "run",
     "slurm",
-    "chaos",
-    "operating",
     "experiments",
+    "probe",
     "recommend",
+    "chaos",
+    "host_failures",
+    "hosts",
+    "plots",
+    "parallel",
+    "report",
+    "operating",
+    "team",
+    "predict",
+    "docs",
+    "readers",
 )
 
 
