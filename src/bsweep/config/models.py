@@ -86,8 +86,9 @@ class LibraryConfig(ModelConfig):
         for key in self.given:
             if key in self.options:
                 yield (
-                    f"model.options.{key}={show(self.options[key])}: the data set the number of "
-                    "classes and channels, and bsweep loads no weights. Leave this option out."
+                    f"model.options.{key}={show(self.options[key])}: the data determine the "
+                    "number of classes and channels, and bsweep loads no pretrained weights. Leave "
+                    "this option out."
                 )
 
 
