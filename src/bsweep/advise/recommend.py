@@ -142,7 +142,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Return False if this machine's processors do not report the energy that they use.
+    """Return False if this machine's processors are known not to report the energy that they use.
 
     Return True for GPUs and for other hosts, as that cannot be known here.
     """
@@ -204,7 +204,7 @@ def _led(search: Search, as_json: bool) -> int:
 
 
 def _tell(search: Search, end: Next, as_json: bool) -> int:
-    """Print the answer and return the exit code."""
+    """Print the result of a search and return the exit code."""
     prediction = search.prediction(NUM_DRAWS, search.objective)
     lines = [
         _ENDS[end.ends].format(least=search.least),

@@ -47,7 +47,9 @@ Timing = tuple[Sequence[Share], float]
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded signals of a run that a policy may use, in the order of its examples."""
+    """The recorded losses, times and noise of a run that a batching policy may use, in the order of
+    the run's examples.
+    """
 
     run_id: str
     config: RunConfig
@@ -128,7 +130,8 @@ class Replayed:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what a policy would have done and return the exit code.
+    """Print how a batching policy would have changed the batch size in recorded runs, and return
+    the exit code.
 
     Args:
         arguments: What follows `bsweep replay` on the command line.
@@ -160,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
-    """Return what a policy would have done in each run of a study.
+    """Return how a batching policy would have changed the batch size in each run of a study.
 
     Runs that lack a signal that the policy needs are left out, with a warning in the log.
 
@@ -198,7 +201,7 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with another policy.
+    """Return a run's configuration with another batching policy.
 
     Args:
         config: The run's configuration.
@@ -251,7 +254,9 @@ def _recorded(folder: Path) -> Recorded:
 
 
 def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
-    """Return the step times of all runs with the same data, model, workers and numerics."""
+    """Return the step times of all runs that have the same data, model, workers and numerics as one
+    run.
+    """
 
     def kind(config: RunConfig) -> tuple[object, ...]:
         what = (config.data, config.model, config.strategy, config.compression, config.launch)

@@ -305,7 +305,8 @@ class Search:
         ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the offers that may reach the target, judged by completed runs that did not.
+        """Return the possible runs that may still reach the target, judged by completed runs that
+        did not.
 
         All runs train the same number of examples. The examples to a target, E_min + S_min B, grow
         with the batch B. So batches as large as one that missed the target are left out.

@@ -89,8 +89,8 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield groups of cells that are alternatives to each other, each after its distinguishing
-    settings in words.
+    """Yield for each group of cells that are alternatives to each other its distinguishing settings
+    in words, and its cells.
     """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
@@ -101,7 +101,9 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield the conclusions from the measured cells of one group."""
+    """Yield sentences on the measured cells of one group: the best cells, the speed-up from more
+    workers, and the cells that have not learned.
+    """
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
@@ -120,7 +122,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
-    """Return the shortest and the longest training time in a sentence, for cells of which none has
+    """Return a sentence with the shortest and the longest training time of cells of which none has
     learned.
     """
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
@@ -133,7 +135,8 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield how much faster sharding by memory trains than sharding by layer.
+    """Yield sentences that say by how many percent sharding by memory trains faster than sharding
+    by layer.
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
@@ -189,7 +192,9 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
-    """Yield the most accurate cell, for cells whose training times are not known."""
+    """Yield a sentence that names the most accurate cell, for cells whose training times are not
+    known.
+    """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
         yield (
@@ -199,7 +204,9 @@ def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """Yield the speed-up that more workers bring, and the reason where it was not measured."""
+    """Yield sentences on the speed-up that more workers bring, and on why a speed-up was not
+    measured.
+    """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
     for (base, workers), rows in more.groupby(["base_workers", "num_workers"]):
@@ -215,8 +222,8 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
-    """Yield the cell with the lowest training loss after equal time, for runs that train different
-    amounts.
+    """Yield sentences that name the cell with the lowest training loss after equal training time,
+    for runs that end with a round rather than an epoch.
     """
     losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
@@ -256,8 +263,7 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
 
 
 def _some(names: pd.Series[str]) -> str:
-    """Return names as a list in words, at most `_MAX_NAMED` of them and then the number of the
-    rest.
+    """Return a text that lists at most `_MAX_NAMED` names and says how many more there are.
 
     The form is `A, B and C`, or `A; B and C` where names contain commas.
     """
@@ -267,8 +273,8 @@ def _some(names: pd.Series[str]) -> str:
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with two more columns: `words` names a cell in full, `brief` gives only what
-    tells it apart.
+    """Return the cells with two more columns: `words` names a cell in full, `brief` names only what
+    tells it apart from the other cells.
     """
     settings = [name for name in varying(cells) if columns.role(name) != "context"]
     others = [name for name in settings if name not in ("num_workers", "local_batch")]
@@ -318,8 +324,8 @@ _NOTHING_ALIKE = (
 
 
 def _on_batches(study: Study) -> str:
-    """Return how this study differs from the published batch-size study; empty if the two do not
-    compare.
+    """Return a text on how this study differs from the published batch-size study; empty if the two
+    studies cannot be compared.
     """
     if not comparable(study):
         return ""
@@ -345,8 +351,8 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """Return what the published study of uneven GPUs found, which of its numbers contradict each
-    other, and what a model of it implies.
+    """Return a text on what the published study of uneven GPUs found, which of its numbers
+    contradict each other, and what a model of it implies.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
@@ -366,8 +372,8 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """Return the two times of the published formula that the measured steps imply; empty if they
-    cannot be fitted.
+    """Return a text with the computing time and the transfer time that the published formula for
+    sharding implies for the measured steps; empty if they cannot be fitted.
 
     Neither measured nor published runs give these times directly.
     """

@@ -1,5 +1,5 @@
-"""The opening of a report: for each part of a study that compares, the recommended cell or what is
-missing for one.
+"""The opening of a report: the recommended cell for each part of a study whose runs can be
+compared, or which runs a recommendation still needs.
 
 Runs that differ in more than batch size, workers and seed do not compare; each such part has an
 answer of its own. Where a study ran several learning rates, each cell is taken at its best one (see
@@ -46,9 +46,10 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """Return the answers for the largest parts of a study, the largest first.
+    """Return the recommendation, or what is missing for one, for each of the largest parts of a
+    study, the largest part first.
 
-    There are at most `MOST_ANSWERS` of them, and none if no run has completed.
+    There are at most `MOST_ANSWERS` answers, and none if no run has completed.
 
     Args:
         study: The study.
@@ -63,7 +64,7 @@ def answers(study: Study) -> list[Answer]:
 
 
 def recommendations(study: Study) -> list[str]:
-    """Return the recommended cells in sentences with their intervals.
+    """Return sentences that name the recommended cells and the intervals of their predicted times.
 
     The list is empty if something is missing for every part of the study.
 
@@ -83,8 +84,8 @@ def recommendations(study: Study) -> list[str]:
 
 
 def _not_looked_at(study: Study) -> list[str]:
-    """Return a sentence on the parts beyond `MOST_ANSWERS`, with the options that choose each of
-    them.
+    """Return a sentence on the parts of a study that were not analysed, with the command-line
+    options that choose each of these parts.
     """
     more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
     if not more:
@@ -101,8 +102,8 @@ def _not_looked_at(study: Study) -> list[str]:
 
 
 def doubts(study: Study) -> list[str]:
-    """Return the warnings of the predictions, each once, after the parts of the study that it
-    concerns.
+    """Return each warning of the predictions once, after the names of the parts of the study that
+    the warning concerns.
 
     Args:
         study: The study.
@@ -144,8 +145,8 @@ def what_is_missing(study: Study) -> list[str]:
 
 @once
 def _parts(study: Study) -> list[tuple[str, Study]]:
-    """Return the parts of a study whose runs compare, each after its distinguishing settings in
-    words.
+    """Return the parts of a study whose runs can be compared, each after its distinguishing
+    settings in words.
 
     The part with the most runs comes first.
     """
@@ -197,7 +198,8 @@ def _named_targets(study: Study) -> list[Target]:
 
 
 def _targets(study: Study) -> Iterator[tuple[Target, str]]:
-    """Yield the targets to predict for, each with a sentence on its origin.
+    """Yield the targets (an accuracy or a loss) to predict the time to, each with a sentence on
+    where the target comes from.
 
     The target that all runs name comes first, then the one that the runs support.
     """
@@ -236,7 +238,9 @@ def _of_rates(study: Study, found: Prediction) -> str:
 
 
 def _missing(study: Study, problems: list[str]) -> str:
-    """Return why there is no recommendation, how much is missing, and the command that gets it."""
+    """Return a text on why there is no recommendation, how many runs are missing, and the command
+    that trains them.
+    """
     runs = study.runs
     if names := unsynchronised(study, runs):
         shown = " or ".join(words("variant", name) for name in names)
@@ -259,8 +263,8 @@ def _missing(study: Study, problems: list[str]) -> str:
 
 
 def _of_one_size(study: Study) -> str:
-    """Return which runs are missing from a study with one batch size, and the two commands that add
-    those runs.
+    """Return a text on the runs that a study with one batch size still needs for a recommendation,
+    and the two commands that train them.
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
@@ -285,7 +289,9 @@ def _of_one_size(study: Study) -> str:
 
 
 def _no_target(study: Study) -> str:
-    """Return why the runs support no target at all."""
+    """Return a text on why the runs reach no accuracy or loss that could be the target of a
+    prediction.
+    """
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:

@@ -1,4 +1,4 @@
-"""Times of points that ran beside other points of their sweep (`launch.parallel`).
+"""Times of points that ran at the same time as other points of their sweep (`launch.parallel`).
 
 Such points had cores and GPUs of their own, but shared memory, caches, disks and the heat of the
 chip. Their times therefore do not compare with times of points that ran alone.
@@ -20,14 +20,16 @@ _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit
 
 
 def timed_beside(provenance: pd.DataFrame) -> list[str]:
-    """Return the ids of the runs that recorded that other runs ran beside them."""
+    """Return the ids of runs whose records say that other runs ran at the same time."""
     if "beside_others" not in provenance:
         return []
     return list(provenance.loc[provenance["beside_others"].astype(str) == "True", "run_id"])
 
 
 def without_times(study: Study) -> Study:
-    """Return the study with all times, speeds and energies of runs beside others set to missing."""
+    """Return the study with all times, speeds and energies set to missing for runs that ran at the
+    same time as others.
+    """
     run_ids = timed_beside(study.provenance)
     if not run_ids:
         return study

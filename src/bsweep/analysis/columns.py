@@ -52,7 +52,9 @@ class Column:
 
 
 def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
-    """Return columns of another table under the role `promised`, whatever their role there."""
+    """Return the named columns of another table with the role `promised`, whatever role they have
+    in that table.
+    """
     said = {column.name: column for column in table}
     return tuple(replace(said[name], role="promised") for name in names)
 
@@ -293,7 +295,7 @@ def names(table: Sequence[Column], *roles: Role) -> list[str]:
 
 
 def role(name: str) -> Role:
-    """Return the role of a column of `runs`.
+    """Return what a column of `runs` is for, such as `setting` or `minor`.
 
     Most settings, such as `optimizer.momentum`, have no line in this module; their role is `minor`.
     """
@@ -308,8 +310,8 @@ def of(name: str) -> Column:
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows with the columns of a table first, in their types, and with absent columns filled
-    in.
+    """Return rows with the columns that describe a table first, converted to their types, and with
+    absent columns filled in.
 
     Columns that are not `is_always` are not filled in. Whole numbers have an integer type, a
     missing number is NaN, and a missing text is empty.
@@ -330,7 +332,7 @@ def heading(name: str) -> str:
 
 
 def said(name: str, text: str) -> str:
-    """Return a setting in the words of a legend, from the text of its value."""
+    """Return a setting's name and value in the words of a legend, given the value as text."""
     template = of(name).said or f"{heading(name)} {{}}"
     return template.replace("(s)", plural(text)).format(text)
 

@@ -37,7 +37,8 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the evaluations, with the ends of epochs as evaluations of runs that have no others.
+    """Return a table of evaluations, in which the ends of epochs count as evaluations of runs that
+    recorded no others.
 
     Each end of an epoch has the steps, examples and seconds that the run had trained until then.
     """
@@ -91,7 +92,8 @@ def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
-    """Return in words on how many nodes workers and then parameter servers of their own run.
+    """Return a text that says on how many nodes the workers run, and on how many the parameter
+    servers.
 
     The text is `1 node`; `2 nodes`, each with equally many workers; `2 nodes and 1 of servers`; or,
     if nodes are uneven, `nodes of 3, 1 + 2 servers`. Names of hosts are left out because they
@@ -130,8 +132,8 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
-    """Return the local batch of each worker, such as `8/8/32/16`; empty where all have
-    `local_batch`.
+    """Return for each run the local batches of its workers as text, such as `8/8/32/16`; empty
+    where all workers have `local_batch`.
 
     The list is the one that most recorded rounds had, or the given one if there are no rounds.
     """
@@ -162,8 +164,8 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
 
 
 def _num_classes(runs: pd.DataFrame) -> pd.Series:
-    """Return how many classes an answer is one of, or how many bytes a text has; NaN where neither
-    is known.
+    """Return for each run the number of classes of its data, which is 256 for a text of bytes; NaN
+    where the number is not known.
     """
     data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
     tokenizer = _column(runs, "data.tokenizer")
@@ -174,8 +176,8 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
 
 
 def _num_test(runs: pd.DataFrame) -> pd.Series:
-    """Return how many answers (examples or tokens) the test accuracy is a mean over; NaN where
-    unknown.
+    """Return for each run how many answers (examples or tokens) the test accuracy is a mean over;
+    NaN where unknown.
     """
     known = pd.to_numeric(_column(runs, "num_test")).fillna(
         pd.to_numeric(_column(runs, "data.num_test"))
@@ -187,7 +189,8 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return the learning rate by `scaled_rate`, for runs that do not record theirs.
+    """Return the learning rate that `scaled_rate` computes from the settings of a run, for runs
+    that do not record their rate.
 
     These are published runs and runs that have not begun. The rate is that of the first worker, and
     NaN where a part of the rule is not known.

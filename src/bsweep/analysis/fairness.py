@@ -41,7 +41,8 @@ Scores = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference between two batch sizes, preferably one whose interval excludes zero.
+    """The largest difference in score between two batch sizes, preferably one whose interval
+    excludes zero.
 
     For test accuracies, `value` is how far `worse` is below `better`. For seconds, it is the
     logarithm of how many times as long `worse` takes. `low` and `high` are the ends of its
@@ -56,13 +57,14 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
-        """Return True if the interval lies above zero."""
+        """Return True if the whole interval of the difference lies above zero."""
         return self.low > 0
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """Both comparisons for one group of cells that differ in batch size and learning rate.
+    """Two comparisons of the batch sizes of one group of cells: at one learning rate for all, and
+    at the best rate of each.
 
     `apart` says in words what distinguishes the group. `one_rate` and `best_rates` are None where
     fewer than two batch sizes have a score. `missed` are the batch sizes of which a seed diverged
@@ -85,7 +87,8 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Return both comparisons for each group of cells that differ in batch size and rate.
+    """Return for each group of cells how its batch sizes compare at one learning rate for all, and
+    at the best rate of each.
 
     Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
     one rate.
@@ -140,7 +143,8 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
 
 
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `rates` for the one setting that most batch sizes were run with.
+    """Return the rows of the table `rates` for the one setting of the learning rate that most batch
+    sizes were run with.
 
     Of several such settings, one whose learning rate is the same for all batch sizes is taken. Of
     several such settings again, the one with the fewest missed seeds and then the best mean is
@@ -170,7 +174,7 @@ def _key(value: object) -> tuple[object, ...]:
 
 
 def rate_words(table: pd.DataFrame) -> str:
-    """Return the name of a rate setting: one rate for all batch sizes, or one rule."""
+    """Return a setting of the learning rate in words: one rate for all batch sizes, or one rule."""
     if table["learning_rate"].nunique() == 1:
         return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
     said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
@@ -189,8 +193,8 @@ def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
 
 
 def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[int, list[float]]:
-    """Return for each batch size the score of each seed, at the rate that the other seeds find
-    best.
+    """Return for each batch size the score of each seed at the learning rate that is best for the
+    other seeds.
     """
     found = {}
     for batch, of in table.groupby(level="local_batch"):
@@ -199,7 +203,7 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """Yield the score of each seed at the rate that the other seeds find best.
+    """Yield for each seed its score at the learning rate that is best for the other seeds.
 
     Args:
         values: Scores of shape (rates, seeds); inf for a seed that was not run, NaN for one that
@@ -214,8 +218,8 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
-    """Return a sort key that is least for the best rate: the share of missed seeds, then the mean
-    score.
+    """Return a sort key of a learning rate, which is least for the best rate: the share of missed
+    seeds, then the mean score.
     """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
@@ -227,8 +231,8 @@ def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """Return the largest difference whose interval excludes zero, or else the largest; None for
-    fewer than two batch sizes.
+    """Return the largest difference between two batch sizes whose interval excludes zero, or else
+    the largest of all; None for fewer than two batch sizes.
     """
     values = {
         batch: np.log(of) if sign < 0 else np.asarray(of, float)
@@ -266,7 +270,8 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """Return what the comparisons say, one line for each group of cells.
+    """Return one line for each group of cells, which says whether its batch sizes differ at one
+    learning rate for all and at the best rate of each.
 
     The list is empty if each cell was run at one rate.
 
@@ -325,7 +330,9 @@ def _so(before: Difference | None, after: Difference) -> str:
 
 
 def _caveats(one: Fairness) -> Iterator[str]:
-    """Yield sentences on what limits the comparison."""
+    """Yield sentences on what limits a comparison of batch sizes, such as rates that were not
+    tried.
+    """
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
@@ -351,8 +358,8 @@ def _caveats(one: Fairness) -> Iterator[str]:
 
 
 def _batches(lacking: Mapping[int, int], noun: str) -> str:
-    """Return lacking counts in words, such as `2 more seeds of local batch 8 and 16; 1 more seed of
-    local batch 32`.
+    """Return a text on how many seeds or rates each batch size lacks, such as `2 more seeds of
+    local batch 8 and 16; 1 more seed of local batch 32`.
     """
     counts = sorted(set(lacking.values()), reverse=True)
     parts = [

@@ -76,7 +76,8 @@ class IdleModel:
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Return the local steps that would let all nodes arrive together.
+        """Return the local steps of each node with which all nodes would end a round at the same
+        time.
 
         They are the baseline's steps times each node's speed relative to the slowest node.
 
@@ -91,8 +92,8 @@ class IdleModel:
 
 
 def published_idle() -> pd.DataFrame:
-    """Return idle seconds, batch and steps by `method` (baseline, A, B, C) and `node`, in the
-    paper's order.
+    """Return the published idle seconds, batch sizes and steps by `method` (baseline, A, B, C) and
+    `node`, in the paper's order.
 
     `results/published/README.md` names their source.
 
@@ -149,5 +150,5 @@ def modelled_idle() -> pd.DataFrame:
 
 
 def _rows(published: pd.DataFrame) -> dict[Any, pd.DataFrame]:
-    """Return the rows of each method, one for each node."""
+    """Return the published rows of each method by the method's name, one row for each node."""
     return dict(list(published.groupby(level="method", sort=False)))

@@ -1,4 +1,4 @@
-"""Growth of costs, as exponents of power laws.
+"""The growth of a study's costs in seconds and bytes, as exponents of power laws.
 
 The cost of an epoch is fitted over batch size, workers, examples and parameters; the cost of a
 sweep over its runs.
@@ -67,7 +67,8 @@ def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tu
 
 @once
 def epoch_growth(study: Study, along: str) -> pd.DataFrame:
-    """Return the exponents of an epoch's seconds over one of `GROWS_WITH`, one row for each series.
+    """Return the exponents with which an epoch's seconds grow with one quantity, such as the local
+    batch, one row for each series of cells.
 
     Cells along `num_parameters` may differ in every setting of the model. Runs that end with a
     round are left out, because their last epoch is a fragment.
@@ -93,7 +94,8 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 
 def common_growth(study: Study, along: str) -> Growth:
-    """Return the exponent that all series of `epoch_growth` have in common.
+    """Return the one exponent, shared by all series of cells, with which an epoch's seconds grow
+    with one quantity.
 
     Args:
         study: The study.
@@ -114,8 +116,8 @@ def common_growth(study: Study, along: str) -> Growth:
 
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the cells of series with three or more values of a quantity, and the names that tell
-    series apart.
+    """Return the epoch's seconds of the cells in series with three or more values of a quantity,
+    and the names of the settings that tell series apart.
 
     The cells are indexed by these names.
     """
@@ -137,8 +139,8 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """Return the exponent of the bytes that a worker sends in a step over a ring's bytes, 2 (p - 1)
-    / p n.
+    """Return the exponent with which the bytes that a worker sends in a step grow with those of a
+    ring all-reduce, 2 (p - 1) / p n.
 
     Each variant is a series. A point is the mean of the variant's cells with equal ring bytes:
     cells that differ in the batch size only send the same bytes again and are no further evidence.
@@ -173,8 +175,8 @@ def sent_growth(study: Study) -> Growth:
 
 
 def overhead_growth(study: Study) -> Growth:
-    """Return the exponent of all seconds spent on anything but training steps, over the number of
-    runs.
+    """Return the exponent with which the seconds spent on anything but training steps grow with the
+    number of runs.
 
     The fit uses the overhead of each run over the run's number in the order of starts. If that
     overhead grows with the power k, its sum grows with the power k + 1. Runs with equally many

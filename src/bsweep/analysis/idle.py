@@ -27,7 +27,8 @@ NODE = (
 
 
 def round_times(study: Study) -> pd.DataFrame:
-    """Return one row for each round, indexed by `run_id` and `round`.
+    """Return a table of the loss, examples and seconds of each round, indexed by `run_id` and
+    `round`.
 
     Columns:
         `train_loss` and `num_examples`: Those of the round.
@@ -58,12 +59,13 @@ def round_times(study: Study) -> pd.DataFrame:
 
 
 def _timed(study: Study) -> pd.DataFrame:
-    """Return the rounds of those runs whose times count."""
+    """Return the rows of `Study.rounds` that have times."""
     return study.rounds.dropna(subset="compute_seconds")
 
 
 def compares_allocations(study: Study) -> bool:
-    """Return True if runs with rounds completed under more than one way of sharing out the work.
+    """Return True if runs with rounds completed under more than one allocation of the work to
+    workers.
 
     These are several policies, or the policy `uniform` both without and with given lists.
 
@@ -130,7 +132,7 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns `NODE` of an `idle_table`.
+    """Return the names of the columns of an `idle_table` that hold the idle seconds of one node.
 
     Args:
         table: A table of `idle_table`.
@@ -227,8 +229,8 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """Return a few rounds of the first seed of each cell, with times counted from the first shown
-    round.
+    """Return the times of each worker in a few rounds of the first seed of each cell, counted in
+    seconds from the first shown round.
 
     The table has the columns of `Study.rounds` and the index of `idle_table`. The first shown round
     is the run's second, because the first may include warm-up.
@@ -264,8 +266,8 @@ _LENGTH = "data.sequence_length"
 
 @once
 def _by_run(study: Study) -> pd.DataFrame:
-    """Return one row for each completed run with rounds: its cell, its sums, and its group of equal
-    settings but the allocation.
+    """Return one row for each completed run with rounds: its cell, its sums of seconds, and the
+    group of runs that differ from it in the allocation only.
     """
     told = study.runs
     alike = told.drop(
@@ -310,7 +312,7 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     """Return the relative change of a cell's idle seconds against its baseline, and half the width
-    of its interval.
+    of the change's interval.
 
     Runs of equal seed are compared if there are any. The interval is that of a ratio of means
     (Cochran, Sampling Techniques, 1977, section 6.3).
@@ -355,8 +357,8 @@ def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
-    """Return the cells with the policies of each variant side by side, in the order
-    of `POLICIES`.
+    """Return the table of cells sorted so that the allocation policies of each variant come side by
+    side, in the order of `POLICIES`.
     """
     if table.empty:
         return table

@@ -1,5 +1,5 @@
-"""The settings that tell the cells of a study apart, and the variant: those of the exchange as one
-short name.
+"""The settings that tell the cells of a study apart, and the variant: a short name for the settings
+of the exchange.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Return the learning rate, threads and lesser settings that change along with batch size or
-    workers.
+    """Return the names of the settings (learning rate, threads and lesser ones) that change along
+    with batch size or workers.
 
     Curves over batch sizes or workers show the effects of both.
 
@@ -105,8 +105,8 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the settings that the user chose: an allocation's lists only where the
-    user gave them.
+    """Return the runs with the settings that the user chose: an allocation's lists of batches and
+    steps stay only where the user gave them.
 
     The lists that a policy fills in may differ from probe to probe, and the policy's name already
     says what was chosen. Runs that name no batching have the batching `fixed`.
@@ -159,7 +159,7 @@ def levels(table: pd.DataFrame) -> list[str]:
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """Return the index levels with more than one value.
+    """Return the names of a table's index levels that have more than one value.
 
     Args:
         table: A table with named index levels.
@@ -191,7 +191,7 @@ def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _follows(filled: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
-    """Return True if the values of the other columns decide the value of the column."""
+    """Return True if the values of other columns determine the value of one column in every row."""
     return bool(filled.groupby(list(others))[column].nunique().max() <= 1)
 
 
@@ -200,8 +200,8 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """Return a setting of the exchange in the form that a variant's name has; empty if it says
-    nothing.
+    """Return the text by which a variant's name shows a setting of the exchange; empty if the name
+    leaves the setting out.
 
     Words stand alone; numbers, except a density, follow their setting's name. A word that follows
     from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.
@@ -221,8 +221,8 @@ def _is_missing(value: object) -> bool:
 
 
 def settings(runs: pd.DataFrame) -> list[str]:
-    """Return the columns of settings, given by the user or found out at the start, that may tell
-    cells apart.
+    """Return the names of the columns of settings, given by the user or recorded at a run's start,
+    that may tell cells apart.
 
     Args:
         runs: The table `Study.runs`.
@@ -234,7 +234,8 @@ def settings(runs: pd.DataFrame) -> list[str]:
 
 
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with gaps in their settings filled.
+    """Return the runs with missing values of their settings filled in, from other runs where
+    possible.
 
     A value that a run never found out, such as its device, is taken to be the one that all other
     runs found. Without one such value, the text is `unknown`, or `none` for a setting that was not

@@ -173,8 +173,8 @@ def ends_in_rounds(study: Study) -> bool:
 
 
 def _values(column: pd.Series[Any], most: int = 8) -> str:
-    """Return the different values of a column in words, or the smallest and largest of more than
-    `most`.
+    """Return a text that lists the different values of a column, or the smallest and the largest if
+    there are more than `most`.
     """
     found = [setting_text(value) for value in sorted(column.unique())]
     return (
@@ -185,8 +185,8 @@ def _values(column: pd.Series[Any], most: int = 8) -> str:
 
 
 def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
-    """Yield what a reader of the numbers should know, each thing once: first on the whole study,
-    then on runs.
+    """Yield warnings to a reader of the study's numbers, each once: first on the whole study, then
+    on runs.
     """
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:

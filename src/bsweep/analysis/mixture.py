@@ -22,8 +22,8 @@ Mixture = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
-    """Return what completed runs differ in although nobody chose it; a value that is not recorded
-    differs from none.
+    """Return the hardware, versions and automatic precisions in which completed runs differ; a
+    value that was not recorded counts as no difference.
 
     A precision that was asked for is a setting like any other. A precision chosen automatically
     counts only if it differs between runs on the same kind of device.
@@ -50,7 +50,9 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
 
 
 def refuse(folder: Path, found: Mixture) -> None:
-    """Raise ValueError that names what differs, if anything does."""
+    """Raise a ValueError that names the hardware, versions or precisions in which runs differ, if
+    they differ.
+    """
     if not found:
         return
     lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
@@ -64,7 +66,9 @@ def refuse(folder: Path, found: Mixture) -> None:
 
 
 def in_words(values: Mapping[str, Sequence[str]]) -> str:
-    """Return the values with their numbers of runs in words; name runs of the rarer values."""
+    """Return a text that lists each value with its number of runs, and names runs of all values but
+    the most common one.
+    """
     (common, most), *rare = values.items()
     return "; ".join(
         [

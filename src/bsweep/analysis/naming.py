@@ -93,7 +93,7 @@ _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse
 
 
 def words(name: str, value: object) -> str:
-    """Return a setting in the words of a legend.
+    """Return a setting's name and value in the words of a legend.
 
     Args:
         name: The column of the setting, such as `strategy`.

@@ -24,8 +24,8 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Keep the tables of functions under `once` until the end of the block, and return copies of
-    them.
+    """Cache the tables of functions decorated with `once` until the end of the block; these
+    functions then return copies of the cached tables.
 
     No study may change within the block. A block within another shares the outer block's tables.
     """
@@ -42,7 +42,8 @@ def computing_once() -> Iterator[None]:
 def once(
     compute: Callable[Concatenate[Of, Others], Table],
 ) -> Callable[Concatenate[Of, Others], Table]:
-    """Return the function with a cache for its tables, which works within `computing_once` only.
+    """Return a function that caches the tables it computes, but only within a `computing_once`
+    block.
 
     The first argument of the function is a study or its runs.
     """

@@ -22,7 +22,8 @@ NOT_REACHED = "not reached"
 
 @once
 def surface(study: Study) -> pd.DataFrame:
-    """Return every cell of each prediction's grid, one row each; empty if there is no prediction.
+    """Return the predicted times and costs of every cell of each prediction's grid, one row each;
+    empty if there is no prediction.
 
     The columns are those of `Prediction.cells` and the following.
 
@@ -77,8 +78,8 @@ def _cells(where: str, prediction: Prediction) -> pd.DataFrame:
 
 
 def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each cell True if it is on the front by medians, and the probability of that by
-    draws.
+    """Return for each cell whether its median time puts it on the Pareto front, and the probability
+    over draws that it is on the front.
 
     A cell is on the front if no other cell takes less time for at most as many worker-seconds.
     """
@@ -90,7 +91,8 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
-    """Return True for each cell of which no other has less time and at most as many worker-seconds.
+    """Return True for each cell for which no other cell takes less time and at most the same
+    worker-seconds.
 
     Args:
         log_seconds: Logarithms of the times, shape (draws, cells).
@@ -107,7 +109,8 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
 
 @once
 def more_workers(study: Study) -> pd.DataFrame:
-    """Return the gain of each further worker count, one row for each step to the next count.
+    """Return the seconds that each larger worker count saves and the worker-seconds that it adds,
+    one row for each step to the next count.
 
     The table is empty if there is one count. At each count, the batch size is the one with the
     least median time.

@@ -1,4 +1,6 @@
-"""The published batch-size study, and the check that another study may be drawn beside it."""
+"""The published batch-size study, and the check that another study may be drawn in the same
+figures.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +100,8 @@ def _known(runs: pd.DataFrame, column: str) -> list[Any]:
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:
-    """Return training time over that of the same series at the reference batch; this cancels epochs
-    and hardware.
+    """Return training times divided by the time of the same series at the reference batch, which
+    cancels epochs and hardware.
 
     The result is indexed like `cells`, and NaN where the series was not measured at the reference
     batch.

@@ -53,7 +53,7 @@ NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
 
 
 def rows_of(run: Run) -> dict[str, Rows]:
-    """Return the rows of a run by table.
+    """Return the rows that one run contributes to the tables of a study, by the name of the table.
 
     The rows of `epochs` are the records themselves, with the fields of `NO_COLUMNS`.
 
@@ -105,7 +105,7 @@ def _layer_rows(noise: Rows) -> Rows:
 
 
 def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
-    """Return the run's row of `runs`.
+    """Return one run's row of the table `runs`.
 
     The values come from the summary; without one from the start record; without that from the saved
     configuration.
@@ -175,8 +175,8 @@ def _branch(events: Rows) -> dict[str, Any]:
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the role `placement` that follow from the configuration
-    and the hosts.
+    """Return the columns that say where a run's workers ran, such as nodes and threads, from its
+    configuration and its hosts.
     """
     launch, strategy, num_workers = (
         config.get("launch", {}),

@@ -1,5 +1,5 @@
 """The published parameter-sharding study (VGG-16, by layer or by memory), a model of it, and
-measured runs beside both.
+measured runs to compare with both.
 
 In the model, a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x.
 There are w workers, the fullest server holds the share s of the parameters, and x seconds bring all
@@ -33,7 +33,8 @@ Sharding = Literal["layer", "memory"]
 
 
 def published_gains() -> pd.DataFrame:
-    """Return the speed of memory sharding over that of layer sharding, less one, by `num_workers`.
+    """Return the published speed of memory sharding divided by that of layer sharding, less one, by
+    `num_workers`.
 
     Columns: `num_servers`, `gain`. `results/published/README.md` names their source.
 
@@ -45,7 +46,7 @@ def published_gains() -> pd.DataFrame:
 
 
 def largest_share(sharding: Sharding, num_servers: int) -> float:
-    """Return the part of VGG-16 on the fullest server.
+    """Return the fraction of VGG-16's parameters that is on the fullest server.
 
     By layer, layers go, the largest first, to the server that has the least so far. By memory, all
     servers hold equal parts.
@@ -84,8 +85,8 @@ def predicted_gain(
 
 
 def fit_ratio(gains: pd.Series[float]) -> float:
-    """Return the `ratio` of `predicted_gain` that fits gains indexed by `num_workers` best, by
-    least squares.
+    """Return the ratio of computing to exchange time with which `predicted_gain` fits the given
+    gains best, by least squares.
 
     Args:
         gains: The gains as fractions, indexed by `num_workers`.
@@ -104,7 +105,8 @@ def fit_ratio(gains: pd.Series[float]) -> float:
 
 @once
 def sharding_gains(study: Study) -> pd.DataFrame:
-    """Return the gain of memory sharding over layer sharding, where VGG-16 was measured with both.
+    """Return the measured gain of memory sharding over layer sharding, where VGG-16 was measured
+    with both.
 
     Everything else is equal. The table is indexed by what tells the cells of such runs apart,
     without the sharding.
@@ -152,7 +154,8 @@ def sharding_gains(study: Study) -> pd.DataFrame:
 
 
 def sharding_fit(study: Study) -> Line | None:
-    """Return the line of a step's seconds over max(1, w s) through measured runs of VGG-16.
+    """Return the line fitted to a step's seconds over max(1, w s) in measured runs of VGG-16, with
+    w workers and the share s on the fullest server.
 
     Its `intercept` estimates C and its `slope` x. The intercept is all time that does not grow with
     the load, so it is not a measured computing time; see `computing_seconds`. The result is None if
@@ -192,8 +195,8 @@ def computing_seconds(study: Study) -> tuple[float, float] | None:
 
 
 def _measured(study: Study) -> pd.DataFrame:
-    """Return the completed runs of VGG-16 on synchronous servers, with the `largest_share` of these
-    servers.
+    """Return the completed runs of VGG-16 on synchronous parameter servers, with the
+    `largest_share` of these servers.
     """
     shares = study.servers.groupby("run_id")["share"].max()
     # These settings do not change how long a step takes.

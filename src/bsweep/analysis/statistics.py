@@ -53,8 +53,8 @@ def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
 def beats_chance(
     accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike
 ) -> pd.Series[bool]:
-    """Return True where guessing has a probability below `CHANCE_ALPHA` of so many correct answers;
-    NA if not known.
+    """Return True where guessing would give at least this accuracy with a probability below
+    `CHANCE_ALPHA`; NA if not known.
 
     The test is a one-sided binomial test against 1 / `num_classes`. For a mean accuracy over seeds,
     give the number of answers of one test set, because all seeds answer the same questions.

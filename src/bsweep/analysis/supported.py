@@ -49,8 +49,8 @@ def part_of(study: Study, kept: pd.Series[bool]) -> Study:
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:
-    """Return the target that the runs support and a sentence that says so; None if they support
-    none.
+    """Return a target (an accuracy or a loss) that enough cells reach, and a sentence that says so;
+    None if there is none.
 
     The rule is that of this module's docstring.
     """
@@ -80,8 +80,8 @@ def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
-    """Return the level that a share of the cells reaches, with three batch sizes among them; -inf
-    if none.
+    """Return the highest score that a share of the cells reaches, with three batch sizes among
+    these cells; -inf if there is none.
 
     Args:
         cells: Scores in descending order.

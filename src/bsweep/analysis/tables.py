@@ -338,8 +338,8 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def step_unit(study: Study) -> str:
-    """Return the unit of `step_times`: `step`, or `1,000 examples` where a run's workers take
-    unequal local steps.
+    """Return the unit to which the seconds of `step_times` refer: `step`, or `1,000 examples` where
+    a run's workers take unequal local steps.
 
     Args:
         study: The study.

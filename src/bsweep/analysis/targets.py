@@ -44,7 +44,7 @@ _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
 class _Evaluated(Protocol):
-    """The part of a study that this module needs.
+    """The interface of a study that this module needs: a table of evaluations.
 
     It stands for `Study`, because `bsweep.analysis.loaded` imports this module.
     """
@@ -55,8 +55,8 @@ class _Evaluated(Protocol):
 
 @once
 def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
-    """Return what each run needs to reach a target, one row for each run that was evaluated,
-    indexed by `run_id`.
+    """Return the seconds, steps, epochs and examples that each run needs to reach a target, one row
+    for each run that was evaluated, indexed by `run_id`.
 
     The rule is that of this module's docstring.
 
@@ -81,7 +81,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the columns `_OF_RUNS`, filled for the runs that name a target.
+    """Return the runs with added columns: whether each run reached the target that it names, and
+    after how many seconds, steps, epochs and examples.
 
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
@@ -102,7 +103,9 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
 
 
 def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
-    """Return the table of `to_target` from evaluations in the form of `Study.evaluations`."""
+    """Return the table that `to_target` returns, from evaluations in the form of
+    `Study.evaluations`.
+    """
     known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
     rows = {
         run_id: dict(

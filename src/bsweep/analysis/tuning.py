@@ -24,7 +24,8 @@ TUNED = "best of each cell"  # stands for the rule where each cell is taken at i
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Return those of `RATES` that gave some cell several learning rates.
+    """Return the names of the settings in `RATES` by which some cell was run at several learning
+    rates.
 
     The list is empty if each cell was run at one rate.
     """
@@ -41,7 +42,8 @@ def rate_settings(runs: pd.DataFrame) -> list[str]:
 
 @once
 def rates(study: Study) -> pd.DataFrame:
-    """Return the score of each learning rate of each cell, indexed by `cell_keys`.
+    """Return the score (accuracy or seconds to a target) of each learning rate of each cell,
+    indexed by `cell_keys`.
 
     The table is empty if no cell was run at several rates.
 
@@ -86,7 +88,8 @@ def scores_by_seed(study: Study) -> pd.DataFrame:
 
 
 def _scored(study: Study) -> pd.DataFrame:
-    """Return the completed and diverged runs in the form of `keyed`, with their `score`.
+    """Return the completed and diverged runs with their `score` and with the settings columns that
+    `keyed` gives.
 
     The score is NaN for a run that missed its target and, where no target is scored, for one that
     diverged.
@@ -129,7 +132,8 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tuned(study: Study) -> Study:
-    """Return the study with only the runs at the best rate of each cell, under one rule.
+    """Return the study with only the runs at the best learning rate of each cell, as if one rule
+    had chosen these rates.
 
     The study is unchanged if each cell has one rate. A cell that missed at all of its rates keeps
     all its runs, because each says that the target takes more than it trained.

@@ -54,7 +54,9 @@ def _ask_hydra(arguments: Sequence[str]) -> int:
 
 
 def _quietly(query: Callable[[], int]) -> str:
-    """Return what a query prints; return nothing if it fails, for no message could be shown."""
+    """Return the text that a completion query prints; return an empty text if the query fails, for
+    no message could be shown.
+    """
     out = io.StringIO()
     with (
         contextlib.redirect_stdout(out),

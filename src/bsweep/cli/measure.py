@@ -32,7 +32,8 @@ _BAD = (
 
 
 def probe(arguments: Sequence[str]) -> int:
-    """Measure each worker of the point that `arguments` give; print the result and its file.
+    """Measure each worker of the point that `arguments` give; print the measurements and the path
+    of their file.
 
     Returns:
         The exit code.
@@ -46,7 +47,8 @@ def probe(arguments: Sequence[str]) -> int:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Print what the steps of the point that `arguments` give consist of, and the trace files.
+    """Print how long each part of a training step takes for the point that `arguments` give, and
+    the paths of the trace files.
 
     Returns:
         The exit code.
@@ -63,7 +65,8 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
-    """Return the point that `arguments` give, for looking at its hosts, or an exit code.
+    """Return the configuration of the point that `arguments` give, to look at its hosts, or an exit
+    code.
 
     A point without a batch size gets a local batch of 8, since only the hosts matter. If the
     arguments are wrong, print why and return the exit code.

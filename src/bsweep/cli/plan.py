@@ -75,7 +75,8 @@ def _planned(
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
-    """Train a few steps of some points and return the measured times.
+    """Train a few steps of the smallest and the largest batch of each group of points that are
+    alike, and return the measured times.
 
     Points are alike if they have the same number of workers and differ only in batch size, seed,
     epochs and rates. Of those that are alike, one with the smallest batch and one with the largest

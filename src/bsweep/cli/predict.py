@@ -67,7 +67,7 @@ def _column_and_value(text: str) -> tuple[str, str]:
 
 
 def _counts(text: str) -> list[int]:
-    """Return the numbers of a text such as `8,16,32`.
+    """Return the positive integers in a text such as `8,16,32`.
 
     Raises:
         ValueError: If a part is no positive integer. argparse turns the error into a message.

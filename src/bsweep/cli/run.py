@@ -44,7 +44,8 @@ def led(lead: Callable[[], int]) -> int:
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
-    """Run a study's commands again, for some of their points only, and return the exit code.
+    """Run a study's recorded commands again, but train only the points with the given ids, and
+    return the exit code.
 
     Each command is run in the working folder where it was typed.
 
@@ -122,7 +123,9 @@ def _refuse_flags(arguments: Sequence[str]) -> None:
 
 
 def _tell(sweep: Sweep, wants_report: bool) -> int:
-    """Print tables on a sweep's runs and write the wanted reports; return the exit code."""
+    """Print the idle seconds of a sweep's studies that compare allocations, write the wanted
+    reports, and return the exit code.
+    """
     code = 0
     for study_dir, configs in sorted(sweep.studies.items()):
         if len({config.allocation.name for config in configs}) > 1:

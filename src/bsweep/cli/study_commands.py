@@ -96,7 +96,7 @@ def retry(arguments: Sequence[str]) -> int:
 
 
 def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Find what is to be run, run it, and return the exit code.
+    """Call `find` for a function that runs points, call that function, and return the exit code.
 
     Only errors of `find` are reported here; a sweep reports its own errors.
     """
@@ -114,7 +114,8 @@ def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Se
 
 
 def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that runs the study's commands again for the points that are left.
+    """Return a function that runs the study's recorded commands again for the points that are not
+    completed.
 
     Return an exit code if there is nothing to run.
     """
@@ -135,7 +136,8 @@ def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that sets aside points that ended in certain ways and runs them anew.
+    """Return a function that sets aside the results of points with the wanted statuses, such as
+    `failed`, and trains these points again.
 
     Return an exit code if no command leads to these points.
     """
@@ -165,7 +167,8 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
-    """Return a function that runs some points of a study again by the study's commands.
+    """Return a function that trains the points with the given ids again by the study's recorded
+    commands.
 
     Return an exit code if no command of the study leads to any of these points.
     """
@@ -191,7 +194,8 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
-    """Raise ValueError if a command cannot be run again here.
+    """Raise ValueError if a recorded command cannot be run again in its folder or from this
+    process.
 
     The folder where it was typed must still exist. It also needs the same surroundings: outside
     horovodrun, or inside one with as many processes.

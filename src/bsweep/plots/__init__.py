@@ -90,7 +90,8 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Return the figures of `FIGURES` whose table has a row in this study.
+    """Return the functions that draw the figures for which a study has numbers, by the figure's
+    name.
 
     Args:
         study: The study.

@@ -126,7 +126,7 @@ def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]
 
 
 def beside(places: Sequence[float]) -> list[float]:
-    """Return places on a log axis, moved apart where several are the same."""
+    """Return positions on a logarithmic axis, moved apart where several are the same."""
     sharing, seen = Counter(places), Counter[float]()
     moved = []
     for place in places:

@@ -19,7 +19,8 @@ _FORGETS = 0.1  # weight of a new record in the running mean, as in training
 
 
 def batches(study: Study) -> pd.DataFrame:
-    """Return sampled steps of runs whose batch changed, with the noise scale at that time.
+    """Return a table of the sampled steps of runs whose batch changed, with the noise scale at each
+    of these steps.
 
     The columns also tell the runs' cells apart.
     """

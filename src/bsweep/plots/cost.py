@@ -1,5 +1,5 @@
-"""Figures of the cost of a target: worker-seconds against seconds, and what one more worker
-buys.
+"""Figures of the cost of reaching a target: worker-seconds against seconds, and what one more
+worker buys.
 """
 
 from __future__ import annotations

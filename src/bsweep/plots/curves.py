@@ -80,7 +80,8 @@ def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in the order of the configuration.
+    """Return the rows of a table sorted by their settings in the order of the sweep's
+    configuration.
 
     Numbers ascend. Other settings come in the order in which they were first launched or, if that
     is not on record, in the order of the table.
@@ -97,7 +98,7 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
-    """Return the place of each row's value of one level among all values."""
+    """Return for each row the rank of its value among all values of one index level."""
     found = table.index.get_level_values(name)
     values = _values(found)
     if not pd.api.types.is_numeric_dtype(found) and "launched_at" in study.provenance:
@@ -118,7 +119,8 @@ def _values(found: pd.Index[Any]) -> list[Any]:
 
 
 def _names(study: Study) -> dict[str, str]:
-    """Return the names of variants whose workers have batches of their own, with these batches.
+    """Return names that list the workers' batches, for variants whose workers have different
+    batches.
 
     The result is empty if there are none.
     """
@@ -148,7 +150,9 @@ def said(name: str, value: object) -> str:
 
 
 def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
-    """Return workers and batch in words, where only other settings vary."""
+    """Return the worker count and the batch size of all cells in words, where only other settings
+    vary.
+    """
     varying = analysis.varying(table)
     is_uneven = table.index.get_level_values("variant").astype(str).str.contains(_LISTED).any()
     shared = [
@@ -223,7 +227,9 @@ def _look(color: int, line: int) -> dict[str, Any]:
 def _alike(
     groups: dict[Any, pd.DataFrame], names: Sequence[str], along: str, columns: Sequence[str]
 ) -> dict[Any, tuple[str, ...]]:
-    """Return the variants that each line stands for, by the key of the first of them."""
+    """Return the variants that share each line because their values coincide, by the key of the
+    first variant.
+    """
     firsts: dict[Any, Any] = {}
     members: dict[Any, tuple[str, ...]] = {}
     for key, cells in groups.items():
@@ -243,7 +249,7 @@ def _alike(
 
 
 def alike_words(curves: Sequence[Curve]) -> str:
-    """Return a sentence for each line that stands for several variants."""
+    """Return a text with a sentence for each line that stands for several variants."""
     said = []
     for curve in curves:
         if len(curve.members) > 1:

@@ -94,8 +94,8 @@ class StudyFigure:
         self.__doc__ = self.draw.__doc__
 
     def __call__(self, study: Study) -> Figure:
-        """Draw the figure in the common style. Without a row in the table, write a sentence
-        instead.
+        """Draw this figure of a study in the style that all figures share. Without a row in the
+        table, write a sentence instead.
         """
         with rc_context(STYLE):
             table = self.table(study)
@@ -172,7 +172,9 @@ def span(numbers: Iterable[int]) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, and no fewer of the whole part."""
+    """Return a number as text with three significant digits, or with more if its whole part has
+    more.
+    """
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
@@ -241,7 +243,7 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """Set a log2 axis with a tick at each measured size.
+    """Set a log2 axis with a tick at each measured batch size or worker count.
 
     As many ticks as there is room for have a plain integer.
     """
@@ -265,7 +267,8 @@ def _width(axes: Axes) -> float:
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
-    """Return the sizes to write below an axis: all, every second one, every third one, and so on.
+    """Return the sizes for which there is room below an axis: all, every second one, every third
+    one, and so on.
 
     If the sizes are uneven, the result may be those that find room.
     """
@@ -398,7 +401,8 @@ def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str
 def draw_spread(
     axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
 ) -> None:
-    """Draw the values behind the means of cells, at the places of their index.
+    """Draw the single seeds or the intervals behind the means of cells, at the places of the cells'
+    index.
 
     They are the points of two seeds, or an interval and small circles for more seeds.
     """

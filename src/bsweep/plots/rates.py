@@ -1,4 +1,6 @@
-"""The figure of batch sizes at the best learning rate of each, beside one rate for all of them."""
+"""The figure that compares batch sizes at the best learning rate of each with one rate for all of
+them.
+"""
 
 from __future__ import annotations
 

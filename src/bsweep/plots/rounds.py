@@ -215,7 +215,9 @@ def _draw_loss(axes: Axes, curve: Curve) -> None:
 
 
 def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
-    """Show lines between two times, at the height that they have there."""
+    """Limit the axes to the time between `first` and `last`, and to the losses that the lines have
+    there.
+    """
     seen = [
         np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan)
         for loss in losses
@@ -289,7 +291,7 @@ def _name_total(axes: Axes, place: int, row: pd.Series[float]) -> None:
 
 
 def _beside(axes: Axes, place: float, text: str) -> None:
-    """Write at the right of a panel, at a row."""
+    """Write a text to the right of a panel, at the height of one of its rows."""
     frame: Any = ("axes fraction", "data")
     look: dict[str, Any] = {
         "xycoords": frame,
@@ -304,7 +306,7 @@ def _and_change(table: pd.DataFrame) -> str:
 
 
 def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Draw bars of what each worker does, one after the other."""
+    """Draw bars for the seconds in which each worker computes, waits and exchanges."""
     starts = rounds["began_seconds"].to_numpy(float).copy()
     for began in rounds.groupby("round")["began_seconds"].min():
         axes.axvline(began, color="#444444", linewidth=0.7)

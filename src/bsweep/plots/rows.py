@@ -22,7 +22,8 @@ Rows = tuple[list[Axes], pd.DataFrame]
 
 
 def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame, str]:
-    """Return as many cells as fit on a page, and a sentence that says which ones are shown.
+    """Return the cells of a table that fit on a page, and a sentence that says which ones are
+    shown.
 
     If there are too many, the cells of the batch size with the most cells are taken.
     """
@@ -39,7 +40,8 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
 def panels_of_rows(
     table: pd.DataFrame, columns: int, row_inches: float = 0.19
 ) -> tuple[Figure, list[Rows]]:
-    """Return a figure with a row for each cell, and its rows of `columns` panels with their cells.
+    """Return a figure with a row for each cell, and its rows of `columns` panels with the cells
+    that each row of panels shows.
 
     Cells that share a panel differ in variant, or else in batch size. If neither varies, all cells
     share one panel. Cells are numbered by their row.

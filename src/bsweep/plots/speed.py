@@ -104,7 +104,7 @@ def _draw_speedup(
 
 
 def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
-    """Return the speed-ups of the cells of a panel."""
+    """Return the rows of the table of speed-ups that belong to one panel."""
     names = [name for name in panel.curves[0].key if name != "num_workers"]
     keys = {tuple(curve.key[name] for name in names) for curve in panel.curves}
     places = zip(*(scaling.index.get_level_values(name) for name in names), strict=True)

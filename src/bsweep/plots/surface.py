@@ -112,7 +112,8 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """Return a map for each part of the study: batches across, workers upwards.
+    """Return a figure with an empty map for each part of the study, batches across and workers
+    upwards, and the cells of each map.
 
     Cells are equal rectangles on a grid.
     """
@@ -141,7 +142,7 @@ def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
 
 
 def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield each cell with its column and its row."""
+    """Yield the column and the row of each cell in its map, and the cell."""
     columns = {batch: place for place, batch in enumerate(_sizes(rows, "global_batch"))}
     lines = {count: place for place, count in enumerate(_sizes(rows, "num_workers"))}
     for cell in rows.to_dict("records"):
@@ -153,7 +154,7 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
-    """Draw a rectangle with its text.
+    """Draw one cell of a map as a rectangle with a text in it.
 
     It has a frame if the cell was measured, and a star if the cell is recommended or equally good.
     """
@@ -212,7 +213,9 @@ def _time_text(cell: dict[str, Any], unit: float) -> str:
 
 
 def _unit(seconds: pd.Series[float]) -> tuple[str, float]:
-    """Return the largest unit of which the median cell takes at least three."""
+    """Return the largest unit of time that fits at least three times into the time of the median
+    cell.
+    """
     return [one for one in _UNITS if seconds.median() >= 3 * one[1] or one[1] == 1][-1]
 
 
@@ -222,7 +225,7 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
-    """Return the legend's entries for frames and stars."""
+    """Return the legend's entries for measured, recommended and tied cells."""
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
     entries: list[Patch | Line2D] = (
         [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []

@@ -21,7 +21,8 @@ from bsweep.plots.rows import draw_dots, few_enough, numbered, panels_of_rows
 
 
 def times_to_target(study: Study) -> pd.DataFrame:
-    """Return the time to the target by cell.
+    """Return the mean seconds to the target of each cell, with the numbers of seeds that reached
+    and missed it.
 
     `seconds` is over the `n` seeds that reach the target. `missed` counts those that do not.
     """
@@ -95,7 +96,7 @@ def _as_dots(table: pd.DataFrame, label: str, highest: float) -> tuple[Figure, l
 
 
 def _mark_missed(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:
-    """Draw open triangles on the upper edge, beside each other.
+    """Draw an open triangle on the upper edge for each cell with a run that missed the target.
 
     Returns:
         The legend's entry for the triangles, or an empty list.

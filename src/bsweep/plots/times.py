@@ -143,7 +143,7 @@ def _published_entries(reference: int | None) -> list[Line2D]:
 
 
 def _formula(fits: pd.DataFrame, key: Any) -> str:
-    """Return a fit in numbers, with the variance it explains and its largest errors.
+    """Return a text with the fitted formula, the variance it explains and its largest errors.
 
     The fit is that of times by batch size. The text is empty if there is no fit for `key`.
     """
@@ -162,7 +162,7 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
 
 
 def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int) -> None:
-    """Draw times over the time of one batch size, beside the published ones."""
+    """Draw training times divided by the time of one batch size, beside the published ones."""
     for curve in panel.curves:
         axes.plot(curve.cells["relative_seconds"].dropna(), **curve.look)
     published = published_cells()["train_seconds"]
@@ -172,9 +172,9 @@ def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int
 
 
 def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
-    """Return the largest batch size that both studies measured.
+    """Return the largest batch size that both this study and the published one measured.
 
-    The result is None if they are not comparable or share fewer than two.
+    The result is None if the two studies are not comparable or share fewer than two.
     """
     if not analysis.comparable(study):
         return None

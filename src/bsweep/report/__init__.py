@@ -113,7 +113,8 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
 
 
 def idle_text(study: Study) -> str:
-    """Return idle seconds by node, with total and change, as a table for a terminal.
+    """Return idle seconds by node, with their total and its change from the baseline, as a table
+    for a terminal.
 
     The text is empty for a study without rounds.
 
@@ -177,7 +178,7 @@ def _page(
 
 
 def _opening(study: Study) -> list[str]:
-    """Return the first lines of the page: the recommendation, words on learning rates, and
+    """Return the first lines of the page: the recommendation, sentences on learning rates, and
     headlines.
 
     What is missing for a recommendation comes last.
@@ -212,7 +213,9 @@ def _failures(runs: pd.DataFrame) -> formats.Table:
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:
-    """Return lines under a title as HTML. If there are many, the last ones are folded away."""
+    """Return an HTML section with a title and a list of lines. If there are many, the last ones are
+    folded away.
+    """
     items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
     more = (
@@ -234,8 +237,8 @@ def _definitions(entries: dict[str, str]) -> str:
 
 
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
-    """Return the values in the runs' `meta.json`. Where runs differ, each value has its number of
-    runs.
+    """Return the values of each field in the runs' `meta.json`, as one text for each field. Where
+    runs differ, each value has its number of runs.
     """
     entries = {}
     for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):

@@ -14,7 +14,8 @@ _SHRINK = 0.7
 
 
 def within_page(folder: Path, names: Iterable[str]) -> dict[str, tuple[str, bytes]]:
-    """Return the kind and the bytes of each figure's image.
+    """Return the kind (`svg+xml` or `png`) and the bytes of each figure's image, by the figure's
+    name.
 
     An image is SVG. While all images together are too large, the largest becomes a PNG or a smaller
     PNG. A figure whose SVG is too large is a PNG from the start.

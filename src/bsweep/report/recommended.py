@@ -44,7 +44,7 @@ def recommended(study: Study) -> Iterator[Table]:
 
 
 def _rates(table: pd.DataFrame) -> Table:
-    """Return the table of the best rate of each cell that was run at several."""
+    """Return the table of the best learning rate of each cell that was run at several rates."""
     apart = [name for name in analysis.levels(table) if name not in tuning.RATES]
     shown = [
         name

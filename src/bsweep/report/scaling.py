@@ -92,7 +92,9 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """Return the range over all cells of a worker's bytes over those of a ring, as text."""
+    """Return as text the range, over all cells, of the bytes that a worker sends divided by those
+    of a ring.
+    """
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]
     return (

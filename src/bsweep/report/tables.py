@@ -22,7 +22,7 @@ _MAX_NODES = 8  # nodes that have a column each
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """Yield all tables for which a study has the numbers."""
+    """Yield every table of a report for which a study has the numbers."""
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
@@ -50,7 +50,7 @@ def tables(study: Study) -> Iterator[Table]:
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
-    """Return the table of the results of each cell."""
+    """Return the table of each cell's results, such as times, losses and accuracies."""
     values = cells[["global_batch", "n"]].astype(object)
     rates = (
         analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
@@ -132,7 +132,7 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the exponents of several series.
+    """Return a table of the exponents of growth of several series of cells.
 
     It is empty for a single series, which the section on costs covers.
     """

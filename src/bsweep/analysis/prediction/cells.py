@@ -34,7 +34,7 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The runs of one cell, as logarithms.
+    """The steps or seconds that the runs of one cell need, as logarithms.
 
     `exact` holds the values of uncensored runs. `above` and `below` hold the bounds of censored
     runs, whose values lie above or below them. `resolution` is the extra variance of an exact value
@@ -53,7 +53,7 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells in order, with statistics of the exact runs of each.
+    """The runs of several cells in order, with statistics of the uncensored runs of each cell.
 
     `count` is the number of exact runs, `mean` their mean, `within` the sum of squared deviations
     from it, and `resolution` is that of `CellRuns`.
@@ -79,7 +79,7 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
 def cell_runs(
     exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
 ) -> CellRuns:
-    """Return the runs of one cell, given amounts rather than logarithms.
+    """Return the runs of one cell, given their steps or seconds rather than logarithms.
 
     `spacing` is the distance between the evaluations around each exact value, NaN where it is not
     known.
@@ -90,7 +90,8 @@ def cell_runs(
 
 
 def mean_log(runs: CellRuns, sigma: float) -> float:
-    """Return the most likely mean of a cell's logarithms, whose standard deviation is `sigma`.
+    """Return the most likely mean of the logarithms of a cell's runs, whose standard deviation is
+    `sigma`.
 
     Censored runs count by their bounds. The result is NaN where only bounds are known.
     """
@@ -133,7 +134,8 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
 def draw_effects(
     cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
 ) -> Array:
-    """Return a draw of each cell's effect given its runs, for each draw of the parameters.
+    """Return for each draw of the parameters a random draw of each cell's effect, given the cell's
+    runs.
 
     The shape is (draws, cells).
     """
@@ -172,7 +174,9 @@ def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Arr
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:
-    """Return the log probability of the bounds at each candidate effect: (draws, effects)."""
+    """Return the log probability of a cell's censored runs at each candidate effect, of shape
+    (draws, effects).
+    """
     expected, scale = model[:, None] + effects, sigma[:, None]
     logs: NDArray[np.float64] = np.zeros(effects.shape)
     for bounds, sign in ((cell.above, 1), (cell.below, -1)):

@@ -61,7 +61,7 @@ class CriticalBatch:
 
 
 def from_steps(fit: StepsFit) -> CriticalBatch:
-    """Return the estimate from steps to a target alone, without other sources."""
+    """Return the critical batch as estimated from steps to a target alone."""
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
@@ -71,7 +71,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
 
 
 def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
-    """Return the estimate from records of the gradient noise scale.
+    """Return the critical batch as estimated from records of the gradient noise scale.
 
     It is the sum of variances over the sum of squared gradients. A ratio of averages is taken
     because a mean of ratios is dominated by those whose denominator is near zero. The interval
@@ -131,7 +131,9 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
-    """Return sums over resamples of a run's records, of shape (resamples, columns)."""
+    """Return the column sums of bootstrap resamples of a run's records, of shape (resamples,
+    columns).
+    """
     n = len(values)
     length = max(1, min(n, round(1.5 * n ** (1 / 3))))
     starts = rng.integers(n, size=(_NUM_BOOTSTRAPS, -(-n // length)))
@@ -140,7 +142,8 @@ def _block_sums(values: Array, rng: np.random.Generator) -> Array:
 
 
 def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> CriticalBatch:
-    """Return the estimate from runs that go on from one checkpoint at several batch sizes.
+    """Return the critical batch as estimated from runs that continue one checkpoint at several
+    batch sizes.
 
     Args:
         branches: A row for each run, with `global_batch` and the columns of `to_target` computed
@@ -166,8 +169,8 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
-    """Return the table for `from_branches`: runs that went on from one checkpoint, and the run that
-    wrote it.
+    """Return the table of runs that `from_branches` reads: runs that continued one checkpoint, and
+    the run that wrote it.
 
     The target is that of the prediction. It is given beforehand, so it is the same for any number
     of branches. A loss that the branches reached by chance would favour the branch from which it is
@@ -198,7 +201,7 @@ def records_until_target(seen: Observed) -> pd.DataFrame:
 
 
 def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
-    """Yield a warning for each pair of estimates whose intervals do not overlap."""
+    """Yield a warning for each pair of critical batch estimates whose intervals do not overlap."""
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
             yield (

@@ -41,7 +41,8 @@ def fit(
     *,
     from_one_batch: bool = False,
 ) -> Fits:
-    """Fit the steps to the target and the step time.
+    """Return the fits of the steps to the target and of the seconds of a step, with estimates of
+    the critical batch.
 
     If fewer than three batch sizes reached the target, another estimate of the critical batch
     counts too: that of branches, or else that of the noise scale. Its prior includes a factor of
@@ -87,7 +88,8 @@ def _with_help(
 
 
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Predict each measured cell from all others and return the errors.
+    """Predict the time to the target of each measured cell from all other cells, and return a table
+    of the errors.
 
     The columns are `CELL` and:
 

@@ -56,7 +56,8 @@ def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
 def grid(
     seen: Observed, batches: Sequence[int], workers: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Return the trainable cells, as `CELL`, among all pairs of a batch size and a worker count.
+    """Return global batch, workers and passes of the cells that can be trained, among all pairs of
+    a batch size and a worker count.
 
     A pair is kept if every worker gets equal batches in the number of passes that most runs take,
     and if the batch is no larger than the training set.
@@ -75,7 +76,7 @@ def forecast(
     of: Sequence[tuple[int, int, int]],
     price_per_worker_hour: float | None = None,
 ) -> Forecast:
-    """Predict each cell of a grid.
+    """Predict the time to the target for each cell of a grid.
 
     The columns of `cells` are:
 
@@ -134,7 +135,9 @@ def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFr
 def _parts(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequence[Cell]
 ) -> pd.DataFrame:
-    """Return shares of the time to a target, which sum to 1. They are means over the draws."""
+    """Return for each cell the shares of its time to a target (such as computing and exchange),
+    which sum to 1. They are means over the draws.
+    """
     exposed, waiting = (seen.runs[name].where(seen.runs["num_workers"] > 1) for name in _EXPOSED)
     share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())
     rows = []
@@ -201,7 +204,7 @@ def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return for each cell why it cannot be trained, or an empty text.
+    """Return for each cell a text on why it cannot be trained, or an empty text.
 
     Either a local batch of this size ran out of memory, or all runs of the cell diverged.
     """

@@ -37,7 +37,7 @@ End = Literal["sure", "budget", "gain", "runs", ""]
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that could be made in a cell.
+    """A run that the search could make next in a cell.
 
     `done_steps` is the number of steps already trained. `most_steps` is the most that it may have.
     """
@@ -80,7 +80,9 @@ class Grid:
         )
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
-        """Return the worker-seconds left of a run that needs `steps` in all, its start included."""
+        """Return the worker-seconds that a run still takes, its start included, if it needs `steps`
+        in all.
+        """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
         seconds = left * median_step(step_time, offer.cell) + self.other_seconds.get(workers, 0.0)
@@ -141,8 +143,8 @@ def first_run(
 def next_run(
     grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
 ) -> Next:
-    """Return the run with the largest gain for its cost that the budget can pay; see
-    `first_run`.
+    """Return the run with the largest expected gain per worker-second among those that the budget
+    can pay for; see `first_run`.
     """
     table = _gains(grid, offers, prediction)
     if is_sure(prediction.choice):
@@ -162,7 +164,9 @@ def is_sure(choice: Choice) -> bool:
 
 
 def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.DataFrame:
-    """Return a row for each offer, with `gain`, `cost` in worker-seconds, and `workers`."""
+    """Return a row for each run that could be made, with its expected `gain`, its `cost` in
+    worker-seconds, and its `workers`.
+    """
     fits: Fits = prediction.fitted
     objective: Objective = prediction.objective
     known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)

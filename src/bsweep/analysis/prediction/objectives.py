@@ -144,7 +144,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return the table of cells with the columns that decide between them.
+    """Return the table of cells with added columns: whether a cell is allowed, and the
+    probabilities that it is in time, the best, and close to the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
@@ -178,7 +179,7 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Return the allowed cell with the least median.
+    """Return the allowed cell with the least median of the objective.
 
     Raises:
         ValueError: If no cell is allowed. The message says what to change.
@@ -276,7 +277,8 @@ def gains(
 
 
 def _gain(values: Array, measured: Array, noise: float) -> float:
-    """Return by how much a measurement is expected to lower the least mean of some values.
+    """Return by how much one more measurement is expected to lower the smallest of the cells' mean
+    values.
 
     `values` has the shape (draws, cells).
     """

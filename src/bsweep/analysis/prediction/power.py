@@ -59,5 +59,5 @@ def _fitted(watts: Array, rates: Array, wanted: Array) -> Array:
 
 
 def _rates(table: pd.DataFrame) -> pd.Series[float]:
-    """Return the number of examples that one worker trains in a second."""
+    """Return for each row of a table the number of examples that one worker trains in a second."""
     return table["global_batch"] / table["num_workers"] / table["step_seconds"].astype(float)

@@ -22,7 +22,9 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on a prediction's learning rates and on runs that contradict its law."""
+    """Yield warnings on a prediction's learning rates, and on runs that contradict its formula for
+    the steps to a target.
+    """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
@@ -97,7 +99,7 @@ def _at_most(runs: CellRuns) -> float:
 
 
 def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield warnings where steps differ between worker counts at one global batch.
+    """Yield warnings where the steps to a target differ between worker counts at one global batch.
 
     BatchNorm on local batches is a possible cause.
     """

@@ -58,7 +58,9 @@ class Prediction:
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
-        """The critical batch by steps to the target, by the noise scale and by branched runs."""
+        """Estimates of the critical batch from the steps to the target, the noise scale and
+        branched runs.
+        """
         return self.fitted.critical_batches
 
     @property
@@ -68,7 +70,9 @@ class Prediction:
 
     @property
     def fits(self) -> pd.DataFrame:
-        """The parameters of both fits: median, and the ends of 90 % intervals."""
+        """A table of the parameters of both fits: their medians, and the ends of their 90 %
+        intervals.
+        """
         steps, step = self.fitted.steps, self.fitted.step_time
         drawn = {
             "S_min (steps)": steps.minimum_steps,
@@ -106,7 +110,8 @@ class Prediction:
         return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
 
     def sentence(self) -> str:
-        """Return the recommendation, how sure it is, and which cells are equally good.
+        """Return the recommended cell in words, how sure the recommendation is, and which cells are
+        equally good.
 
         Returns:
             A text of several sentences.

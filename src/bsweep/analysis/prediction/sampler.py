@@ -29,7 +29,8 @@ def posterior(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Array:
-    """Return draws, of shape (num_draws, num_parameters), of standard normal parameters given data.
+    """Return posterior draws, of shape (num_draws, num_parameters), of parameters whose priors are
+    standard normal.
 
     Args:
         log_likelihood: A function from points of shape (n, num_parameters) to log likelihoods of
@@ -77,7 +78,9 @@ def _rise(heights: Array, most: float) -> float:
 
 
 def _resampled(weights: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return places of points by systematic resampling, in random order."""
+    """Return indices of points, drawn by systematic resampling with the given weights, in random
+    order.
+    """
     places = (np.arange(len(weights)) + rng.random()) / len(weights)
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
     return rng.permutation(chosen)
@@ -90,7 +93,8 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Move each half of the points along differences of two points of the other half.
+    """Return the points and their log likelihoods after a move of each half along differences of
+    two points of the other half.
 
     The moves keep the tempered posterior.
     """

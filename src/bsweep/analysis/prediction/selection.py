@@ -65,8 +65,8 @@ class Observed:
         }
 
     def timings(self) -> list[Timing]:
-        """Return the seconds of steps by run and, with several workers, of their exposed
-        exchange.
+        """Return the seconds of each run's steps and, with several workers, of the exposed part of
+        its exchange.
         """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
@@ -107,7 +107,7 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
 
 
 def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
-    """Return the runs of a study to predict from.
+    """Return the runs of a study that the prediction of the time to a target uses.
 
     Raises:
         ValueError: If no runs are left, their workers do not take every step together, or they
@@ -186,7 +186,7 @@ def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """Return the settings that separate runs into parts which do not compare.
+    """Return the names of the settings that separate runs into parts which cannot be compared.
 
     Batch size and workers are not among them. See `keyed`.
     """
@@ -245,9 +245,8 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
 
 
 def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """Return the settings that keep runs from comparing, with their values, and a flag.
-
-    The flag is True if learning rates differ too.
+    """Return the settings, with their values, that keep runs from being compared, and True if
+    learning rates differ too.
     """
     known = keyed(_compared(runs))
     found = {
@@ -258,7 +257,8 @@ def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
 
 
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
-    """Return the `--where` options of each part of `runs` that compares, the largest part first.
+    """Return a text with the `--where` options for each part of `runs` whose runs can be compared,
+    the largest part first.
 
     Args:
         all_runs: All runs of the study.
@@ -294,7 +294,7 @@ def schedule(runs: pd.DataFrame) -> str:
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Return mean seconds over all steps of each run, by `run_id`.
+    """Return the mean seconds of a step of each run, over all its steps, indexed by `run_id`.
 
     For a run that went on from another run's checkpoint, only its own steps count.
     """
@@ -319,7 +319,7 @@ def _step_seconds(study: Study) -> pd.DataFrame:
 
 
 def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
-    """Return why there are too few points to predict from, and how many are missing.
+    """Return a text on why there are too few points to predict from, and how many are missing.
 
     The text is empty if there are enough.
 

@@ -45,7 +45,7 @@ _CLOCK_SPREAD = (
 
 
 class Cell(NamedTuple):
-    """The quantities that decide a step's time.
+    """The quantities that decide a step's time: local batch, worker count and passes.
 
     They are the examples in one forward pass of one worker, the workers, and the passes of a step.
     """
@@ -69,7 +69,7 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
-    """The posterior of the fit of step time, by draw.
+    """Posterior draws of the parameters in the fit of a step's seconds.
 
     `cells` are those whose whole steps were timed; `effects` are by draw and cell.
     """
@@ -88,9 +88,9 @@ class StepTimeFit:
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:
-        """Return the log of a step's seconds, by draw.
+        """Return the logarithm of the predicted seconds of a step, one for each draw.
 
-        It includes what the form misses at the cell, but not the scatter of single runs.
+        It includes what the formula misses at the cell, but not the scatter of single runs.
         """
         model = np.log(_seconds(self._coefficients(), [cell], ["step"])[:, 0])
         if cell in self.cells:
@@ -105,7 +105,7 @@ class StepTimeFit:
         )
 
     def shares(self, cell: Cell) -> tuple[Array, Array, Array]:
-        """Return the shares of a step's time, by draw: fixed cost, computing, exchange.
+        """Return the shares of a step's time, one for each draw: fixed cost, computing, exchange.
 
         The fixed cost is that of the step's passes. Computing is the part that grows with the
         batch.
@@ -125,7 +125,9 @@ class StepTimeFit:
 def fit_step_time(
     timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> StepTimeFit:
-    """Fit the form to timings, of which at least one is of a whole step or of its passes."""
+    """Fit the formula for a step's seconds to timings, of which at least one is of a whole step or
+    of its passes.
+    """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
         grouped[timing.kind, timing.cell].append(timing.seconds)
@@ -168,7 +170,8 @@ def fit_step_time(
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
-    """Return the timings in a `probe.json`.
+    """Return the timings of passes and of an exchange in the file `probe.json` that `bsweep probe`
+    wrote.
 
     They are the passes of the slowest worker at each local batch, and an exchange alone.
 
@@ -204,7 +207,9 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:
-    """Return the seconds by the form for each cell and its kind, of shape (draws, cells)."""
+    """Return the seconds that the formula gives for each cell and kind of timing, of shape (draws,
+    cells).
+    """
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
     one_pass = fixed + per_example * batch

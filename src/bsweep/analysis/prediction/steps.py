@@ -30,8 +30,8 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 @dataclass(frozen=True)
 class Known:
-    """A critical batch that another source gives: its median, and the factor of one standard
-    deviation.
+    """A critical batch known from another source: its median, and the factor that stands for one
+    standard deviation.
     """
 
     critical_batch: float
@@ -40,7 +40,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class StepsFit:
-    """The posterior of the fit of steps.
+    """Posterior draws of the parameters in the fit of the steps to a target.
 
     `minimum_steps`, `minimum_examples`, `sigma` and `tau` are by draw, `effects` by draw and batch.
     """
@@ -58,13 +58,16 @@ class StepsFit:
         return self.minimum_examples / self.minimum_steps
 
     def curve(self, batch: float) -> Array:
-        """Return the log of S by the law alone, by draw."""
+        """Return the logarithm of the steps that the formula alone gives for a batch size, one for
+        each draw.
+        """
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
     def log_steps(self, batch: float) -> Array:
-        """Return the log of S at a batch size, by draw.
+        """Return the logarithm of the predicted steps to the target at a batch size, one for each
+        draw.
 
-        It includes what the law misses at the batch size, but not the scatter of single runs.
+        It includes what the formula misses at the batch size, but not the scatter of single runs.
         """
         if batch in self.batches:
             return self.curve(batch) + self.effects[:, self.batches.index(batch)]
@@ -82,7 +85,7 @@ def fit_steps(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> StepsFit:
-    """Fit the law to the runs by global batch.
+    """Fit S(B) = S_min + E_min / B to the steps to the target that runs need at global batch B.
 
     At least one run must have reached the target, or have an upper bound of its steps.
     """
