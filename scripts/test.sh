@@ -31,5 +31,5 @@ types=$!
 # Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 pytest --numprocesses $((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-wait $types
-exit ${failed:-0}
+wait "$types"
+exit "${failed:-0}"
