@@ -142,7 +142,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Return False if this machine's processors are known not to report the energy that they use.
+    """Return False if the run would use this machine's CPUs and their energy cannot be read.
 
     Return True for GPUs and for other hosts, as that cannot be known here.
     """

@@ -236,7 +236,8 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
 
 
 def _recorded(folder: Path) -> Recorded:
-    """Return the recorded signals of a run folder; without steps if the run has not begun.
+    """Return the losses, times and noise scales recorded in a run folder, which a policy may
+    use. The list of steps is empty if the run has not begun.
 
     Raises:
         Damaged, Newer, ConfigError: If the run cannot be read.

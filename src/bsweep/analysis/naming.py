@@ -109,8 +109,9 @@ def words(name: str, value: object) -> str:
 
 
 def length_of(study: Study) -> str:
-    """Return how long all runs were to train, such as `3 epochs` or `10 rounds`; empty if that
-    differs or is not known.
+    """Return the training length that all runs share; empty if runs differ or it is not known.
+    It is the planned epochs, such as `3 epochs`, or for runs that end with a round the rounds
+    that they trained, such as `10 rounds`.
 
     Args:
         study: The study.

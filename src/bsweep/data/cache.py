@@ -172,7 +172,8 @@ _CLOCK_SECONDS = 1  # Two versions of a file written within this time may have t
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as unread safetensors slices, and the file's text.
+    """Return the tensors of a cache file as unread safetensors slices, and the JSON text in its
+    header that gives the class names or their number.
 
     If the file is missing or its header is damaged, raise the errors of `_read`.
     """

@@ -386,8 +386,8 @@ class InBackward(Strategy):
 
     @abstractmethod
     def rehearse(self) -> None:
-        """Run a step on gradients that do not count, as `Strategy.rehearse` does, and complete the
-        exchange that a pass has begun.
+        """Run a step on gradients that do not count, as `Strategy.rehearse` does. Also complete
+        the gradient exchange that the backward pass just before may have started.
         """
 
     @abstractmethod
