@@ -26,10 +26,7 @@ if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 ruff check .
 ruff format --check .
 shellcheck -x scripts/*.sh .ci/run
-mypy & # beside the tests, which leave a part of the processor idle
-types=$!
+mypy
 # Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-pytest --numprocesses $((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-wait "$types"
-exit "${failed:-0}"
+pytest --numprocesses $((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder "$@"

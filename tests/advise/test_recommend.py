@@ -1,5 +1,5 @@
 """`bsweep recommend`: what it chooses on grids with known laws, and searches with real workers,
-broken off and not.
+interrupted and not.
 """
 
 from __future__ import annotations

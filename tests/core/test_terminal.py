@@ -102,7 +102,8 @@ def test_a_message_in_a_file_is_as_it_was_given(
 def test_a_stderr_that_nobody_reads_ends_nothing() -> None:
     code = (
         "import os; from bsweep.core import terminal; terminal.set_up_logging()\n"
-        "terminal.logger('bsweep.x').warning('lost'); print('answer')"
+        "terminal.logger('bsweep.x').warning('lost')\n"
+        "from bsweep.study.progress import Progress; Progress(1).say('lost, too'); print('answer')"
     )
     read, write = os.pipe()
     os.close(read)

@@ -40,13 +40,6 @@ def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None])
     return seconds - first
 
 
-def test_the_wait_is_over_when_all_commands_have_ended() -> None:
-    wait = waiting("strategy=ddp")
-    assert not wait.is_over(seen(1, [0, None]))
-    assert wait.is_over(seen(2, [0, 0]))
-    assert wait.timeout is None
-
-
 def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
     wait = waiting("strategy=ddp", "launch.start_timeout_seconds=60")
     assert not wait.is_over(seen(60))

@@ -176,7 +176,7 @@ def trained(
     return _STARTED[key].run({**job, "ports": [meeting_port(), meeting_port()]})[:num_workers]
 
 
-# A run that is broken off has the configuration of the whole one.
+# A run that is interrupted has the configuration of the whole one.
 _composed = functools.cache(compose)
 
 

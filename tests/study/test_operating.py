@@ -312,8 +312,8 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
 
 
 def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> None:
-    """A search that has a run broken off by its file goes on, unless somebody else asked it to stop
-    meanwhile.
+    """A search that has a run interrupted by its file goes on, unless somebody else asked it
+    to stop meanwhile.
     """
     paths, said = RunPaths(tmp_path), list[str]()
     paths.alive(0).parent.mkdir(parents=True)

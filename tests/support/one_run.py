@@ -142,7 +142,7 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     rounds: list[int] = []
     Keeper._agreed_wish = wish  # type: ignore[method-assign]
     with suppress(Stopped):
-        # A server is not broken off.
+        # A server is not interrupted.
         assert run(folder, **job) is None, f"the run was over before its round {broken_after}"
     Keeper._agreed_wish = plain  # type: ignore[method-assign]
     paths = RunPaths(folder)

@@ -1,5 +1,5 @@
-"""A run that is broken off, however and whenever, ends with the records and the weights of one that
-never was.
+"""A run that is interrupted, however and whenever, ends with the records and the weights of one
+that never was.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def records_of(paths: RunPaths) -> dict[str, list[dict[str, Any]]]:
 
 
 def check_equal(cwd: Path) -> None:
-    """The study `s`, which was broken off, and `whole`, which was not: records to the last bit, and
-    none twice.
+    """The study `s`, which was interrupted, and `whole`, which was not: records to the last bit,
+    and none twice.
     """
     ours, theirs = runs(cwd), runs(cwd, "whole")
     assert [paths.folder.name for paths in ours] == [paths.folder.name for paths in theirs]

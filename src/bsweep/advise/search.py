@@ -45,8 +45,8 @@ AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "see
 
 _SCHEMA = 1
 _DRAWS = 1500  # for the fits that only choose the next run
-# A run is broken off, and the choice made anew, after this multiple of the upper end of its
-# predicted time.
+# The search stops a run, and chooses the next one anew, after this multiple of the upper end of
+# the run's predicted time.
 _OVERTIME = 2.0
 _LEFT = ("new", "interrupted")  # statuses of points that can be run
 

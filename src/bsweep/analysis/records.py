@@ -254,7 +254,7 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     """Return one row for each round and worker of a run."""
     rows = []
     for record in rounds:
-        # Older records have `exchange_seconds` only.
+        # Only some strategies record `exposed_exchange_seconds`.
         told = {
             "exposed_exchange_seconds": record["exchange_seconds"],
             **record,

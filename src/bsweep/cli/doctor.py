@@ -188,7 +188,7 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print the findings of `bsweep doctor` as tables, and what to mend."""
+    """Print the findings of `bsweep doctor` as tables, and what to correct."""
     console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):
         table = Table("machine", *columns)

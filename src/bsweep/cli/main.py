@@ -89,12 +89,8 @@ _COMMANDS = {
     "--shell-completion": "bsweep.cli.completion:run",
 }
 _END_WITH_READER = ("predict", "replay", "report")
-_ERRORS_FOR_THE_USER = (
-    "status",
-    "stop",
-    "predict",
-    "replay",
-)  # the user can mend every error that these raise
+# The user can mend every error that these commands raise. `report` prints its own.
+_ERRORS_FOR_THE_USER = ("status", "stop", "predict", "replay")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

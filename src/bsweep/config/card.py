@@ -37,8 +37,9 @@ class Card(Schema):
     """Keys that do not change the results of a run, and so are not part of its run id."""
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that runs of earlier versions do not have, each with the value that leaves those runs
-    unchanged. A key with this value is not part of the run id, so that the old ids stay valid.
+    """Keys that were added to the schema later, each with the value that changes nothing.
+
+    A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """
 
     def problems(self, point: Point) -> Iterator[str]:

@@ -77,15 +77,15 @@ class RunConfig(Schema):
     compression: AnyCompression
     allocation: AnyAllocation
     launch: AnyLaunch
-    batching: AnyBatching = FIXED  # missing in runs of earlier versions
-    graph: Literal["auto", True, False] = "auto"  # also missing there
+    batching: AnyBatching = FIXED  # not part of a run id, if it has this value
+    graph: Literal["auto", True, False] = "auto"  # the same
     checkpoint_every: Every = "auto"
     resume_from: PathName | None = None
     evaluate_every_examples: Count | None = None
     target_accuracy: Finite | None = None
     target_loss: Finite | None = None
     stop_at_target: bool = True
-    trackers: Trackers = ()  # also missing there
+    trackers: Trackers = ()  # the same
     measure: MeasureConfig = NO_MEASURES
 
     @property

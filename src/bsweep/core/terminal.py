@@ -83,7 +83,7 @@ class Logger(_Adapter):
     """A logger that stays enabled when another library configures logging.
 
     `logging.config` disables all loggers that exist, unless it is told not to. Hydra, Alembic and a
-    user's own code use it. Whoever wants fewer records sets the level of the logger "bsweep".
+    user's own code use it. A program that imports bsweep may set the level of the logger "bsweep".
     """
 
     def isEnabledFor(self, level: int) -> bool:
@@ -118,14 +118,20 @@ def console() -> Console:
     # Imported here because worker processes import this module, too.
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    class Unbreakable(Console):
+        """A console that falls silent, instead of ending the process, if nobody reads it."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Unbreakable(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class _StandardError(logging.Handler):
     """A handler that writes each message as it is, without a time or a level.
 
     On a terminal, the message goes above the display of progress, if there is one. In a file or a
-    pipe, rich would replace tabs, and end the process if nobody reads the pipe.
+    pipe, rich would replace tabs.
     """
 
     def __init__(self) -> None:

@@ -63,8 +63,8 @@ def with_progress(
 ) -> Generator[_T, None, None]:
     """Yield each of `parts` unchanged, and show on stderr how many examples are done.
 
-    A terminal shows a bar until all are done. Elsewhere, a line comes every ten seconds. The last
-    line comes in both.
+    A terminal shows a bar until all are done. A file or a pipe gets a line every ten seconds. Both
+    end with a line that says how many examples were read.
 
     Args:
         parts: The parts of a work that may take minutes.
@@ -106,7 +106,7 @@ def _with_lines(
         done = min(number * per_part, total)
         if time.monotonic() - said_at > _LINE_SECONDS or done == total:
             said_at = time.monotonic()
-            # A worker's output, which no handler of a command sees.
+            # Workers run this too, where no handler of a command shows log records.
             print(_line(what, done, total), file=sys.stderr, flush=True)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import LaunchConfig
@@ -14,9 +15,6 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
-
-if TYPE_CHECKING:
-    from bsweep.launch.team import ProcessPool
 
 Entry = Literal[
     "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
@@ -34,7 +32,7 @@ class LaunchRequest:
     on_poll: Callable[[], None]
     """A function called a few times a second; an exception that it raises ends the run."""
     entry: Entry = "bsweep.train.worker"
-    pool: ProcessPool | None = None
+    pool: Pool | None = None
     """The sweep's processes, of which some may train the point; None to start fresh ones."""
 
     @property
@@ -47,6 +45,23 @@ class LaunchRequest:
         """The point's settings of `launch`, for a launcher that starts processes."""
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
+
+
+class Pool(Protocol):
+    """The processes that a sweep keeps between points: a `bsweep.launch.team.ProcessPool`."""
+
+    def processes_for(
+        self, request: LaunchRequest, launcher: HostLauncher
+    ) -> AbstractContextManager[Any]:
+        """Provide the processes for a point.
+
+        Args:
+            request: The point.
+            launcher: The launcher that starts fresh processes if none that are kept can be used.
+
+        Returns:
+            A context that yields a `bsweep.launch.team.Started`.
+        """
 
 
 class Launcher(Protocol):

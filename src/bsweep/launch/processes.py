@@ -17,7 +17,7 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.fresh_process import LAUNCHER
 from bsweep.launch import environment, failure, lifeline, preflight
-from bsweep.launch.launcher import HostLauncher, LaunchRequest
+from bsweep.launch.launcher import HostLauncher, LaunchRequest, Pool
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
 from bsweep.launch.waiting import Seen, Waiting
@@ -63,7 +63,7 @@ class ProcessLauncher(HostLauncher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            pool = request.pool or ProcessPool()
+            pool: Pool = request.pool or ProcessPool()
             with pool.processes_for(request, self) as started:
                 timeout = _wait(started, request)
                 return started, [command.poll() for command in started.commands], timeout
@@ -130,14 +130,17 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
         request.on_poll()
         environment.remove_when_read(paths, request.ranks)
         started.look_after()
+        codes = [command.poll() for command in started.commands]
+        if started.is_through or None not in codes:
+            return None
         seen = Seen(
             time.monotonic(),
-            [command.poll() for command in started.commands],
+            codes,
             _signs_of_life(config, paths),
             paths.metrics.stat().st_mtime,
             lambda: recorded(paths) is not None,
         )
-        if started.is_through or waiting.is_over(seen):
+        if waiting.is_over(seen):
             return waiting.timeout
 
 

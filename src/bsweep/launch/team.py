@@ -205,6 +205,7 @@ class ProcessPool:
         team, is_warm = self._idle, self._idle is not None and self._idle.can_train(request.config)
         if team is None or not is_warm:
             self.end()
+            assert not has_more or request.entry == "bsweep.train.worker", request.entry
             team = Team(request, launcher) if has_more else None
         started = team or _lone(request, launcher)
         self._idle = None

@@ -49,11 +49,9 @@ class Waiting:
     def is_over(self, seen: Seen) -> bool:
         """Return True if the launcher must not wait any longer.
 
-        The wait is over if all commands have ended, if the grace period after a failure has
-        passed, if the workers that still run were given up by the others, or after a time-out.
+        Call this method while a command runs. The wait is over if the grace period after a failure
+        has passed, if the workers that still run were given up by the others, or after a time-out.
         """
-        if None not in seen.codes:
-            return True
         if self._failed_at is None and self._has_failed(seen):
             self._failed_at = seen.seconds
         if self._failed_at is not None:

@@ -121,9 +121,10 @@ class Calibration:
 
     @property
     def was_worth_it(self) -> bool:
-        """True if the study has enough steps to pay for a measurement.
+        """True if the answer was measured, or chosen for the kind of GPU.
 
-        False if there is no answer yet, or if the answer was taken over from runs.
+        Then a sweep with enough steps to pay for a measurement asked for the answer. False if there
+        is no answer yet, or if the answer was taken over from runs.
         """
         return bool(self.timed) or self.settled_by == "gpu"
 

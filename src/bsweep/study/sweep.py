@@ -121,7 +121,7 @@ class Sweep:
         while others := [index for index, status in statuses.items() if status == "running"]:
             free = [index for index in others if not attempts.is_running(configs[index])]
             for index in free:
-                # This sweep runs a point that was broken off; any other end is the point's own.
+                # This sweep runs a point that was interrupted; any other end is the point's own.
                 ended = attempts.ended_elsewhere(configs[index], self._progress)
                 statuses[index] = ended or run_points([index])[0]
             time.sleep(0 if free else _WAIT_SECONDS)

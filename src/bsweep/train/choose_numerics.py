@@ -162,7 +162,7 @@ def _measure(
         sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches})
     )
     found = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
-    gc.collect()  # frees the candidates' models
+    gc.collect()  # frees the candidates' models; the GPU's cache stays for the run's own model
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [
         Timed(numerics, seconds)
