@@ -77,7 +77,7 @@ def type_run(
         (["data.nope={a: 1}"], ["data.nope"]),
         (["local_batch"], ["local_batch: neither a flag nor KEY=VALUE"]),
         (["=3"], ["no key before the '='"]),
-        (["data.root=a=b"], ["data.root=a=b", "Quote a value", "\"'a=b'\""]),
+        (["data.root=a;b"], ["data.root=a;b", "Quote a value", "\"'a;b'\""]),
         (["data.root=[[[["], ["data.root=[[[["]),
         (
             [
@@ -177,6 +177,7 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
     assert Path("größe/default").is_dir()
     assert as_hydra_takes("data.root=a,größe/b") == "data.root=a,'größe/b'"
     assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
+    assert as_hydra_takes("launch.ssh_options=[A=b,C=d]") == "launch.ssh_options=['A=b','C=d']"
 
 
 @pytest.mark.parametrize(

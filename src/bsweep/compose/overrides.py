@@ -97,15 +97,18 @@ def as_hydra_takes(argument: str) -> str:
     """Return an argument in a form that Hydra accepts.
 
     The ~ of key=~/path becomes the home folder, as no shell expands it there. Words with letters
-    beyond ASCII are quoted. Keys of `options` get a ++, as they need not exist.
+    beyond ASCII, or with a '=', are quoted. Keys of `options` get a ++, as they need not exist.
     """
     argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
     argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
-    key, _, value = argument.partition("=")
-    if value.isascii() or _GRAMMAR.search(value):
+    key, equals, value = argument.partition("=")
+    if _GRAMMAR.search(value):
         return argument
-    words = (word if word.isascii() else f"'{word}'" for word in re.split(r"([,\[\]])", value))
-    return f"{key}={''.join(words)}"
+    words = (
+        f"'{word}'" if "=" in word or not word.isascii() else word
+        for word in re.split(r"([,\[\]])", value)
+    )
+    return f"{key}{equals}{''.join(words)}"
 
 
 def refuse(overrides: Sequence[str]) -> None:

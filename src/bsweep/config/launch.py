@@ -15,7 +15,17 @@ from bsweep.config import slurm
 from bsweep.config.groups import LaunchConfig
 from bsweep.config.hosts import SLURM, Hosts
 from bsweep.config.point import Point, StrategyFacts
-from bsweep.config.values import Count, Interface, Natural, Parallel, PathName, Port, Variable, show
+from bsweep.config.values import (
+    Count,
+    Interface,
+    Natural,
+    Parallel,
+    PathName,
+    Port,
+    SshOption,
+    Variable,
+    show,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +83,14 @@ class SshConfig(ProcessesConfig):
     hosts: Hosts | None
     ssh_port: Port | None
     ssh_identity_file: PathName | None
+    ssh_options: tuple[SshOption, ...] = ()
     parallel: Parallel = 1
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         *ProcessesConfig.changes_no_number,
         "ssh_port",
         "ssh_identity_file",
+        "ssh_options",
         "parallel",
     )
 

@@ -40,6 +40,25 @@ Interface = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 
 
+def _starts_no_program(option: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]+=[\w ./~%@:,+*?!^-]{1,1000}", option, re.ASCII):
+        raise ValueError(
+            "an option of ssh has the form NAME=VALUE, and its value has no quotes, brackets or "
+            "other signs that a shell reads. Give other options in ~/.ssh/config"
+        )
+    if re.match(r".*(command|provider|smartcard|xauth)", option.partition("=")[0], re.IGNORECASE):
+        raise ValueError(
+            "this option has ssh start a program or load a library. Give it in ~/.ssh/config, "
+            "which only you can change"
+        )
+    return option
+
+
+SshOption = Annotated[str, AfterValidator(_starts_no_program)]
+"""An option of ssh as NAME=VALUE, such as `User=me`. It must not start a program, because
+`bsweep resume` uses the options in a study's recorded commands, which others may have changed.
+"""
+
 LrRule = Literal["fixed", "per_worker", "linear", "sqrt", "adascale"]
 Kind = Literal["images", "text", "anything"]
 """The kind of examples in a data set."""

@@ -1,7 +1,8 @@
-"""The horovodrun command with extra options for ssh, so that ssh gives up a silent host.
+"""The horovodrun command with bsweep's options for ssh in place of Horovod's.
 
 `python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no
-option for how it starts ssh, and would wait for hours after a network link is cut.
+option for how it starts ssh. It would accept a changed host key, and wait for hours after a network
+link is cut. Of an option given twice, ssh uses the first value, so Horovod's own must go.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ def main() -> None:
     from horovod.runner import launch
     from horovod.runner.util import remote
 
-    remote.SSH_COMMAND_PREFIX += f" {sys.argv.pop(1)}"
+    remote.SSH_COMMAND_PREFIX = f"ssh {sys.argv.pop(1)}"
     launch.run_commandline()
 
 

@@ -34,18 +34,23 @@ def as_others_say(host: str) -> str:
     return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
 
 
-def options(launch: ProcessesConfig) -> list[str]:
-    """Return ssh options: ask for no password, and give up a silent host.
+def options(launch: SshConfig) -> list[str]:
+    """Return ssh options: those of the user, then bsweep's. Of an option given twice, ssh uses the
+    first value.
 
-    ssh gives up well before `launch.stall_timeout_seconds` is over.
+    By bsweep's options, ssh asks for no password, accepts a host that it does not know yet but not
+    another key of one that it knows, and gives up a silent host well before
+    `launch.stall_timeout_seconds` is over.
     """
-    return [
-        *("-o", "BatchMode=yes"),
-        *("-o", "StrictHostKeyChecking=no"),
-        *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
-        *("-o", f"ServerAliveInterval={interval_seconds(launch)}"),
-        *("-o", f"ServerAliveCountMax={_SIGNS}"),
+    every = [
+        *launch.ssh_options,
+        "BatchMode=yes",
+        "StrictHostKeyChecking=accept-new",
+        f"ConnectTimeout={CONNECT_SECONDS}",
+        f"ServerAliveInterval={interval_seconds(launch)}",
+        f"ServerAliveCountMax={_SIGNS}",
     ]
+    return [word for option in every for word in ("-o", option)]
 
 
 def interval_seconds(launch: ProcessesConfig) -> int:
@@ -91,17 +96,25 @@ def identity(path: str) -> Path:
 def reason(said: str) -> str | None:
     """Return the last error message of ssh in the output of programs, or None if there is none.
 
+    For a changed host key, the message contains the command that forgets the known key.
+
     Args:
         said: The output of ssh and of other programs.
     """
     lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in said.splitlines()]
+    if changed := _CHANGED_KEY.search("\n".join(lines)):
+        forget = shlex.join(["ssh-keygen", "-f", changed[1], "-R", changed[2]])
+        return f"Host key for {changed[2]} has changed (`{forget}` forgets the known one)"
     found = [line for line in lines if _ERROR.search(line)]
     return found[-1].removeprefix("ssh: ").rstrip(".") if found else None
 
 
+_CHANGED_KEY = re.compile(
+    r"(?ms)^Offending \S+ key in ([^\n]+):\d+$.*^Host key for (\S+) has changed"
+)
 _ERROR = re.compile(
-    r"^ssh: |^Timeout, server |client_loop: |kex_exchange_identification|^Connection "
-    r"(closed|reset) by"
+    r"^ssh: |^command-line|^Timeout, server |client_loop: |kex_exchange_identification"
+    r"|^Connection (closed|reset) by"
     r"|^Connection to .* closed by remote|Permission denied \(|Host key verification failed|HOST "
     r"IDENTIFICATION HAS"
     r"|^Bad |^Could not resolve|UNPROTECTED PRIVATE KEY|Broken pipe$|^Too many auth|^Read from "
@@ -126,7 +139,10 @@ _REMEDIES = {
     "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": (
         "make sure that the host runs and that the network lets ssh through"
     ),
-    "Host key|IDENTIFICATION": (
-        "if the host was installed again, remove its old key: ssh-keygen -R HOST"
+    "Host key for .* has changed": (
+        "forget the known key only if you know why it has changed, for example because the host "
+        "was installed again. Otherwise another machine may be posing as the host. If the keys of "
+        "your hosts change often, launch.ssh_options=[StrictHostKeyChecking=no] accepts any key"
     ),
+    "command-line": "correct launch.ssh_options; `man ssh_config` lists the options",
 }

@@ -1,0 +1,114 @@
+"""Hosts whose ssh keys are unknown, known or changed, and the options that ssh gets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bsweep.config.launch import HorovodrunConfig
+from bsweep.config.values import ConfigError
+from bsweep.launch import ssh
+from tests.support.running import TINY, bsweep, compose, forks, on
+
+CHANGED = """\
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+Add correct host key in /home/me/.ssh/known_hosts to get rid of this message.
+Offending ED25519 key in /home/me/.ssh/known_hosts:3
+  remove with:
+  ssh-keygen -f "/home/me/.ssh/known_hosts" -R "[h2]:2222"
+Host key for [h2]:2222 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+
+
+def card(*overrides: str) -> HorovodrunConfig:
+    hosts = ("num_workers=2", "local_batch=8", "launch.hosts='h1:1,h2:1'")
+    launch = compose(*hosts, *overrides).launch
+    assert isinstance(launch, HorovodrunConfig)
+    return launch
+
+
+@pytest.mark.slow
+def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
+    up: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    """The keys that scripts/hosts.sh tells ssh are left out: ssh keeps what it sees in `known`.
+    Horovod's own ssh has the same options as bsweep's.
+    """
+    known, other = tmp_path / "known", tmp_path / "other"
+    options = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=/dev/null"]
+    keys = [f"{key}={value}" for key, value in up("2").items()]
+    point = (*keys, *TINY, "local_batch=8", "model=tiny_cnn", "epochs=1", "study=s")
+
+    def typed(*words: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        given = f"launch.ssh_options=[{','.join([*options, *more])}]"
+        return bsweep(*words, *point, given, cwd=tmp_path, prefix=on("h1"))
+
+    unknown = typed("run")
+    assert unknown.returncode == 0, unknown.stderr
+    assert known.read_text().startswith("h2 ssh-ed25519 "), "a key that was unknown is remembered"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    known.write_text(f"h2 {other.with_suffix('.pub').read_text()}")
+    changed = typed("run", "seed=1")
+    assert changed.returncode == 2
+    assert f"Host key for h2 has changed (`ssh-keygen -f {known} -R h2`" in changed.stderr
+    (to_mend,) = json.loads(typed("doctor", "--json").stdout)["to_mend"]
+    assert f"`ssh-keygen -f {known} -R h2`" in to_mend
+    accepted = typed("run", "seed=1", more=("StrictHostKeyChecking=no",))
+    assert accepted.returncode == 0, accepted.stderr
+    words = shlex.join(ssh.options(card(f"launch.ssh_options={json.dumps(options)}")))
+    (identity,) = [key.partition("=")[2] for key in keys if "identity" in key]
+    horovodrun = ("bsweep.launch.horovodrun_command", words, "-np", "2", "-H", "h1:1,h2:1")
+    alone = subprocess.run(
+        [*on("h1"), forks().python, "-m", *horovodrun, "--ssh-identity-file", identity, "true"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert alone.returncode != 0
+    assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in alone.stdout + alone.stderr
+
+
+def test_the_users_options_of_ssh_come_first_and_no_changed_key_is_accepted() -> None:
+    own = ssh.options(card())
+    given = ssh.options(card("launch.ssh_options=['StrictHostKeyChecking=no','User=me']"))
+    assert "StrictHostKeyChecking=accept-new" in own
+    assert given == ["-o", "StrictHostKeyChecking=no", "-o", "User=me", *own]
+
+
+def test_the_message_about_a_changed_key_says_how_to_forget_the_known_one() -> None:
+    why = ssh.reason(CHANGED) or ""
+    command = "ssh-keygen -f /home/me/.ssh/known_hosts -R '[h2]:2222'"
+    assert why == f"Host key for [h2]:2222 has changed (`{command}` forgets the known one)"
+    assert "only if you know why it has changed" in ssh.remedy(why)
+    assert "launch.ssh_options=[StrictHostKeyChecking=no]" in ssh.remedy(f"host h2 is lost: {why}")
+
+
+def test_an_option_that_ssh_does_not_know_is_told_with_the_key_to_correct() -> None:
+    why = ssh.reason("command-line: line 0: Bad configuration option: usr\n") or ""
+    assert why == "command-line: line 0: Bad configuration option: usr"
+    assert ssh.remedy(why).startswith("correct launch.ssh_options")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("ProxyCommand=nc h1 22", "has ssh start a program"),
+        ("pkcs11provider=/tmp/x.so", "has ssh start a program or load a library"),
+        ("StrictHostKeyChecking", "has the form NAME=VALUE"),
+        ("User=me;id", "no quotes, brackets or other signs that a shell reads"),
+    ],
+)
+def test_options_of_ssh_that_run_a_program_are_refused(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        card(f"launch.ssh_options=['{option}']")
+    assert f"launch.ssh_options.0={option}: " in str(raised.value)
+
+
+def test_options_of_ssh_change_no_run_id() -> None:
+    point = ("num_workers=2", "local_batch=8")
+    other = compose(*point, "launch.ssh_options=['User=me']")
+    assert other.run_id == compose(*point).run_id
