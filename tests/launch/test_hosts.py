@@ -87,8 +87,11 @@ def test_a_run_over_hosts(
         "study=s",
     )
     is_fresh = "strategy=horovod" in more  # the other run's processes are forks, also over ssh
-    result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"), fresh=is_fresh)
+    for_the_group = (*on("h1"), "sh", "-c", 'umask 027 && exec "$@"', "sh")
+    result = bsweep("run", *arguments, cwd=tmp_path, prefix=for_the_group, fresh=is_fresh)
     assert result.returncode == 0, result.stderr
+    written = list((tmp_path / "results").rglob("*"))
+    assert [path for path in written if path.stat().st_mode & 0o027] == []
     summary, other = (tmp_path / "results/s").glob("*/summary.json")
     assert (
         json.loads(summary.read_text())["status"]

@@ -5,6 +5,8 @@ workers only by name.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,6 +129,18 @@ def test_what_passes_secrets_is_its_owners_and_gone_when_all_have_read_it(tmp_pa
         (paths.rank_logs(rank) / "stdout").touch()
     environment.remove_when_read(paths, range(2))
     assert not paths.environment.exists()
+
+
+def test_processes_get_the_umask_of_their_launcher(tmp_path: Path) -> None:
+    """An sshd would give them its own."""
+    before = os.umask(0o027)
+    try:
+        environment.write(tmp_path / "variables", VARIABLES)
+    finally:
+        os.umask(before)
+    script = f". {tmp_path}/variables; umask"
+    found = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "0027\n"
 
 
 def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(

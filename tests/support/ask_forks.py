@@ -49,6 +49,8 @@ def ask(
         "numbers": list(files),
     }
     wanted["cores"] = sorted(os.sched_getaffinity(0))
+    wanted["umask"] = os.umask(0)
+    os.umask(wanted["umask"])
     wanted["ignored"] = [number for number in _SIGNALS if _is_ignored(number)]
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection

@@ -138,12 +138,14 @@ def _become(
     env: dict[str, str],
     executable: str,
     cores: list[int],
+    umask: int,
     ignored: list[int],
 ) -> NoReturn:
-    """Be `python command` from here on, to which `executable` is Python, on the cores of the one
-    that asked for it. It ignores the signals that the other ignores.
+    """Be `python command` from here on, to which `executable` is Python, on the cores and with the
+    umask of the one that asked for it. It ignores the signals that the other ignores.
     """
     os.sched_setaffinity(0, cores)
+    os.umask(umask)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     for number, file in zip(numbers, files, strict=True):

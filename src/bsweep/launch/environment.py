@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -89,12 +90,16 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
 
 
 def write(path: Path, variables: Mapping[str, str]) -> None:
-    """Write variables as a shell script that only the owner of the file may read."""
+    """Write variables as a shell script that only the owner of the file may read.
+
+    The script also sets this process's umask: an sshd would give its own to processes on its host.
+    """
+    # Python can only read the umask by changing it, which other threads would notice.
+    umask = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    path.write_text(
-        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    )
+    path.write_text("".join([f"umask {umask}", *exports]))
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:

@@ -46,7 +46,10 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     latest = checkpoints(source)[0]
     facts = latest.facts() or {}
     copied = Checkpoint(paths.checkpoints / latest.folder.name)
-    shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
+    copied.folder.mkdir(parents=True)
+    for file in latest.folder.iterdir():
+        if file.name != "complete.json":  # the mark, which comes last
+            shutil.copyfile(file, copied.folder / file.name)  # its mode is the umask's
     shutil.copyfile(source.metrics, paths.metrics)
     cut_records(paths, facts["metrics_bytes"])
     if read_meta(source).get("beside_others"):  # the copied records have its times
