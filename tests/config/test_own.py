@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import py_compile
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from bsweep.config import own
+from bsweep.config import own, own_code
 from bsweep.config.card import Card
 from bsweep.config.own import Own
 from bsweep.config.values import ConfigError
@@ -54,19 +57,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to start in, and a process that has found nothing yet."""
     (tmp_path / "mymodel.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     forget()
     yield tmp_path
-    unload()
-
-
-def unload() -> None:
-    for name in [name for name in sys.modules if name.startswith(("mymodel", "mypackage"))]:
-        del sys.modules[name]
+    own.forget()
 
 
 def forget() -> None:
-    for cache in (own._of_file, own._of_module):
+    """Forget what was found, as a new process would not know it."""
+    own.forget()
+    for cache in (own_code.of_file, own_code.of_package):
         cache.cache_clear()
 
 
@@ -74,8 +73,19 @@ def config(target: str, **options: Any) -> _Config:
     return _Config(model=_OwnModel(target=target, options=own._Keywords(options)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Two(_Config):
+    data: _OwnModel
+
+
+def two(model: str, data: str) -> _Two:
+    return _Two(model=config(model).model, data=config(data).model)
+
+
 def resolved(target: str, **options: Any) -> _OwnModel:
-    return own.resolve(config(target, **options)).model
+    found = own.resolve(config(target, **options))
+    own.check(found)
+    return found.model
 
 
 def test_a_file_is_called_with_what_its_card_takes_and_the_options(folder: Path) -> None:
@@ -105,10 +115,10 @@ def test_changed_code_is_other_code_but_a_sweep_keeps_what_it_began_with(folder:
     before = resolved("mymodel.py:build")
     (folder / "mymodel.py").write_text(FILE.replace("width=8", "width=9"))
     assert resolved("mymodel.py:build") == before
+    assert own.call(before, 1, ())[2] == 8
     forget()
     after = resolved("mymodel.py:build")
     assert after.fingerprint != before.fingerprint
-    assert own.call(before, 1, ())[2] == 8
     assert own.call(after, 1, ())[2] == 9
 
 
@@ -126,13 +136,11 @@ def test_of_a_package_all_files_count_and_are_kept(folder: Path) -> None:
     write_package(folder)
     card = resolved("mypackage.nets:build")
     assert own.call(card, 1, ()) == 5
-    own.keep(_Config(model=card), folder / "run/own")
-    kept = sorted(
-        str(p.relative_to(folder / "run/own"))
-        for p in (folder / "run/own").rglob("*")
-        if p.is_file()
-    )
-    assert kept == ["mypackage/__init__.py", "mypackage/layers.py", "mypackage/nets.py"]
+    run = folder / "run/own"
+    own.keep(_Config(model=card), run)
+    kept = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    names = ("__init__", "layers", "nets")
+    assert kept == [f"mypackage_{str(card.fingerprint)[:8]}/mypackage/{name}.py" for name in names]
     (folder / "mypackage/layers.py").write_text("WIDTH = 6\n")
     forget()
     assert resolved("mypackage.nets:build").fingerprint != card.fingerprint
@@ -152,12 +160,114 @@ def test_of_an_installed_package_the_version_counts_and_nothing_is_kept(folder: 
 def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: str) -> None:
     write_package(folder)
     card = resolved(target)
-    own.keep(_Config(model=card), folder / "run/own")
-    unload()
-    sys.path.remove(str(folder)) if str(folder) in sys.path else None
-    own.search(folder / "run/own")
+    worker(card, folder / "run/own")
     module = sys.modules[own.load_target(card).__module__]
     assert Path(str(module.__file__)).is_relative_to(folder / "run/own")
+    assert str(folder / "run/own") not in sys.path
+
+
+def worker(card: _OwnModel, run: Path, *, kept: bool = False) -> None:
+    """Be a process that knows of a card's code what the run has kept; keep it first by default."""
+    if not kept:
+        own.keep(_Config(model=card), run)
+    forget()
+    own.read_kept(_Config(model=card), run)
+
+
+def test_code_is_read_before_it_is_checked_and_not_run(folder: Path) -> None:
+    (folder / "mymodel.py").write_text("open('ran', 'w').close()\n" + FILE)
+    found = own.resolve(config("mymodel.py:build"))
+    assert found.model.fingerprint
+    assert not (folder / "ran").exists()
+    own.check(found)
+    assert (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "text"),
+    [
+        ("mymodel.py:build", "mymodel.py", "def build(num_classes, shape): return 'another'\n"),
+        ("mymodel.py:build", "more.py", ""),
+        ("mypackage.nets:build", "mypackage/layers.py", "WIDTH = 6\n"),
+        ("mypackage.nets:build", "mypackage/more.py", ""),
+    ],
+)
+def test_a_worker_refuses_kept_code_that_was_changed(
+    folder: Path, target: str, path: str, text: str
+) -> None:
+    write_package(folder)
+    card = resolved(target)
+    worker(card, folder / "own")
+    (kept,) = (folder / "own").iterdir()
+    (kept / path).write_text(text)
+    with pytest.raises(ConfigError, match=f"model.target={target}: {kept} was changed"):
+        worker(card, folder / "own", kept=True)
+    own.keep(_Config(model=resolved(target)), folder / "own")
+    worker(card, folder / "own", kept=True)
+
+
+def test_a_worker_refuses_another_version_of_an_installed_package(folder: Path) -> None:
+    card = replace(resolved("yaml:dump"), fingerprint="PyYAML==0.1")
+    own.forget()
+    with pytest.raises(ConfigError, match=r"yaml is not PyYAML==0\.1, with which the run began"):
+        own.read_kept(_Config(model=card), folder / "own")
+
+
+def test_only_kept_code_runs_of_all_that_lies_beside_it(folder: Path) -> None:
+    """Neither a compiled file that claims to be of the kept one, nor a file for another import."""
+    card = resolved("mymodel.py:build")
+    worker(card, folder / "own")
+    (kept,) = (folder / "own").glob("*/mymodel.py")
+    other = folder / "other.py"
+    other.write_text("def build(num_classes, shape): return 'another'\n".ljust(len(FILE)))
+    os.utime(other, ns=(kept.stat().st_atime_ns, kept.stat().st_mtime_ns))
+    compiled = importlib.util.cache_from_source(str(kept))
+    py_compile.compile(str(other), compiled, dfile=str(kept), doraise=True)
+    for planted in (folder / "own/wave.py", kept.with_name("__pycache__") / "wave.py"):
+        planted.touch()
+    worker(card, folder / "own", kept=True)
+    assert own.call(card, 1, ()) == (1, (), 8, 1)
+    wave = importlib.util.find_spec("wave")
+    assert wave
+    assert not str(wave.origin).startswith(str(folder))
+
+
+def test_a_package_is_imported_whole_and_nothing_beside_it(folder: Path) -> None:
+    write_package(folder)
+    (folder / "mypackage/plain").mkdir()
+    (folder / "mypackage/plain/part.py").write_text("from ..layers import WIDTH\n")
+    (folder / "mypackage/nets.py").write_text(
+        "def build(num_classes, shape):\n"
+        "    from mypackage.plain.part import WIDTH\n"
+        "    try:\n        import mypackage.hidden\n"
+        "    except ImportError:\n        return WIDTH\n"
+    )
+    card = resolved("mypackage.nets:build")
+    worker(card, folder / "own")
+    (kept,) = (folder / "own").glob("*/mypackage")
+    py_compile.compile(str(folder / "mymodel.py"), str(kept / "hidden.pyc"), doraise=True)
+    worker(card, folder / "own", kept=True)
+    assert own.call(card, 1, ()) == 5
+
+
+def test_code_that_was_forgotten_is_imported_anew(folder: Path) -> None:
+    (folder / "mymodel.py").write_text(
+        "CALLS = []\ndef build(num_classes, shape): return CALLS.append(1) or len(CALLS)\n"
+    )
+    card = resolved("mymodel.py:build")
+    for _ in range(2):
+        worker(card, folder / "own")
+        assert own.call(card, 1, ()) == 1
+        own.keep(_Config(model=resolved("mymodel.py:build")), folder / "own")
+
+
+def test_two_files_of_equal_content_are_both_kept(folder: Path) -> None:
+    (folder / "copy.py").write_text(FILE)
+    both = own.resolve(two("mymodel.py:build", "copy.py:build"))
+    own.keep(both, folder / "own")
+    forget()
+    own.read_kept(both, folder / "own")
+    assert own.call(both.model, 1, ()) == own.call(both.data, 1, ())
 
 
 @pytest.mark.parametrize(
@@ -166,6 +276,7 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
         ("mymodel.py", {}, ["model.target=mymodel.py", "path/file.py:name"]),
         ("mymodel:", {}, ["path/file.py:name"]),
         ("mymodle.py:build", {}, ["mymodle.py cannot be read", "Did you mean 'mymodel.py'?"]),
+        ("json.nets:build", {}, ["json is a module of Python itself"]),
         ("nowhere.net:build", {}, ["there is no module nowhere", "path/file.py:name"]),
         ("mymodel.py:biuld", {}, ["there is no 'biuld'", "Did you mean 'build'?"]),
         ("mymodel.py:zzz", {}, ["there is no 'zzz'", "It has Net, anything, build"]),
@@ -227,17 +338,15 @@ def test_a_package_with_data_in_it_is_not_copied_into_every_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_package(folder)
-    monkeypatch.setattr(own, "_MOST_BYTES", 20)
+    monkeypatch.setattr(own_code, "_MOST_BYTES", 20)
     with pytest.raises(ConfigError, match="every run folder gets a copy"):
         resolved("mypackage.nets:build")
 
 
-def test_all_targets_are_checked_at_once(folder: Path) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Two(_Config):
-        data: _OwnModel
-
-    bad = config("nowhere.py:build").model
+@pytest.mark.parametrize(
+    "targets", [("nowhere.py:build", "json:loads"), ("mymodel.py:biuld", "mymodel.py:LIMIT")]
+)
+def test_all_targets_are_checked_at_once(folder: Path, targets: tuple[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        own.resolve(Two(model=bad, data=replace(bad, target="mymodel.py:biuld")))
+        own.check(own.resolve(two(*targets)))
     assert [problem.partition(".")[0] for problem in caught.value.problems] == ["model", "data"]

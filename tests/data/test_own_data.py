@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from bsweep import data
-from bsweep.config import own
+from bsweep.config import own, own_code
 from bsweep.config.data import TorchvisionConfig, TorchvisionDataset
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mydata.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    for cache in (own._of_file, own._of_module, data._prepared):
+    for cache in (own_code.of_file, own_code.of_package, data._prepared):
         cache.cache_clear()
     return tmp_path
 
@@ -124,7 +124,7 @@ def test_run_ids_tell_options_and_code_apart(folder: Path) -> None:
     before, four = point("images"), point("images", "+data.options.classes=4")
     assert before.run_id == point("images", "data.options=null").run_id != four.run_id
     (folder / "mydata.py").write_text(FILE + "\n")
-    own._of_file.cache_clear()
+    own_code.of_file.cache_clear()
     assert point("images").run_id != before.run_id
 
 
@@ -220,7 +220,7 @@ def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     result = bsweep("run", "data=own", "data.target=code/mydata.py:images", *LONE, cwd=folder)
     assert result.returncode == 0, result.stderr
     (run,) = (folder / "results/s").glob("b8_*")
-    (kept,) = (run / "own").iterdir()
+    (kept,) = (run / "own").glob("*/mydata.py")
     assert kept.read_text() == FILE
     assert "code" not in (run / "config.yaml").read_text()
     assert summaries(folder)[8]["status"] == "completed"

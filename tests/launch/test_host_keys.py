@@ -72,7 +72,7 @@ def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in alone.stdout + alone.stderr
 
 
-def test_the_users_options_of_ssh_come_first_and_no_changed_key_is_accepted() -> None:
+def test_the_users_options_of_ssh_come_before_bsweeps() -> None:
     own = ssh.options(card())
     given = ssh.options(card("launch.ssh_options=['StrictHostKeyChecking=no','User=me']"))
     assert "StrictHostKeyChecking=accept-new" in own

@@ -298,15 +298,3 @@ def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert next(team_worker._lines(paths)) == b"first"
     assert is_over.is_set()
     thread.join()
-
-
-def test_code_of_ones_own_is_imported_anew_for_each_run(tmp_path: Path) -> None:
-    for number in (1, 2):
-        folder = RunPaths(tmp_path / str(number)).own
-        folder.mkdir(parents=True)
-        (folder / "counted_by_team.py").write_text(f"number = {number}\n")
-        own.search(folder)
-        import counted_by_team  # type: ignore[import-not-found]
-
-        assert counted_by_team.number == number
-        own.forget(folder)

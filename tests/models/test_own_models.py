@@ -75,6 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
     config = own.resolve(compose("local_batch=8", *overrides))
+    own.check(config)
     models.check_model(config, 10, shape)
     return config
 
@@ -252,7 +253,7 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
     assert lines[0].startswith("rank 1")
     assert "ArithmeticError: too hot" in lines[0]
     theirs = [line for line in lines if line.strip().startswith("File")]
-    assert re.search(r'own/mine_\w+.py", line \d+, in forward', theirs[0])
+    assert re.search(r'own/mine_\w+/mine.py", line \d+, in forward', theirs[0])
     assert "step.py" not in ends["failed"]
 
 

@@ -25,8 +25,7 @@ MIN_SENTENCES = 2  # of what a room says of itself
 
 KEPT_STATE = {
     "analysis/once.py:_known": "a cache: tables, until `computing_once` ends",
-    "config/own.py:_SOURCES": "a cache: the user's code by fingerprint, from `resolve` to `keep`",
-    "config/own.py:_THEIRS": "files that an error is blamed on, which Python does not tell apart",
+    "config/own.py:_SOURCES": "a cache: the user's code by name and fingerprint",
     "core/terminal.py:is_interrupted": "a signal handler's",
     "data/cache.py:_CHECKED": "a cache: versions of files whose checksum was right",
     "launch/preflight.py:_ready": "a cache: hosts that have answered",

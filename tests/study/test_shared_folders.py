@@ -1,13 +1,103 @@
-"""Studies in folders that others can write to: the modes of files, and what `bsweep resume` runs."""
+"""Studies in folders that others can write to: modes of files, and what `bsweep resume` runs."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from bsweep.compose import hydra_grid, overrides
+from bsweep.config.launch import HorovodrunConfig
+from bsweep.core.ranks import Place
+from bsweep.launch import environment
 from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
-from bsweep.study import branching
-from tests.support.running import compose
+from bsweep.study import branching, commands
+from bsweep.train import worker
+from tests.support.running import TINY, bsweep, compose
+
+MODEL = """\
+import os, torch
+
+def build(num_classes, shape):
+    with open("ran", "a") as file:
+        file.write(os.environ.get("PYTHONSAFEPATH", "another") + " ")
+    size = shape[0] * shape[1] * shape[2]
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, num_classes))
+"""
+ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
+POINT = (
+    *ALONE,
+    "local_batch=8",
+    "epochs=1",
+    "study=s",
+    "model=own",
+    "model.target=mine.py:build",
+    *TINY,
+)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study of one point that is not begun, whose model's code others can reach, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "theirs.py").write_text("open('theirs ran', 'w').close()\n" + MODEL)
+    folder = tmp_path / "results/s"
+    folder.mkdir(parents=True)
+    with hydra_grid.composed(overrides.arranged(POINT)) as grid:
+        commands.keep(folder, POINT, grid.configs)
+    return folder
+
+
+def resumed(study: Path, *arguments: str) -> tuple[int, str]:
+    """Resume a study after somebody has changed the arguments of its command; return the exit code
+    and what it said.
+    """
+    file = study / "commands.jsonl"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "arguments": arguments}) + "\n")
+    result = bsweep("resume", str(study), cwd=study.parent)
+    return result.returncode, result.stderr
+
+
+def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> None:
+    theirs = [word.replace("mine.py", "theirs.py") for word in POINT]
+    code, said = resumed(study, *theirs)
+    assert not (study.parents[1] / "theirs ran").exists()
+    assert code == 1
+    assert "recorded commands no longer give 1 of its points" in said
+    code, said = resumed(study, *POINT, "+hydra.callbacks.x._target_=theirs.Callback")
+    assert code == 2
+    assert "settings of Hydra by which Hydra may start any program" in said
+    assert "type it yourself" in said
+    code, said = resumed(study, "-m", *POINT, "model.target=theirs.py:build,mine.py:build")
+    assert code == 0, said
+    assert not (study.parents[1] / "theirs ran").exists()
+    assert {*(study.parents[1] / "ran").read_text().split()} == {"1"}, "no process looked in `.`"
+    assert len(list(study.glob("*/summary.json"))) == 1
+
+
+def test_files_beside_a_run_hide_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    config = compose("local_batch=8", "epochs=1", "model=tiny_cnn", *TINY, *ALONE)
+    paths = RunPaths(tmp_path)
+    paths.own.mkdir()
+    (paths.own / "cProfile.py").write_text("raise SystemExit('planted')\n")
+    monkeypatch.setattr(sys, "path", before := list(sys.path))
+    worker.train(config, paths, Place())
+    assert sys.path == before
+    assert str(paths.own) not in sys.path
+
+
+def test_launchers_look_for_no_module_in_a_recorded_folder() -> None:
+    """Neither do processes on other hosts."""
+    launch = compose("local_batch=8").launch
+    assert isinstance(launch, HorovodrunConfig)
+    shown = environment.in_the_open({"PYTHONSAFEPATH": "1"}, launch)
+    assert shown["PYTHONSAFEPATH"] == "1"
 
 
 def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -> None:
@@ -17,8 +107,11 @@ def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -
     (saved.folder / "shared.pt").touch(mode=0o600)
     saved.folder.chmod(0o700)
     source.metrics.touch()
-    facts = {"epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1}
-    saved.complete({**facts, "metrics_bytes": 0, "train_seconds": 0.5, "time": 0})
+    facts: dict[str, Any] = {
+        "epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1,
+        "metrics_bytes": 0, "train_seconds": 0.5, "time": 0
+    }  # fmt: skip
+    saved.complete(facts)
     branch.folder.mkdir()
     branching.begin(compose("local_batch=2", f"resume_from={source.folder}"), branch)
     (copied,) = branch.checkpoints.iterdir()

@@ -41,7 +41,7 @@ def ask(
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     socket.send_fds(connection, [b"!"], list(files.values()))
-    wanted = {
+    wanted: dict[str, object] = {
         "command": command,
         "cwd": cwd,
         "env": env,
@@ -49,8 +49,9 @@ def ask(
         "numbers": list(files),
     }
     wanted["cores"] = sorted(os.sched_getaffinity(0))
-    wanted["umask"] = os.umask(0)
-    os.umask(wanted["umask"])
+    umask = os.umask(0)
+    os.umask(umask)
+    wanted["umask"] = umask
     wanted["ignored"] = [number for number in _SIGNALS if _is_ignored(number)]
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection

@@ -232,7 +232,9 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
         for part in path:
             into[part] = into = into.get(part) or {}
         into[last] = yaml.safe_load(value)
-    return own.resolve(parse(tree))
+    found = own.resolve(parse(tree))
+    own.check(found, ["batching"])  # the rest of a study's code is not needed
+    return found
 
 
 def _recorded(folder: Path) -> Recorded:

@@ -6,10 +6,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from bsweep.cli import report
 from bsweep.compose import hydra_grid, overrides
+from bsweep.compose.hydra_grid import Grid
 from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -47,7 +49,9 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
     """Run a study's recorded commands again, but train only the points with the given ids, and
     return the exit code.
 
-    Each command is run in the working folder where it was typed.
+    Each command is run in the working folder where it was typed. Others may have changed the
+    commands: a command must lead to points that the study has recorded for it before any code of
+    the user's that it names is imported, and no process looks for modules in the working folder.
 
     Args:
         study_dir: The study's folder.
@@ -56,45 +60,55 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         repeats: True sets earlier results of these points aside and trains them anew.
     """
     missing, study_dir = set(run_ids), study_dir.resolve()
-
-    def is_wanted(config: RunConfig) -> bool:
-        return config.run_id in missing and config.study_dir.resolve() == study_dir
-
+    os.environ["PYTHONSAFEPATH"] = "1"
     code = 0
     for command in kept:
         if missing.isdisjoint(point.run_id for point in command.points):
             continue
         os.chdir(command.folder)
         logger.info(f"bsweep run {shlex.join(command.arguments)}")
-        ended, taken = _train(command.arguments, is_wanted, repeats)
+        ended, taken = _train(command.arguments, _Again(command, study_dir, missing, repeats))
         code, missing = max(code, ended), missing - taken
     if missing:
         some = ", ".join(sorted(missing)[:3])
         logger.warning(
             f"bsweep: the study's recorded commands no longer give {len(missing)} of its points "
-            f"({some}), because the folder was moved, or defaults or code have changed. Type the "
-            "commands of these points again"
+            f"({some}), because the folder was moved, or defaults, code or the commands were "
+            "changed. Type the commands of these points again"
         )
     return max(code, 1) if missing else code
 
 
-def _train(
-    arguments: Sequence[str],
-    is_wanted: Callable[[RunConfig], bool] = lambda config: True,
-    repeats: bool = False,
-) -> tuple[int, Set[str]]:
-    """Train the wanted points that arguments give; return the exit code and the points' ids."""
+@dataclass(frozen=True)
+class _Again:
+    """A recorded command that is run again, for the points with the ids `missing`.
+
+    `repeats` sets earlier results of these points aside.
+    """
+
+    command: Command
+    study_dir: Path
+    missing: Set[str]
+    repeats: bool
+
+    def is_recorded(self, config: RunConfig) -> bool:
+        ids = {point.run_id for point in self.command.points}
+        return config.run_id in ids and config.study_dir.resolve() == self.study_dir
+
+    def is_missing(self, config: RunConfig) -> bool:
+        return config.run_id in self.missing
+
+
+def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, Set[str]]:
+    """Train the points that arguments give; return the exit code and the points' ids."""
     typed = [argument for argument in arguments if argument != "--report"]
     try:
         _refuse_flags(typed)
         given = overrides.arranged(typed)
-        if overrides.only_shows(given):
+        if not again and overrides.only_shows(given):
             return hydra_grid.answer_flags("bsweep run", given), set()
         sys.argv = ["bsweep run", *given]  # the runs' records hold this command
-        with (
-            hydra_grid.composed(given) as grid,
-            Sweep(grid, arguments, is_wanted, repeats) as sweep,
-        ):
+        with hydra_grid.composed(given) as grid, _sweep(grid, arguments, again) as sweep:
             statuses = sweep.run()
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and not is_full(error):
@@ -103,6 +117,24 @@ def _train(
         return BAD_CONFIG, set()
     code = 0 if all(status == "completed" for status in statuses) else 1
     return max(code, _tell(sweep, "--report" in arguments)), sweep.run_ids
+
+
+def _sweep(grid: Grid, arguments: Sequence[str], again: _Again | None) -> Sweep:
+    """Return the sweep over the points of a command.
+
+    Raises:
+        ConfigError: If a point cannot run here, or Hydra would run code for a recorded command.
+    """
+    if not again:
+        return Sweep(grid, arguments)
+    if grid.runs_elsewhere or grid.surrounds_points:
+        raise ConfigError(
+            f"`bsweep run {shlex.join(arguments)}` has settings of Hydra by which Hydra may start "
+            "any program (hydra/launcher, hydra.callbacks, hydra.job.env_set, hydra/job_logging). "
+            "Others may have changed this recorded command: type it yourself."
+        )
+    recorded = grid.only(again.is_recorded)
+    return Sweep(recorded, None, again.is_missing, again.repeats)
 
 
 def _refuse_flags(arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir
 # Hydra has no public way to start its launchers without a sweeper of its own: a launcher asks for
 # these callbacks.
 from hydra._internal.callbacks import Callbacks
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -52,7 +53,16 @@ class Grid:
 
     _points: list[list[str]]  # the overrides of each point
     _master: DictConfig
-    _context: HydraContext
+    _loader: ConfigLoader
+
+    def only(self, is_wanted: Callable[[RunConfig], bool]) -> Grid:
+        """Return this grid with those of its points that are wanted."""
+        indices = [index for index, config in enumerate(self.configs) if is_wanted(config)]
+        return replace(
+            self,
+            configs=[self.configs[index] for index in indices],
+            _points=[self._points[index] for index in indices],
+        )
 
     def launch(self, indices: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
         """Run points by Hydra's launcher, which composes each of them again.
@@ -66,11 +76,12 @@ class Grid:
             The status of each point.
         """
         name = self._master.hydra.runtime.choices["hydra/launcher"]
-        callbacks = self._context.callbacks
+        callbacks = Callbacks(self._master)
+        context = HydraContext(config_loader=self._loader, callbacks=callbacks)
         callbacks.on_multirun_start(config=self._master, config_name=_CONFIG)
         try:
             launcher = Plugins.instance().instantiate_launcher(
-                hydra_context=self._context,
+                hydra_context=context,
                 task_function=lambda composed: run_point(grid.to_config(composed)),
                 config=self._master,
             )
@@ -139,8 +150,7 @@ def _compose(name: str, given: list[str]) -> Grid:
 
     configs = grid.configs(compose_point, points)
     is_elsewhere = master.hydra.runtime.choices["hydra/launcher"] != "basic"
-    context = HydraContext(config_loader=loader, callbacks=Callbacks(master))
-    return Grid(configs, is_elsewhere, any(is_surrounded), points, master, context)
+    return Grid(configs, is_elsewhere, any(is_surrounded), points, master, loader)
 
 
 def _axes(master: DictConfig) -> list[str]:

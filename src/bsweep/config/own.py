@@ -2,43 +2,40 @@
 imported by the workers.
 
 A target is `path/file.py:name` or `package.module:name`. The parent process calls `resolve`, which
-imports the code and refuses a target that cannot be called as needed. It also records a fingerprint
-of the code, so that a changed model gives another run id. `keep` writes the code into the run's
-folder, and every worker calls `search` to import it from there. Other hosts see that folder, and
-later edits do not affect the run. A file must stand alone: code that imports modules beside it must
-be a package. For an installed distribution the version is the fingerprint, and nothing is copied.
+reads the code and records its fingerprint, so that a changed model gives another run id. Then
+`check` imports the code and refuses a target that cannot be called as needed. In between, `bsweep
+resume` sees which run ids a recorded command leads to, before anything that it names is imported.
+
+`keep` writes the code into the run's folder, and every worker calls `read_kept` to import it from
+there. Other hosts see that folder, and later edits do not affect the run: workers refuse code of
+another fingerprint. A file must stand alone: code that imports modules beside it must be a package.
+For an installed distribution the version is the fingerprint, and nothing is copied.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
 import operator
-import re
-import sys
-import sysconfig
+import shutil
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
+from bsweep.config import own_code
 from bsweep.config.card import Card, Schema
-from bsweep.config.values import ConfigError, PathName, did_you_mean, plain_file, show
-from bsweep.core.whole_files import write_whole
+from bsweep.config.own_code import Source
+from bsweep.config.values import ConfigError, PathName, did_you_mean, show
 
 _Config = TypeVar("_Config", bound=Schema)
-_MOST_BYTES = 2**24  # largest package that is copied into each run's folder
 
 
 class _Keywords(dict[str, Any]):
@@ -96,11 +93,10 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 def resolve(config: _Config) -> _Config:
     """Return the configuration with fingerprints of the user's own code added. If a target names a
-    file, the file's folder is removed from the target.
+    file, the file's folder is removed from the target. The code is read and not imported.
 
     Raises:
-        ConfigError: If a target does not exist, cannot be imported or called, or does not take its
-            options.
+        ConfigError: If a target does not exist.
     """
     found: dict[str, Any] = {}
     problems: list[str] = []
@@ -114,16 +110,35 @@ def resolve(config: _Config) -> _Config:
     return replace(config, **found) if found else config
 
 
-def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the user's callable that resolved settings name. Workers must call `search`
-    with the run's folder first.
+def check(config: object, groups: Collection[str] | None = None) -> None:
+    """Import the user's own code that resolved settings name, and check that it can be called.
+
+    Args:
+        config: The settings.
+        groups: The groups to check, such as `model`; None for all.
+
+    Raises:
+        ConfigError: If a target cannot be imported or called, or does not take its options.
     """
-    assert card.fingerprint, "call own.resolve(config) first"
-    module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
-    top = sys.modules[module.__name__.partition(".")[0]]
-    for path in getattr(top, "__path__", [module.__file__]):
-        _note(Path(path))
-    found: Callable[..., Any] = operator.attrgetter(card.title)(module)
+    problems: list[str] = []
+    for group, card in cards(config).items():
+        if groups is not None and group not in groups:
+            continue
+        try:
+            with blamed(group, card, "importing it failed"):
+                module = _load(card)
+            _check_call(group, card, _named(group, card, module))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+
+
+def load_target(card: Own) -> Callable[..., Any]:
+    """Import and return the user's callable that resolved settings name. Workers must call
+    `read_kept` first.
+    """
+    found: Callable[..., Any] = operator.attrgetter(card.title)(_load(card))
     return found
 
 
@@ -179,64 +194,66 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the user's own code for a run, as it was when `resolve` imported it, into a folder from
-    which `search` lets workers import it.
+    """Write the user's own code for a run, as it was when `resolve` read it, into a folder from
+    which `read_kept` lets workers import it. Anything else in that folder is removed.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     for card in cards(config).values():
-        assert card.fingerprint, "call own.resolve(config) first"
-        for path, content in _SOURCES[card.fingerprint].files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / path, content)
+        _source(card).keep(folder)
 
 
-def search(folder: Path) -> None:
-    """Add a folder of saved code to this process's import path."""
-    if folder.is_dir() and str(folder.resolve()) not in sys.path:
-        sys.path.insert(0, str(folder.resolve()))
-        _THEIRS.add(folder.resolve())
-        importlib.invalidate_caches()
+def read_kept(config: object, folder: Path) -> None:
+    """Read the user's own code that `keep` wrote, for this process to import.
 
-
-def forget(folder: Path) -> None:
-    """Remove a folder from the import path, and its modules from the imported ones. The next run
-    then does not see the variables of this one.
+    Raises:
+        ConfigError: If the code there does not have the fingerprint in the configuration.
     """
-    folder = folder.resolve()
-    if str(folder) not in sys.path:
-        return
-    sys.path.remove(str(folder))
-    _THEIRS.discard(folder)
-    for name, module in list(sys.modules.items()):
-        if folder in Path(getattr(module, "__file__", None) or "").parents:
-            del sys.modules[name]
+    for group, card in cards(config).items():
+        assert card.fingerprint, "call own.resolve(config) first"
+        key = name, fingerprint = own_code.name_of(_where(card)), card.fingerprint
+        if key not in _SOURCES:  # the process that starts the workers may train, too
+            try:
+                _SOURCES[key] = own_code.kept(name, fingerprint, folder)
+            except (ValueError, OSError) as error:
+                raise ConfigError(f"{group}.target={card.target}: {error}") from None
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The file or package in which the user's own code was found, and the contents to save."""
-
-    path: Path  # a file, or a package's folder
-    fingerprint: str
-    # Contents by path relative to the search folder; empty for an installed distribution.
-    files: Mapping[str, bytes]
-
-
-_SOURCES: dict[str, _Source] = {}  # what this process has resolved, by fingerprint
-_THEIRS: set[Path] = set()  # files and package folders of the user's own code
+def forget() -> None:
+    """Remove the user's own code from this process. The next run then does not see the variables of
+    this one.
+    """
+    for source in _SOURCES.values():
+        source.unload()
+    _SOURCES.clear()
 
 
-def _note(path: Path) -> None:
-    if path.name != "torch":  # its lines are in the traceback of every model
-        _THEIRS.add(path)
+_SOURCES: dict[tuple[str, str], Source] = {}  # the code of this process, by name and fingerprint
+
+
+def _source(card: Own) -> Source:
+    assert card.fingerprint, "call own.resolve(config) first"
+    return _SOURCES[own_code.name_of(_where(card)), card.fingerprint]
+
+
+def _load(card: Own) -> ModuleType:
+    return _source(card).load(_where(card))
+
+
+def _where(card: Own) -> str:
+    """Return the part of a target before the colon: a file or a module."""
+    return card.target.rpartition(":")[0]
 
 
 def _is_theirs(path: Path) -> bool:
-    return not _THEIRS.isdisjoint((path, *path.parents))
+    """Return True if a file is the user's own code. The lines of torch are in every traceback."""
+    theirs = {source.path for source in _SOURCES.values() if source.name != "torch"}
+    return not theirs.isdisjoint((path, *path.parents))
 
 
 def _resolved(group: str, card: Own) -> Own:
-    where = card.target.rpartition(":")[0]
-    names = card.title if _is_file(where) else f"{where}.{card.title}"
+    where = _where(card)
+    is_file = own_code.is_file(where)
+    names = card.title if is_file else f"{where}.{card.title}"
     if not all(name.isidentifier() for name in names.split(".")):
         raise ConfigError(
             f"{group}.target={card.target}: not of the form path/file.py:name or "
@@ -244,113 +261,16 @@ def _resolved(group: str, card: Own) -> Own:
         )
     path = Path(where).expanduser().absolute()
     try:
-        source = _of_file(path) if _is_file(where) else _of_module(where, Path.cwd())
+        source = (
+            own_code.of_file(path)
+            if is_file
+            else own_code.of_package(own_code.name_of(where), Path.cwd())
+        )
     except ValueError as error:
         raise ConfigError(f"{group}.target={card.target}: {error}") from None
-    _SOURCES[source.fingerprint] = source
-    _note(source.path)
-    name = _module_name(where, source.fingerprint)
-    with blamed(group, card, "importing it failed"):
-        module = _import_file(name, path) if _is_file(where) else importlib.import_module(name)
-    _check_call(group, card, _named(group, card, module))
-    target = f"{path.name}:{card.title}" if _is_file(where) else card.target
+    _SOURCES[source.name, source.fingerprint] = source
+    target = f"{path.name}:{card.title}" if is_file else card.target
     return replace(card, target=target, fingerprint=source.fingerprint)
-
-
-def _is_file(where: str) -> bool:
-    return where.endswith(".py")
-
-
-def _module_name(where: str, fingerprint: str) -> str:
-    """Return the module name under which the user's own code is imported. A file's name holds a
-    part of its fingerprint, so that no file hides another.
-    """
-    if not _is_file(where):
-        return where
-    return f"{re.sub(r'[^0-9A-Za-z_]', '_', Path(where).stem)}_{fingerprint[:8]}"
-
-
-@functools.cache  # a sweep trains the code that was there when it began
-def _of_file(path: Path) -> _Source:
-    try:
-        content = plain_file(path).read_bytes()
-    except OSError as error:
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None
-    fingerprint = hashlib.sha256(content).hexdigest()
-    return _Source(path, fingerprint, {f"{_module_name(path.name, fingerprint)}.py": content})
-
-
-@functools.cache
-def _of_module(name: str, folder: Path) -> _Source:
-    top, here = name.partition(".")[0], str(folder)
-    spec = PathFinder.find_spec(top, [here])
-    if spec and here not in sys.path:
-        sys.path.insert(0, here)
-    spec = spec or importlib.util.find_spec(top)
-    path = Path(
-        next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else ""
-    )
-    if not path.is_absolute():
-        raise ValueError(
-            f"there is no module {top}, neither in {here} nor installed. Name a file as "
-            "path/file.py:name."
-        )
-    if version := _installed_version(top, path):
-        return _Source(path, version, {})
-    files = _files(path)
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    return _Source(path, hashlib.sha256(json.dumps(digests).encode()).hexdigest(), files)
-
-
-def _installed_version(top: str, path: Path) -> str | None:
-    """Return the distributions that installed a package, with their versions. Return None if there
-    are none, or if the package lies in a folder where it is being developed.
-    """
-    if path.parent not in (
-        Path(sysconfig.get_path("purelib")),
-        Path(sysconfig.get_path("platlib")),
-    ):
-        return None
-    import importlib.metadata  # imported here because it is slow
-
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return (
-        ", ".join(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))
-        or None
-    )
-
-
-def _files(path: Path) -> dict[str, bytes]:
-    """Return the contents of a module's file, or of all files of a package, by their paths relative
-    to a search path.
-    """
-    below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
-    if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
-        raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy of it: keep "
-            "data elsewhere, or install the package."
-        )
-    return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
-
-
-_HIDDEN = re.compile(r"(^|/)(\.|__pycache__)|\.pyc$")
-
-
-def _import_file(name: str, path: Path) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec, path
-    assert spec.loader, path
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from bsweep.runlog.files import RunPaths
 
 _OPEN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"
-    r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
+    r"|DYLD_\w+|PYTHON(PATH|SAFEPATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
     r"|SLURM_CONF|SLURM_JOB_ID"
 )
 """The variables that launchers need themselves. Horovodrun writes all of its own environment on the

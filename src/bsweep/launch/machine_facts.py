@@ -143,7 +143,9 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path.parent}: {error.strerror}")
         return {"point": None}
     try:
-        card = read_config(path).data
+        config = read_config(path)
+        own.read_kept(config, RunPaths(path.parent).own)  # it may make the data
+        card = config.data
         return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
     except (OSError, ValueError) as error:
         problems.append(str(error))
@@ -197,8 +199,6 @@ def _existing(path: Path) -> Path:
 
 def main() -> None:
     request = Request(**json.loads(sys.stdin.readline()))
-    if request.point:
-        own.search(RunPaths(Path(request.point).parent).own)
     print(json.dumps(facts(request)), flush=True)
 
 

@@ -25,8 +25,10 @@ def check_point(config: RunConfig) -> list[str]:
     """Check that a point can run here, and return the warnings about it that its run is to record.
 
     Raises:
-        ConfigError: If the data, the machine or Horovod do not allow the point to run.
+        ConfigError: If the data, the machine, Horovod or the user's own code do not allow the point
+            to run.
     """
+    own.check(config)
     try:
         warnings = check_machine(config)
         if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):

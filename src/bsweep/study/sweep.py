@@ -37,7 +37,7 @@ class Sweep:
 
     Args:
         grid: All points of the command.
-        typed: The command's arguments, which its studies keep.
+        typed: The command's arguments, which its studies keep; None if they have kept them already.
         is_wanted: Tells whether a point is to be run; all are by default.
         repeats: If True, earlier runs of the points are moved to `.previous` first.
 
@@ -49,7 +49,7 @@ class Sweep:
     def __init__(
         self,
         grid: Grid,
-        typed: Sequence[str],
+        typed: Sequence[str] | None,
         is_wanted: Callable[[RunConfig], bool] = lambda config: True,
         repeats: bool = False,
     ) -> None:
@@ -131,7 +131,8 @@ class Sweep:
         """Register this sweep and its command in a study; raise ConfigError if that fails."""
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
-            commands.keep(study_dir, self._typed, points)
+            if self._typed is not None:
+                commands.keep(study_dir, self._typed, points)
             self._attendance.join(study_dir)
         except ValueError as error:
             raise ConfigError(str(error)) from None

@@ -75,7 +75,7 @@ def train(paths: TeamPaths) -> None:
         place = worker.take_part(run, work)
         with paths.through(place.rank).open("ab") as file:
             file.write(SPOILT if broken else b".")
-        own.forget(run.own)
+        own.forget()
         memory.give_back_garbage()
 
 

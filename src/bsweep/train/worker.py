@@ -127,7 +127,7 @@ def set_up(
         ValueError: If a host has fewer GPUs than workers, or workers differ in precision or data.
     """
     gpus = num_gpus(config.device)
-    own.search(paths.own)
+    own.read_kept(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
     peers_check.refuse_missing_gpus(
@@ -270,7 +270,7 @@ def take_part(paths: RunPaths, work: Work) -> Place:
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
-            own.search(paths.own)
+            own.read_kept(config, paths.own)
             strategies.serve(config, place, paths)
         else:
             work(config, paths, place)

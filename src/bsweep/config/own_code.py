@@ -1,0 +1,284 @@
+"""The code of a user's file or package: its contents, their fingerprint, and the import of exactly
+these contents.
+
+Python's own import needs the code's folder on `sys.path`, where it hides other modules, and reads
+the files again: another file may be there by then, or a compiled one in `__pycache__`. So a
+`Source` is a finder of `importlib` itself. It finds no modules but its own, and runs the contents
+that it was made of.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    ExtensionFileLoader,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
+from pathlib import Path, PurePath
+from types import CodeType, ModuleType
+
+from bsweep.config.values import did_you_mean, plain_file
+from bsweep.core.whole_files import write_whole
+
+_MOST_BYTES = 2**24  # largest package that is copied into each run's folder
+_HIDDEN = re.compile(r"(^|/)(\.|__pycache__)|\.pyc$")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The file or the package in which the user's own code was found."""
+
+    name: str
+    """The name of the file, such as `mine.py`, or of the package."""
+
+    path: Path
+    """The file, or the package's folder."""
+
+    fingerprint: str
+    """A hash of the files, or the distributions of an installed package with their versions."""
+
+    files: Mapping[str, bytes]
+    """The contents by path, relative to the folder of `path`; empty for an installed package."""
+
+    def load(self, where: str) -> ModuleType:
+        """Import and return a module.
+
+        Args:
+            where: The file's name, or the dotted name of a module of the package.
+        """
+        if self.files and self not in sys.meta_path:
+            for other in sys.meta_path[:]:
+                if isinstance(other, Source) and other._top == self._top:
+                    other.unload()
+            sys.meta_path.insert(0, self)
+        return importlib.import_module(self._top if is_file(self.name) else where)
+
+    def unload(self) -> None:
+        """Remove the modules that were imported from this code, so that it can be loaded anew."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in self._modules:
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if getattr(spec, "loader_state", None) is self:
+                del sys.modules[name]
+
+    def keep(self, folder: Path) -> None:
+        """Write the files into a run's folder of own code, where `kept` reads them."""
+        for path, content in self.files.items():
+            file = _kept_in(folder, self.name, self.fingerprint) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, content)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to import a module of this code, as Python asks; None for other modules.
+
+        Raises:
+            ModuleNotFoundError: If the package has no such module. Python would look for it in the
+                package's folder, which may hold files that are not part of `files`.
+        """
+        if name.partition(".")[0] != self._top:
+            return None
+        if name not in self._modules:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        relative = self._modules[name]
+        file, spec = self.path.parent / relative, None
+        if relative not in self.files:  # a folder without __init__.py
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(file)]
+        elif file.suffix == ".py":
+            below = [str(file.parent)] if file.name == "__init__.py" else None
+            loader = _Loader(name, str(file), self.files[relative])
+            spec = importlib.util.spec_from_file_location(
+                name, file, loader=loader, submodule_search_locations=below
+            )
+        else:
+            spec = importlib.util.spec_from_file_location(
+                name, file, loader=ExtensionFileLoader(name, str(file))
+            )
+        assert spec
+        spec.loader_state = self
+        return spec
+
+    @property
+    def _top(self) -> str:
+        """Return the name of the top module. A file's holds a part of its fingerprint, so that no
+        file hides another.
+        """
+        return _marked(self.name, self.fingerprint) if is_file(self.name) else self.name
+
+    @functools.cached_property
+    def _modules(self) -> Mapping[str, str]:
+        """Return the file of each module by the module's name, or its folder if that has no
+        `__init__.py`.
+        """
+        if is_file(self.name):
+            return {self._top: self.name}
+        found: dict[str, str] = {}
+        for suffix in ("/__init__.py", *EXTENSION_SUFFIXES, ".py"):  # in Python's order
+            for path in self.files:
+                if path.endswith(suffix):
+                    found.setdefault(path.removesuffix(suffix).replace("/", "."), path)
+        for path in self.files:
+            for folder in PurePath(path).parents:
+                found.setdefault(str(folder).replace("/", "."), str(folder))
+        return found
+
+
+class _Loader(SourceFileLoader):
+    """A loader that runs the given content of a file."""
+
+    def __init__(self, name: str, path: str, content: bytes) -> None:
+        super().__init__(name, path)
+        self._content = content
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._content, self.path)
+
+
+def is_file(where: str) -> bool:
+    """Return True if the part of a target before the colon names a file, False for a module."""
+    return where.endswith(".py")
+
+
+def name_of(where: str) -> str:
+    """Return the `name` of the source that has the module of a target.
+
+    Args:
+        where: The part of the target before the colon.
+    """
+    return PurePath(where).name if is_file(where) else where.partition(".")[0]
+
+
+@functools.cache  # a sweep trains the code that was there when it began
+def of_file(path: Path) -> Source:
+    """Return the code of a user's file.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
+    try:
+        files = {path.name: plain_file(path).read_bytes()}
+    except OSError as error:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
+        raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None
+    return Source(path.name, path, _digest(path.name, files), files)
+
+
+@functools.cache
+def of_package(name: str, folder: Path) -> Source:
+    """Return the code of a package, or of a module without one, without importing it.
+
+    Args:
+        name: The name of the package.
+        folder: The folder in which to look first, before the folders of installed packages.
+
+    Raises:
+        ValueError: If there is no such package, or it is too large to be copied.
+    """
+    if name in sys.stdlib_module_names:
+        raise ValueError(f"{name} is a module of Python itself. Give your package another name.")
+    spec = PathFinder.find_spec(name, [str(folder)]) or importlib.util.find_spec(name)
+    path = Path(
+        next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else ""
+    )
+    if not path.is_absolute():
+        raise ValueError(
+            f"there is no module {name}, neither in {folder} nor installed. Name a file as "
+            "path/file.py:name."
+        )
+    if version := _installed_version(name, path):
+        return Source(name, path, version, {})
+    files = _contents(path, path.parent)
+    return Source(name, path, _digest(name, files), files)
+
+
+def kept(name: str, fingerprint: str, folder: Path) -> Source:
+    """Return the code that a run has kept.
+
+    Args:
+        name: The name of the file or the package.
+        fingerprint: The fingerprint of the code, from the run's configuration.
+        folder: The run's folder of own code.
+
+    Raises:
+        ValueError: If the code there has another fingerprint.
+    """
+    if "==" in fingerprint:  # nothing is kept of an installed package
+        source = of_package(name, Path.cwd())
+        if source.fingerprint != fingerprint:
+            raise ValueError(
+                f"{source.path} is not {fingerprint}, with which the run began. Install this "
+                "version on all hosts."
+            )
+        return source
+    root = _kept_in(folder, name, fingerprint)
+    files = _contents(root, root)
+    if _digest(name, files) != fingerprint:
+        raise ValueError(
+            f"{root} was changed: it no longer holds the code with which the run began. Start the "
+            "same sweep again, which writes that code anew."
+        )
+    path = root / (name if is_file(name) or (root / name).is_dir() else f"{name}.py")
+    return Source(name, path, fingerprint, files)
+
+
+def _kept_in(folder: Path, name: str, fingerprint: str) -> Path:
+    """Return the folder of one file or package below a run's folder of own code."""
+    return folder / _marked(name, fingerprint)
+
+
+def _marked(name: str, fingerprint: str) -> str:
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', PurePath(name).stem)}_{fingerprint[:8]}"
+
+
+def _digest(name: str, files: Mapping[str, bytes]) -> str:
+    """Return the fingerprint of a file or a package with these files."""
+    if is_file(name) and files.keys() == {name}:
+        return hashlib.sha256(files[name]).hexdigest()
+    digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def _installed_version(name: str, path: Path) -> str | None:
+    """Return the distributions that installed a package, with their versions. Return None if there
+    are none, or if the package lies in a folder where it is being developed.
+    """
+    if path.parent not in (
+        Path(sysconfig.get_path("purelib")),
+        Path(sysconfig.get_path("platlib")),
+    ):
+        return None
+    import importlib.metadata  # imported here because it is slow
+
+    names = importlib.metadata.packages_distributions().get(name, [])
+    return (
+        ", ".join(f"{name}=={importlib.metadata.version(name)}" for name in sorted(set(names)))
+        or None
+    )
+
+
+def _contents(path: Path, root: Path) -> dict[str, bytes]:
+    """Return the contents of a file, or of all files below a folder, by path relative to `root`."""
+    below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    relative = {str(file.relative_to(root)): file for file in below if file.is_file()}
+    kept = {name: file for name, file in relative.items() if not _HIDDEN.search(name)}
+    if (size := sum(file.stat().st_size for file in kept.values())) > _MOST_BYTES:
+        raise ValueError(
+            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy of it: keep "
+            "data elsewhere, or install the package."
+        )
+    return {name: file.read_bytes() for name, file in kept.items()}
