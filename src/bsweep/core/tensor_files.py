@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from bsweep.core.whole_files import replacing
 
 
-def write_tensors(state: dict[str, Any], path: Path) -> None:
+class _Hashed:
+    """A file that is written from its beginning to its end, and the SHA-256 of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self.sha256.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_tensors(state: dict[str, Any], path: Path) -> str:
     """Write tensors, numbers, texts, and lists of them, so that they survive a power cut.
+
+    Returns:
+        The SHA-256 of the file, in hexadecimal digits.
 
     Raises:
         OSError, RuntimeError: If the disk is full, or the file cannot be written for another
             reason.
     """
     with replacing(path, is_only_writer=True) as file:
-        torch.save(state, file)
+        hashed = _Hashed(file)
+        torch.save(state, hashed)  # type: ignore[arg-type]  # it only writes
+    return hashed.sha256.hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, Any] | None:

@@ -73,6 +73,14 @@ class RunPaths:
         return self.logs / "launcher.log"
 
     @property
+    def claim(self) -> Path:
+        """The file that the process which runs the point locks, beside the study's own lock for it.
+
+        It keeps others out even after somebody has removed the study's folder of locks.
+        """
+        return self.folder / ".claim"
+
+    @property
     def lifeline(self) -> Path:
         """The file that tells the run's processes on other hosts whether to continue or to end.
 
@@ -127,6 +135,10 @@ class RunLog:
     """The writer that appends records to a run's `metrics.jsonl`.
 
     It opens the file for its first record. Only one process at a time may write.
+
+    Raises:
+        OSError: From `write`, if the disk is full, or if somebody has removed or replaced the file
+            since the first record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,6 +151,11 @@ class RunLog:
             self._file = self._path.open("a", encoding="utf-8")
         line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
         text = json.dumps(line, allow_nan=False) + "\n"
+        if not _is_open_file(self._path, self._file):
+            raise OSError(
+                f"{self._path} was removed or replaced while the run wrote to it, so its records "
+                "are lost. The same sweep repeats the run."
+            )
         with space_for(self._path):
             self._file.write(text)
             self._file.flush()
@@ -163,6 +180,13 @@ class RunLog:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file so that it exists whole or not at all, even after a power cut."""
     write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
+
+
+def _is_open_file(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _cut_torn_tail(path: Path) -> None:

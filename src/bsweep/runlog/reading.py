@@ -6,7 +6,7 @@ A damaged file raises an error that names it, so that a reader of a study can le
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -83,14 +83,10 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
             f"{paths.metrics}: it has {found} epochs, but {paths.summary.name} says "
             f"{summary['epochs']}. {REMEDY}"
         )
-    if (
-        summary
-        and summary["status"] == "completed"
-        and not any(record["type"] == "start" for record in records)
-    ):
-        raise Damaged(
-            f"{paths.metrics}: the run completed, but the file has no start record. {REMEDY}"
-        )
+    if summary and summary["status"] == "completed":
+        refuse_incomplete(records, paths.metrics)
+    else:
+        refuse_repeated(records, paths.metrics)
     return Run(
         run_id=folder.name,
         folder=folder,
@@ -99,6 +95,44 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         meta=read_meta(paths),
         warnings=(warning,) if warning else (),
     )
+
+
+def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None:
+    """Raise Damaged unless the epochs of a run's records are 1, 2, 3 and so on, each once.
+
+    An epoch is on record twice if two processes trained the run at the same time.
+    """
+    epochs = (record["epoch"] for record in records if record["type"] == "epoch")
+    for expected, epoch in enumerate(epochs, 1):
+        if epoch < expected:
+            raise Damaged(f"{metrics}: epoch {epoch} is on record twice. {REMEDY}")
+        if epoch > expected:
+            raise Damaged(f"{metrics}: epoch {expected} is not on record. {REMEDY}")
+
+
+def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> None:
+    """Raise Damaged unless the records of a completed run are complete: a start record, each epoch
+    once, and as many epochs and steps as the end record says.
+
+    Records that an earlier version of bsweep wrote do not say the number of epochs and steps. After
+    a worker was lost, another worker may have written the records, and may have counted its own
+    steps.
+    """
+    refuse_repeated(records, metrics)
+    if not any(record["type"] == "start" for record in records):
+        raise Damaged(f"{metrics}: the run completed, but the file has no start record. {REMEDY}")
+    ends = [r for r in records if r["type"] == "end" and r["status"] == "completed"]
+    if not ends:
+        raise Damaged(f"{metrics}: the run completed, but the file has no end record. {REMEDY}")
+    epochs = [record for record in records if record["type"] == "epoch"]
+    found = {"epochs": len(epochs), "num_steps": sum(epoch["num_steps"] for epoch in epochs)}
+    if lost_workers(records):
+        del found["num_steps"]
+    for key, number in found.items():
+        if (wanted := ends[-1].get(key)) is not None and wanted != number:
+            raise Damaged(
+                f"{metrics}: {key}={number} on record, but the run trained {wanted}. {REMEDY}"
+            )
 
 
 def read_told(folder: Path) -> Run:
@@ -296,7 +330,7 @@ def warnings_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
 
 
-def lost_workers(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+def lost_workers(records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the messages about the workers that a run lost, one for each lost worker."""
     return tuple(
         one["message"]

@@ -343,8 +343,16 @@ class BatchChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class End:
+    """The last record of a run that its workers ended.
+
+    A run that trained all of its epochs, or reached its target, also says how many epochs and steps
+    it has trained, so that records that were lost are noticed.
+    """
+
     status: Status
     message: str
+    epochs: Natural | None = None
+    num_steps: Natural | None = None
 
     type: str = "end"
 

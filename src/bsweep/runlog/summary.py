@@ -21,6 +21,7 @@ from bsweep.runlog.reading import (
     read_records,
     read_summary,
     read_told,
+    refuse_incomplete,
     warnings_in,
 )
 from bsweep.runlog.records import SCHEMA, Status
@@ -28,13 +29,19 @@ from bsweep.runlog.records import SCHEMA, Status
 
 def write_summary(
     paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
-) -> None:
+) -> tuple[Status, str]:
     """Write `summary.json`: how a run ended and the totals of its records.
 
-    This file is the last one that a run writes. If the records are damaged, the status is `failed`.
+    This file is the last one that a run writes.
+
+    Returns:
+        The status and the message in the file. They are the given ones, but the status is `failed`
+        if the records are damaged, or if a completed run's records are not complete.
     """
     try:
         records, _ = read_records(paths.metrics)
+        if status == "completed":
+            refuse_incomplete(records, paths.metrics)
         checksum = _crc32(paths)
     except Damaged as error:
         records, status, message = (), "failed", f"{message}\n{error}".strip()
@@ -72,6 +79,7 @@ def write_summary(
         with paths.metrics.open("rb") as file:
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
+    return status, message
 
 
 def ended(paths: RunPaths) -> Status | None:

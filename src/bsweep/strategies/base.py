@@ -334,14 +334,21 @@ class Strategy(ABC):
         """
         self.meter = Meter(**state["meter"])
 
-    def save_elsewhere(self, checkpoint: Checkpoint) -> None:  # noqa: B027
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Make processes other than the workers save their state in a checkpoint.
 
         All workers call it together.
 
         Args:
             checkpoint: The checkpoint in which the processes write files of their own.
+
+        Returns:
+            The SHA-256 of each such file in hexadecimal digits, by file name; on one worker.
+
+        Raises:
+            OSError: If a process could not write its file.
         """
+        return {}
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
         """Make processes other than the workers restore their state; return True if they could.
@@ -352,7 +359,7 @@ class Strategy(ABC):
             checkpoint: The checkpoint that the run resumes from.
 
         Returns:
-            False if a process could not; the run then tries an older checkpoint.
+            False if a process could not; the run then fails.
         """
         return True
 

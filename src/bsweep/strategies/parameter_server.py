@@ -7,6 +7,7 @@ The bytes reported are those of gradients and parameters that cross between proc
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import threading
@@ -116,13 +117,19 @@ class ParameterServer(TorchStrategy, Rounds):
         super().load_own_state(state)
         self._clock, self._wait_seconds = state["clock"], state["wait_seconds"]
 
-    def save_elsewhere(self, checkpoint: Checkpoint) -> None:
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         self._meet()  # all pushes are answered
-        if self.rank == 0 and not all(part.remember(Kind.SAVE, checkpoint) for part in self._parts):
+        if self.rank > 0:
+            return {}
+        found = [part.remember(Kind.SAVE, checkpoint) for part in self._parts]
+        if None in found:
             raise OSError("a server could not write it")
+        return {checkpoint.server(n).name: sha256 for n, sha256 in enumerate(found) if sha256}
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        return self.rank > 0 or all(part.remember(Kind.RESTORE, checkpoint) for part in self._parts)
+        if self.rank > 0:
+            return True
+        return None not in [part.remember(Kind.RESTORE, checkpoint) for part in self._parts]
 
     def _agree(self) -> None:
         """Pull the parameters after all workers' pushes are applied. All workers call it
@@ -241,11 +248,17 @@ class _Part:
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 
-    def remember(self, kind: Kind, checkpoint: Checkpoint) -> bool:
-        """Make the server write or read a checkpoint; return True if it could."""
+    def remember(self, kind: Kind, checkpoint: Checkpoint) -> str | None:
+        """Make the server write or read its file of a checkpoint.
+
+        Returns:
+            The SHA-256 of the file that it wrote, in hexadecimal digits, and zeros for a file that
+            it read; None if it could not.
+        """
         name = torch.frombuffer(bytearray(checkpoint.folder.name.encode()), dtype=torch.uint8)
-        self.link.ask(Request(kind, num_bytes=len(name)), name)
-        return self.link.wait() >= 0
+        sha256 = torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8)
+        self.link.ask(Request(kind, num_bytes=len(name)), name, sha256)
+        return bytes(sha256.tolist()).hex() if self.link.wait() >= 0 else None
 
     def ask(self, request: Request) -> None:
         """Ask the server for its parameters; if the request is a push, also send the gradient."""

@@ -8,6 +8,7 @@ gradients that it receives.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import time
 import traceback
@@ -30,6 +31,7 @@ from bsweep.runlog.records import ServerLoad
 from bsweep.strategies.server_links import Arrival, Inbox, Kind, ToWorker
 
 _MAX_BUFFERS = 2
+_NO_DIGEST = bytes(hashlib.sha256().digest_size)
 
 
 @dataclass
@@ -118,7 +120,9 @@ class Server:
                 self._answer(link, 0.0)
             case Kind.SAVE | Kind.RESTORE:
                 remembers = self._save if kind == Kind.SAVE else self._restore
-                link.answer(0.0 if remembers(self._named(arrival)) else -1.0)
+                sha256 = remembers(self._named(arrival))
+                answer = torch.tensor([*(sha256 or _NO_DIGEST)], dtype=torch.uint8)
+                link.answer(-1.0 if sha256 is None else 0.0, answer)
             case Kind.STATS:
                 self._file.flush()
                 link.answer(0.0, self._tally.report())
@@ -145,7 +149,8 @@ class Server:
             self._number
         )
 
-    def _save(self, path: Path) -> bool:
+    def _save(self, path: Path) -> bytes | None:
+        """Write this server's file of a checkpoint; return its SHA-256, or None if it failed."""
         self._file.flush()
         state = {
             "parameters": self._shard.parameters,
@@ -155,22 +160,24 @@ class Server:
             "recorded_bytes": self._file.tell(),
         }
         try:
-            tensor_files.write_tensors(state, path)
+            return bytes.fromhex(tensor_files.write_tensors(state, path))
         except (OSError, RuntimeError):
             traceback.print_exc()
-            return False
-        return True
+            return None
 
-    def _restore(self, path: Path) -> bool:
+    def _restore(self, path: Path) -> bytes | None:
+        """Restore the state in this server's file of a checkpoint; return zeros, or None if the
+        file cannot be read.
+        """
         state = tensor_files.read_tensors(path)
         if state is None:
-            return False
+            return None
         self._shard.parameters.copy_(state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._clocks = state["clocks"]
         vars(self._tally).update(state["tally"])
         self._file.truncate(state["recorded_bytes"])
-        return True
+        return _NO_DIGEST
 
     def _step(self, first: Arrival) -> None:
         """Make one optimizer step.

@@ -10,7 +10,13 @@ from pathlib import Path
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten, show
-from bsweep.runlog.checkpoint_files import Checkpoint, checkpoints, cut_records
+from bsweep.runlog.checkpoint_files import (
+    Checkpoint,
+    checkpoints,
+    crc32_of_records,
+    cut_records,
+    soundest,
+)
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.reading import read_meta
 from bsweep.runlog.records import Continued
@@ -40,10 +46,16 @@ def check_branch(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, paths: RunPaths) -> None:
-    """Copy the records and the latest checkpoint of `resume_from` to a new run's folder."""
+    """Copy the records and the latest checkpoint of `resume_from` to a new run's folder.
+
+    Raises:
+        ValueError: If each checkpoint of that run is damaged.
+    """
     assert config.resume_from is not None
     source = RunPaths(Path(config.resume_from).expanduser())
-    latest = checkpoints(source)[0]
+    latest, damage = soundest(source)
+    if latest is None:
+        raise ValueError(f"resume_from={source.folder}: {damage}. Give another run.")
     facts = latest.facts() or {}
     copied = Checkpoint(paths.checkpoints / latest.folder.name)
     shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
@@ -63,7 +75,9 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
                 train_seconds=facts["train_seconds"],
             )
         )
-    copied.complete({**facts, "metrics_bytes": paths.metrics.stat().st_size})
+    num_bytes = paths.metrics.stat().st_size
+    crc32 = crc32_of_records(paths.metrics, num_bytes)
+    copied.complete({**facts, "metrics_bytes": num_bytes, "metrics_crc32": crc32})
 
 
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:

@@ -15,7 +15,6 @@ from typing import Any
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.following import Following
-from bsweep.runlog.locks import is_claimed
 from bsweep.runlog.reading import lost_workers, read_meta
 from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
@@ -142,7 +141,7 @@ def _recorded(metrics: Path) -> _Recorded:
 
 def _under_way(paths: RunPaths) -> State:
     recorded = _recorded(paths.metrics)
-    is_running = is_claimed(attendance.claim_of_run(paths.folder))
+    is_running = attendance.is_run_claimed(paths.folder)
     return State(
         "running" if is_running else "interrupted",
         ""

@@ -17,7 +17,7 @@ from bsweep.runlog.checkpoint_files import (
     Checkpoint,
     checkpoint_at,
     checkpoints,
-    cut_records,
+    crc32_of_records,
     is_stop_requested,
     prune,
 )
@@ -137,22 +137,23 @@ def save(job: Job, cursor: Cursor) -> None:
     """
     strategy = job.strategy
     checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
-    problem = ""
+    problem, sha256 = "", {}
+    files = [(checkpoint.own(job.place.rank), _own_state)]
+    if job.place.rank == strategy.members[0]:
+        files.append((checkpoint.shared, _shared_state))
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        tensor_files.write_tensors(_own_state(job, cursor), checkpoint.own(job.place.rank))
-        if job.place.rank == strategy.members[0]:
-            tensor_files.write_tensors(_shared_state(job, cursor), checkpoint.shared)
+        for path, state in files:
+            sha256[path.name] = tensor_files.write_tensors(state(job, cursor), path)
     except (OSError, RuntimeError) as error:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
     try:
-        strategy.save_elsewhere(checkpoint)
+        sha256 |= strategy.save_elsewhere(checkpoint)
     except OSError as error:
         problem = problem or f"{type(error).__name__}: {error}"
-    problems = [
-        one["problem"] for one in strategy.gather_json({"problem": problem}) if one["problem"]
-    ]
+    every = strategy.gather_json({"problem": problem, "sha256": sha256})
+    problems = [one["problem"] for one in every if one["problem"]]
     if job.place.rank == strategy.members[0]:
         if problems:
             checkpoint.remove()
@@ -162,7 +163,8 @@ def save(job: Job, cursor: Cursor) -> None:
                 )
             )
         else:
-            checkpoint.complete(_facts(job, cursor))
+            of_all = {name: digest for one in every for name, digest in one["sha256"].items()}
+            checkpoint.complete({**_facts(job, cursor), "sha256": of_all})
             prune(job.paths)
     # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))
@@ -171,6 +173,7 @@ def save(job: Job, cursor: Cursor) -> None:
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
     with job.paths.metrics.open("ab") as records:
         os.fsync(records.fileno())  # A power cut must not lose records that the checkpoint needs.
+    num_bytes = job.paths.metrics.stat().st_size
     return {
         "epoch": cursor.epoch,
         "position": cursor.position,
@@ -178,7 +181,8 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
         "members": list(job.strategy.members),
         "num_workers": job.place.num_workers,
-        "metrics_bytes": job.paths.metrics.stat().st_size,
+        "metrics_bytes": num_bytes,
+        "metrics_crc32": crc32_of_records(job.paths.metrics, num_bytes),
         "time": time.time(),
     }
 
@@ -214,34 +218,31 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Restore the latest readable checkpoint and return the position in the run from which training
+    """Restore the latest checkpoint and return the position in the run from which training
     continues; return None if there is no checkpoint.
 
-    All workers call this together. A worker that was lost when the others saved begins with a fresh
-    optimizer, and its sums of the epoch are lost.
+    All workers call this together. The process that launched them has found the checkpoint without
+    damage. A worker that was lost when the others saved begins with a fresh optimizer, and its sums
+    of the epoch are lost.
 
     Raises:
-        ValueError: If none of the run's checkpoints can be read.
+        ValueError: If a file of the checkpoint cannot be read.
     """
-    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)]
+    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)[:1]]
     names = job.strategy.gather_json({"names": found})[0]["names"]
-    leads = job.place.rank == job.strategy.members[0]
-    for name in names:
-        checkpoint = Checkpoint(job.paths.checkpoints / name)
-        shared, own = _read(job, checkpoint)
-        can_go_on = shared is not None and own is not None
-        can_go_on &= job.strategy.load_elsewhere(checkpoint)
-        if bool(job.strategy.gather(torch.tensor([can_go_on], dtype=torch.float64)).all()):
-            assert shared is not None
-            if leads:
-                _begin_at(job, checkpoint, is_latest=name == names[0])
-            return _put_back(job, shared, own)
-    if names:
+    if not names:
+        return None
+    checkpoint = Checkpoint(job.paths.checkpoints / names[0])
+    shared, own = _read(job, checkpoint)
+    is_read = shared is not None and own is not None
+    is_read &= job.strategy.load_elsewhere(checkpoint)
+    if not bool(job.strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
         raise ValueError(
-            f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines "
-            "above): remove that folder, and the run starts again from its beginning."
+            f"{checkpoint.folder} cannot be read (see the lines above). Remove this folder, and "
+            "the run resumes from an earlier checkpoint or starts from its beginning."
         )
-    return None
+    assert shared is not None
+    return _put_back(job, shared, own)
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -281,21 +282,6 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
         "buffers": buffers,
         **sums,
     }
-
-
-def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
-    """Remove the checkpoints and records that came after this checkpoint."""
-    if not is_latest:
-        for later in checkpoints(job.paths):
-            if later.folder.name > checkpoint.folder.name:
-                later.remove()
-        cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
-        message = (
-            "the latest checkpoint could not be read; the run resumes from an earlier one, "
-            f"{checkpoint.folder}"
-        )
-        job.record(Event(event="warning", message=message))
-    prune(job.paths)
 
 
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:

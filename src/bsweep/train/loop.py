@@ -43,7 +43,14 @@ def train(job: Job, cursor: Cursor | None) -> None:
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += keeper.after_epoch(cursor)
-    job.record(End(status="completed", message=cursor.reached if job.config.stop_at_target else ""))
+    job.record(
+        End(
+            status="completed",
+            message=cursor.reached if job.config.stop_at_target else "",
+            epochs=cursor.epoch - 1,
+            num_steps=cursor.num_steps,
+        )
+    )
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
