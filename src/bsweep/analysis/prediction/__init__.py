@@ -97,7 +97,9 @@ def predict_from(
     price_per_worker_hour: float | None = None,
     timings: tuple[Timing, ...] = (),
 ) -> Prediction:
-    """Return the prediction for a grid of cells from existing fits; see `predict`."""
+    """Return the predicted time of each cell of a grid and the recommended cell, given fits that
+    were made before; see `predict`.
+    """
     predicted = forecast(seen, fits.steps, fits.step_time, of, price_per_worker_hour)
     choice = choose_cell(predicted, objective)
     return Prediction(

@@ -22,8 +22,8 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on a prediction's learning rates, and on runs that contradict its formula for
-    the steps to a target.
+    """Yield warnings on the learning rates of a prediction's runs, and on runs that contradict the
+    formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
@@ -50,7 +50,8 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
-    """Yield a warning for runs that contradict every law of the form S_min + E_min / B.
+    """Yield warnings on batch sizes whose runs contradict every law of the form S_min + E_min / B
+    for the steps to a target at batch B.
 
     By that law examples to the target rise with the batch size and steps fall. Two batch sizes that
     reached the target contradict it if they differ by more than chance. If only a bound is known
@@ -88,7 +89,9 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Return a lower bound of the mean log steps of runs, or NaN if a run has no lower bound."""
+    """Return a lower bound of the mean log steps that runs need to the target, or NaN if a run has
+    no lower bound.
+    """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan
 
