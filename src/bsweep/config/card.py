@@ -23,7 +23,9 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Schema):
-    """The base of all cards, the settings classes of the strategies, models and other variants."""
+    """The base class of all cards, which are the settings classes of strategies, models and other
+    variants.
+    """
 
     if TYPE_CHECKING:  # each variant declares this key itself, after its group's keys
 
@@ -37,14 +39,15 @@ class Card(Schema):
     """Keys that do not change the results of a run, and so are not part of its run id."""
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that were added to the schema later, each with the value that changes nothing.
+    """Keys that were added to this card when runs without them existed, each with the value that
+    leaves a run as it was.
 
     A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield a message, with the remedy, for each conflict between these settings and the rest
-        of the point.
+        """Yield an error message, with the remedy, for each conflict between the settings of this
+        card and the rest of a point.
 
         Args:
             point: The point, whose every key is valid by itself.
@@ -55,7 +58,8 @@ class Card(Schema):
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning for each of these settings that may mislead in a point that can run.
+        """Yield a warning for each setting of this card with which a point can run, but perhaps not
+        as the user expects.
 
         Args:
             point: The point, which has no conflicts.
@@ -67,8 +71,8 @@ class Card(Schema):
 
 
 def resolve(target: str) -> Any:
-    """Import and return the attribute that a text `module:name` names, or the module that a text
-    `module` names.
+    """Import and return the Python object that a text `module:name` names, or the module that a
+    text `module` names.
 
     Args:
         target: `module:name`, or a module alone.
