@@ -44,7 +44,8 @@ class Capabilities:
     """
 
     own_compression: str = ""
-    """A hint for users who choose a codec: the name of the key with the strategy's own compression.
+    """The sentence that tells users who choose a codec which key sets the strategy's own
+    compression.
     """
 
     in_step: bool = True

@@ -39,8 +39,8 @@ class Card(Schema):
     """Keys that do not change the results of a run, and so are not part of its run id."""
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that were added to this card when runs without them existed, each with the value that
-    leaves a run as it was.
+    """Keys that this card got after runs without them had been made, each with the value under
+    which a run behaves as those runs did.
 
     A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """

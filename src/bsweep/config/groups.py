@@ -1,4 +1,4 @@
-"""The base class of the cards of each group, such as all strategies. It has the facts that other
+"""The base classes of the cards, one for each group such as `strategy`, with the facts that other
 code may ask of every variant of the group.
 
 The cards of the variants are in the module of their group.
@@ -187,8 +187,8 @@ class StrategyConfig(Card):
 
     @property
     def patience_seconds(self) -> float:
-        """The seconds that workers wait for another worker without a sign of life before it counts
-        as lost.
+        """The seconds without a sign of life from a worker after which the other workers treat this
+        worker as lost.
         """
         return float("inf")
 
@@ -254,8 +254,8 @@ class StrategyConfig(Card):
 
     @property
     def vectors_held(self) -> int:
-        """The number of vectors with an element for each parameter that a worker holds for this
-        strategy, but not for the strategy that a probe runs (`in_probe`).
+        """The number of vectors, each as long as all parameters, that a worker holds for this
+        strategy but not for the strategy that a probe runs (`in_probe`).
 
         The vectors of the model and its optimizer are not counted.
         """
@@ -282,8 +282,8 @@ class StrategyConfig(Card):
         return point.examples_per_step
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the values by name that are hashed into a run's id in addition to the settings of
-        its point.
+        """Return values, by name, that are hashed into a run's id together with the settings of the
+        run's point.
 
         Args:
             point: The point.
@@ -294,8 +294,8 @@ class StrategyConfig(Card):
         return {}
 
     def variables(self) -> Mapping[str, str]:
-        """Return the environment variables with settings of the strategy that its exchange library
-        reads only once, when it starts in a process.
+        """Return the environment variables that hold settings of this strategy for its exchange
+        library, which reads them only when it starts in a process.
 
         Returns:
             The values by the names of the variables.

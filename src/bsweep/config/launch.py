@@ -62,8 +62,8 @@ class ProcessesConfig(LaunchConfig):
 
     @property
     def uses_allocation(self) -> bool:
-        """Return True if the launcher uses the hosts of the SLURM allocation that bsweep runs
-        in.
+        """Return True if the launcher starts workers on the hosts of the surrounding SLURM
+        allocation.
         """
         return False
 

@@ -99,9 +99,9 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """Return a configuration to which a fingerprint (a hash or a version) is added for each target,
-    which is the user's own code that a card names. If a target names a file, the file's folder is
-    removed from the target.
+    """Return a configuration in which each card that names the user's own code also holds the
+    code's fingerprint, a hash or a version. If a target names a file, the file's folder is removed
+    from the target.
 
     Raises:
         ConfigError: If a target does not exist, cannot be imported or called, or does not take its

@@ -11,7 +11,7 @@ from bsweep.config.hosts import names_in
 
 HOSTS = "BSWEEP_HOSTS"
 """The environment variable by which the parent process of a sweep tells its child processes the
-hosts of the SLURM allocation. Their own SLURM variables may differ, in a SLURM step.
+hosts of the SLURM allocation. A child process may be in a SLURM step whose SLURM variables differ.
 """
 
 

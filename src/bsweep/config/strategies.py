@@ -354,9 +354,9 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the number of examples of one step of this worker, from which the rule computes
-        its learning rate. Other workers' examples do not count, because each worker steps by
-        itself.
+        """Return the number of examples of one step of the given worker, from which the
+        learning-rate rule computes this worker's learning rate. Other workers' examples do not
+        count, because each worker steps by itself.
         """
         return point.worker_batches[rank]
 

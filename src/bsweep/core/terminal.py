@@ -1,7 +1,7 @@
 """Functions for the terminal in which a command was typed, and which may be closed while the
 command runs.
 
-They also show log records on the command's standard error.
+Other functions show the command's log records on standard error.
 """
 
 from __future__ import annotations

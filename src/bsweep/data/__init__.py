@@ -56,8 +56,8 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """Return the data set for the device that trains, with all or `config.subset` training
-    examples.
+    """Return the data set, placed for the device that trains, with all of its training examples or
+    `config.subset` of them.
 
     Raises:
         ValueError: As in `prepare`.

@@ -20,7 +20,9 @@ _CLASSES = tuple("0123456789")
 
 
 def info(config: DigitsConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the digits; see `load`."""
+    """Return the numbers of training and test images of the digits, their shape and their
+    classes.
+    """
     _path()
     return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
@@ -62,7 +64,9 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def _path() -> Path:
-    """Return the path of scikit-learn's file of digits; raise ValueError if it is not installed."""
+    """Return the path of scikit-learn's file of digits; raise ValueError if there is no
+    scikit-learn.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(

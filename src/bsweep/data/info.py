@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataInfo:
-    """The facts about the data that the parent process needs before it starts workers."""
+    """The facts about a data set that the parent process needs before it starts workers."""
 
     num_train: int  # after `subset`
     num_test: int
