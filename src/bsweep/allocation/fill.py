@@ -94,8 +94,9 @@ def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each worker's local batch, which is its part of the global batch by `weights`. Return
-    None if the configuration gives a local batch instead of a global one.
+    """Return each worker's local batch, which is its part of one pass of the global batch, in
+    proportion to `weights`. Return None if the configuration gives a local batch instead of a
+    global one.
     """
     if config.global_batch is None:
         return None

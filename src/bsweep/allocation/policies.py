@@ -21,8 +21,8 @@ def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
 
 
 def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
-    """Return each worker's largest probed local batch for which its memory sufficed (method B of
-    Shin et al.).
+    """Return each worker's largest probed local batch for which the worker's memory sufficed
+    (method B of Shin et al.).
     """
     return tuple(worker.largest_batch for worker in workers)
 

@@ -19,7 +19,7 @@ class Capabilities:
     """
 
     uses_horovod: bool = False
-    """True if the strategy exchanges over Horovod, whose processes horovodrun starts."""
+    """True if the strategy's workers exchange over Horovod, in processes that horovodrun starts."""
 
     needs_mpi: bool = False
     """True if the strategy needs a Horovod that was built with MPI."""
@@ -36,7 +36,7 @@ class Capabilities:
     """
 
     why_apart: str = ""
-    """The reason why the workers' models differ until an epoch ends with this strategy."""
+    """The reason why, with this strategy, the workers' models differ until an epoch ends."""
 
     takes_codecs: bool = False
     """True if a codec of the group `compression` may compress the gradients that this strategy

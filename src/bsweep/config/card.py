@@ -36,7 +36,9 @@ class Card(Schema):
     """The code that implements the variant, as `module:name` or a module alone; see `resolve`."""
 
     changes_no_number: ClassVar[tuple[str, ...]] = ()
-    """Keys that do not change the results of a run, and so are not part of its run id."""
+    """Keys that do not change the results of a run, and so are left out of the hash in the run's
+    id.
+    """
 
     added_later: ClassVar[Mapping[str, object]] = {}
     """Keys that this card got after runs without them had been made, each with the value under

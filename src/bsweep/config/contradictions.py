@@ -22,7 +22,7 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     """Raise a ConfigError if the run would end before its first evaluation, or has too few
-    evaluations to confirm its target.
+    evaluations to confirm that it reached its target.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:

@@ -47,8 +47,8 @@ class DataConfig(Card):
     consists_of: ClassVar[Kind]
 
     files: ClassVar[tuple[str, ...]] = ()
-    """Keys that name files or folders whose content bsweep cannot check by itself, so that it must
-    be the same on all hosts. The files of other data sets are checked by md5.
+    """Keys that name files or folders without a known checksum, whose content must be the same on
+    all hosts. The files of other data sets are checked by md5.
     """
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset",)

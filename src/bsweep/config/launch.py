@@ -171,8 +171,8 @@ def most_at_once(launch: LaunchConfig) -> float:
 
 
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
-    """Return the name of the host on which the process of each rank runs. The workers, and then the
-    servers, fill the slots of a list such as `h1:4,h2:4` in order.
+    """Return the host name of each worker and of each server, in the order of their ranks. The
+    workers, and then the servers, fill the slots of a list such as `h1:4,h2:4` in order.
 
     On hosts with GPUs a slot is one GPU. Servers need no GPU: servers for which no slot is left run
     beside workers, one host after the other.
@@ -204,7 +204,9 @@ def slots_by_host(hosts: str | None) -> dict[str, int]:
 
 
 def _entries(hosts: str) -> list[tuple[str, int]]:
-    """Return each host name of a list such as `h1:4,h2:4`, with its number of slots."""
+    """Return pairs of a host name and its number of slots, from a list of hosts such as
+    `h1:4,h2:4`.
+    """
     return [
         (host, int(number))
         for host, _, number in (entry.partition(":") for entry in hosts.split(","))

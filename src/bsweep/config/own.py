@@ -120,8 +120,8 @@ def resolve(config: _Config) -> _Config:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the user's function or class that a card names, after `resolve` has found
-    and checked it. Workers must call `search` with the run's folder first.
+    """Import and return the user's function or class that a card names, and that `resolve` has
+    already checked. Workers must call `search` with the run's folder first.
     """
     assert card.fingerprint, "call own.resolve(config) first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))

@@ -106,7 +106,7 @@ def _meant(key: str) -> str:
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """Return the dotted keys of all variants, to suggest one for a mistyped key."""
+    """Return all dotted keys that a configuration may have, to suggest one for a mistyped key."""
     return tuple(sorted(set(_keys(RunConfig))))
 
 
@@ -117,8 +117,8 @@ _FORMS = {
 
 
 def _explain(problem: Any) -> str:
-    """Return the message `key=value: problem` for one error that pydantic found, without the
-    variant's name that pydantic puts into the key.
+    """Return the message `key=value: problem` for one error that pydantic found. The key leaves out
+    the variant's name that pydantic puts into it.
     """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]

@@ -253,7 +253,7 @@ _text_of_top = functools.cache(_text)  # safe, because the values of a key have 
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Return True if the run id leaves out a key with this value, because a run then behaves as
+    """Return True if the run id leaves out a key that has this value, with which a run behaves as
     runs did before the key existed.
     """
     return value in _added_later(key)
@@ -261,8 +261,8 @@ def is_left_out(key: str, value: object) -> bool:
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the values with which the run id leaves out a dotted key, one value for each variant
-    to which the key was added later.
+    """Return the values at which the run id leaves out a dotted key, one value for each variant to
+    which the key was added later.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:

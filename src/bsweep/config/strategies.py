@@ -69,8 +69,8 @@ class HorovodConfig(StrategyConfig):
         "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
         "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
     }
-    """The keys that Horovod's core reads once, from an environment variable, when it starts. Each
-    has its variable, and the factor from the key's unit to the variable's.
+    """The keys of settings that Horovod reads only once, from environment variables, when it starts
+    in a process. Each has its variable, and the factor from the key's unit to the variable's.
     """
 
     @property

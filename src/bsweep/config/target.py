@@ -48,7 +48,8 @@ class Target:
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
-    """Return the target for the accuracy or the loss, whichever of the two is given.
+    """Return a target that stands for a test accuracy or a test loss, whichever of the two is
+    given.
 
     Args:
         accuracy: A test accuracy, a fraction above 0 and up to 1; None: not given.

@@ -110,7 +110,9 @@ def _every(value: object) -> object:
 
 
 def seconds_of(value: object) -> float | None:
-    """Return the seconds of a text such as `60s`; None for any other form and for zero seconds."""
+    """Return the number of seconds that a text such as `60s` gives; None for any other form and for
+    zero seconds.
+    """
     found = re.fullmatch(r"(\d+(\.\d+)?)s", value) if isinstance(value, str) else None
     return seconds if found and 0 < (seconds := float(found[1])) <= 1e9 else None
 

@@ -21,7 +21,7 @@ _POWERCAP = Path("/sys/class/powercap")
 _NVML = "libnvidia-ml.so.1"
 
 Reading = dict[str, float]
-"""The joules that energy counters show, by the counter's name."""
+"""A mapping from the name of each energy counter to the joules that the counter shows."""
 
 
 class Meter:

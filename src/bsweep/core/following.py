@@ -19,9 +19,9 @@ class GrowingFile:
         self._last = b""  # last line read; if it is gone, the file was cut
 
     def new_lines(self) -> list[bytes] | None:
-        """Return the complete lines that were appended since the last call, without their line
-        ends. Return None, once, if the file has lost lines that were read earlier; the next call
-        then reads from the beginning.
+        """Return the complete lines that were appended to the file since the last call, without
+        their line ends. Return None, once, if the file has lost lines that were read earlier; the
+        next call then reads from the beginning.
         """
         content = b""
         with suppress(FileNotFoundError), self._path.open("rb") as file:

@@ -1,4 +1,6 @@
-"""Random numbers that depend only on their key, and not on what was drawn before or elsewhere."""
+"""Functions for random numbers that depend only on a key, such as (seed, epoch), and not on what
+was drawn before.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 _PACKAGE = "bsweep"
-"""The name of the package's logger, and of the handler that a command attaches to it."""
+"""The name of bsweep's logger, and of the handler that a command attaches to this logger."""
 
 
 class Logger(_Adapter):

@@ -81,5 +81,5 @@ def why_full(folder: Path) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if the error means that a disk or a quota is full."""
+    """Return True if an OSError means that a disk or a quota is full."""
     return error.errno in _FULL

@@ -20,7 +20,7 @@ _CLASSES = tuple("0123456789")
 
 
 def info(config: DigitsConfig) -> DataInfo:
-    """Return the numbers of training and test images of the digits, their shape and their
+    """Return the numbers of training and test images of handwritten digits, their shape and their
     classes.
     """
     _path()
@@ -28,7 +28,8 @@ def info(config: DigitsConfig) -> DataInfo:
 
 
 def load(config: DigitsConfig) -> Dataset:
-    """Return the digits as images of 3 x side x side: 1,437 to train on, 360 to test on.
+    """Return scikit-learn's handwritten digits as images of 3 x side x side: 1,437 to train on, 360
+    to test on.
 
     They are scaled bilinearly, and all channels hold the same grey. scikit-learn has no split into
     training and test examples. Here, every fifth of all examples, sorted by class, is for testing.

@@ -48,7 +48,9 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
 
 
 def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
-    """Return the number of classes or, for floating-point targets, the size of one target."""
+    """Return a data set's number of classes or, for floating-point targets, the size of one
+    target.
+    """
     if labels[0].is_floating_point():
         return labels[0][0].numel()
     classes = [int(bound) for part in labels for bound in part.aminmax()]
@@ -97,7 +99,7 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy, on the CPU, of a tensor, so that a file can store it.
+    """Return a contiguous copy of a tensor on the CPU, in a form that a file can store.
 
     Inputs and labels, or both splits, may share memory, which a file cannot store. bfloat16 becomes
     float32.

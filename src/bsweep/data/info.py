@@ -1,4 +1,6 @@
-"""The sizes, example shape and classes of a data set, which are known without its tensors."""
+"""The numbers of examples, their shape and the classes of a data set, all known without its
+tensors.
+"""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def global_batch(shares: Sequence[Share]) -> int:
 
 
 def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
-    """Return the shares of all workers, with 0 steps for each lost worker, which is not in
-    `members`.
+    """Return all workers' shares of a round, with 0 steps for lost workers, which `members` leaves
+    out.
     """
     return tuple(
         share if rank in members else replace(share, num_steps=0)
@@ -83,7 +83,7 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
 
 def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
     """Cut `indices` into `num_parts` contiguous parts whose sizes differ by at most one, and return
-    part `number`.
+    the part with the index `number`.
 
     The part is empty if there are too few examples. The parts may belong to workers, to steps or to
     accumulation steps.
@@ -92,8 +92,8 @@ def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
 
 
 def _part(indices: Tensor, number: int, weights: Sequence[int]) -> Tensor:
-    """Cut `indices` into contiguous parts with sizes proportional to `weights`, and return part
-    `number`.
+    """Cut `indices` into contiguous parts with sizes proportional to `weights`, and return the part
+    with the index `number`.
     """
     before, total, n = sum(weights[:number]), sum(weights), len(indices)
     return indices[n * before // total : n * (before + weights[number]) // total]

@@ -1,5 +1,5 @@
-"""Checks that a model library such as timm has the chosen architecture, and that this takes the
-user's options and images.
+"""Checks that a model library such as timm has the chosen architecture, and that the model takes
+the user's options and images.
 """
 
 from __future__ import annotations
