@@ -1,5 +1,5 @@
-"""Sentences that summarise a study: which cell to train with, which cells have not learned, and
-what the published studies found.
+"""Sentences that summarise a study: which cells are best, which cells have a test accuracy no
+better than chance, and how the study compares with published ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Return sentences that say which batch size, worker count and exchange to take.
+    """Return sentences that name the best cells of a study by training time, accuracy or loss.
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
     group has sentences of its own. Cells that have not learned are named and never recommended.
@@ -59,21 +59,22 @@ def headlines(study: Study) -> list[str]:
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence on Horovod's cycle time if the study compares Horovod, whose exchanges wait
-    for it, with other strategies.
+    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if a study has runs
+    with Horovod and with other strategies.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
-            "Horovod's exchanges start late, because its core looks for gradients only once in "
+            "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
             f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            "ms); other strategies start theirs at once."
+            "ms); other strategies start their exchanges at once."
         )
 
 
 def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
-    """Yield the sentence that asks for more seeds, if the cells have too few of them.
+    """Yield a sentence that asks the user to repeat runs with other seeds, if a cell has fewer than
+    three seeds.
 
     Args:
         n: The number of seeds of each measured cell.
@@ -89,8 +90,10 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield for each group of cells that are alternatives to each other its distinguishing settings
-    in words, and its cells.
+    """Group cells by the settings that must be equal in a comparison, such as model and hardware,
+    and yield the name and the cells of each group.
+
+    The name says in words what distinguishes the group. It is empty if there is one group.
     """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
@@ -101,8 +104,8 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on the measured cells of one group: the best cells, the speed-up from more
-    workers, and the cells that have not learned.
+    """Yield sentences on cells of equal model, data set and hardware: the best cells, the speed-up
+    from more workers, and the cells whose test accuracy is not above chance.
     """
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
@@ -122,9 +125,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
-    """Return a sentence with the shortest and the longest training time of cells of which none has
-    learned.
-    """
+    """Return a sentence with the shortest and the longest mean training time of the given cells."""
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
     if by_time.empty:
         return ""
@@ -135,8 +136,8 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences that say by how many percent sharding by memory trains faster than sharding
-    by layer.
+    """Yield sentences that say by how many percent a model trains faster if each parameter server
+    holds an equal part of the parameters (`memory`) rather than whole layers (`layer`).
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
@@ -192,8 +193,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
-    """Yield a sentence that names the most accurate cell, for cells whose training times are not
-    known.
+    """Yield a sentence that names the most accurate of the given cells, whose training times are
+    not known.
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
@@ -204,8 +205,9 @@ def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on the speed-up that more workers bring, and on why a speed-up was not
-    measured.
+    """Yield sentences with the speed-up that more workers bring at equal local batches, and a
+    sentence on worker counts that cannot be compared because their workers had unequal numbers of
+    threads.
     """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
@@ -248,7 +250,9 @@ def _seeds(n: int) -> str:
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
-    """Return a sentence that names the cells whose interval overlaps that of the best cell."""
+    """Return a sentence that names the cells whose 95 % interval of time or loss overlaps that of
+    the best cell.
+    """
     distance = (cells[metric] - best[metric]).abs()
     rivals = cells[
         (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
@@ -263,7 +267,8 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
 
 
 def _some(names: pd.Series[str]) -> str:
-    """Return a text that lists at most `_MAX_NAMED` names and says how many more there are.
+    """Return a text that lists the names of the first three cells and counts the others, such as
+    `A, B, C and 2 more`.
 
     The form is `A, B and C`, or `A; B and C` where names contain commas.
     """
@@ -273,8 +278,8 @@ def _some(names: pd.Series[str]) -> str:
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with two more columns: `words` names a cell in full, `brief` names only what
-    tells it apart from the other cells.
+    """Return the table of cells with two added columns: `words` is a cell's full name, and `brief`
+    leaves out details such as the global batch.
     """
     settings = [name for name in varying(cells) if columns.role(name) != "context"]
     others = [name for name in settings if name not in ("num_workers", "local_batch")]
@@ -298,7 +303,8 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_published(study: Study) -> list[str]:
-    """Return sentences on each published study that this study can be compared with.
+    """Return a text on each of three published studies (of batch sizes, of sharding and of uneven
+    GPUs) that can be compared with the given study.
 
     Where it can be compared with none, the only sentence says so.
 
@@ -324,8 +330,8 @@ _NOTHING_ALIKE = (
 
 
 def _on_batches(study: Study) -> str:
-    """Return a text on how this study differs from the published batch-size study; empty if the two
-    studies cannot be compared.
+    """Return a text on how the given study differs from the published study of batch sizes
+    (ResNet-18 on CIFAR-10); empty if the two cannot be compared.
     """
     if not comparable(study):
         return ""
@@ -338,8 +344,8 @@ def _on_batches(study: Study) -> str:
 
 
 def _on_sharding(study: Study) -> str:
-    """Return a text on the gain that the published parameter-sharding study reports; empty if this
-    study did not measure the same sharding.
+    """Return a text on a published study of parameter servers that hold equal parts of the
+    parameters or whole layers; empty if the given study did not train VGG-16 with both.
     """
     if sharding_gains(study).empty:
         return ""
@@ -351,8 +357,8 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """Return a text on what the published study of uneven GPUs found, which of its numbers
-    contradict each other, and what a model of it implies.
+    """Return a text on a published study of uneven GPUs: the idle times that it reports, how some
+    of them contradict its settings, and what a model fitted to them implies.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
@@ -372,8 +378,8 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """Return a text with the computing time and the transfer time that the published formula for
-    sharding implies for the measured steps; empty if they cannot be fitted.
+    """Return a text with the computing time and the transfer time of a step with parameter servers,
+    as a line fitted to measured steps implies them; empty if no line can be fitted.
 
     Neither measured nor published runs give these times directly.
     """

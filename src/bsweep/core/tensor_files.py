@@ -1,4 +1,4 @@
-"""Files of tensors that are written whole or not at all."""
+"""Functions that write a file of tensors whole or not at all, and read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bsweep.core.whole_files import replacing
 
 
 class _Hashed:
-    """A file that is written from its beginning to its end, and the SHA-256 of what was written."""
+    """A file that is written without seeking, and the SHA-256 of everything written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256 = file, hashlib.sha256()
@@ -27,7 +27,7 @@ class _Hashed:
 
 
 def write_tensors(state: dict[str, Any], path: Path) -> str:
-    """Write tensors, numbers, texts, and lists of them, so that they survive a power cut.
+    """Write tensors, numbers, texts and lists of these to a file that survives a power cut.
 
     Returns:
         The SHA-256 of the file, in hexadecimal digits.
@@ -43,8 +43,9 @@ def write_tensors(state: dict[str, Any], path: Path) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, Any] | None:
-    """Return the tensors and other values that `write_tensors` wrote, on the CPU, without running
-    code from the file. If the file cannot be read, print the reason to stderr and return None.
+    """Return the tensors and other values of a file that `write_tensors` wrote. The tensors are on
+    the CPU, and no code from the file is run. If the file cannot be read, print the reason to
+    stderr and return None.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

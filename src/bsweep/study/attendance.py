@@ -1,4 +1,6 @@
-"""A record of the sweeps at work in a study, on any host, and of the points that they run."""
+"""Lock files that show which sweeps, on any host, are at work in a study, and which points they
+run.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def folder_locked(folder: Path) -> ExitStack:
 
 
 class Attendance:
-    """The registration of this process in the studies whose points it runs.
+    """The registration of this process as a sweep in each study whose points it runs.
 
     Others can see that it works there, and can ask it to stop.
     """
@@ -67,7 +69,7 @@ class Attendance:
         self._has_left = threading.Event()
 
     def join(self, study_dir: Path) -> None:
-        """Register this process as a sweep of a study.
+        """Register this process as a sweep that is at work in a study.
 
         From then on, a request to stop the sweep sends SIGTERM to this process.
         """
@@ -141,7 +143,7 @@ def _attending(study_dir: Path) -> list[Path]:
 
 
 def _forget_killed(study_dir: Path) -> None:
-    """Remove the files of sweeps that were killed before they could remove them."""
+    """Remove the files that killed sweeps have left behind in a study's folder."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
             is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS
