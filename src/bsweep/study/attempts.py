@@ -304,7 +304,7 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
         try:
             earlier = _take_up(paths, latest)
             said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
-            return replace(earlier, damage=[said] if damage else ())
+            return replace(earlier, damage=(said,) if damage else ())
         except Damaged as error:
             damage = str(error)
     moved = _set_aside(paths.folder, paths.folder)
@@ -312,7 +312,7 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
     if config.resume_from:
         branching.begin(config, paths)
     said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
-    return _Earlier(damage=[said] if damage else ())
+    return _Earlier(damage=(said,) if damage else ())
 
 
 def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
@@ -334,7 +334,7 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     keep_until(paths, checkpoint)
     cut_records(paths, facts["metrics_bytes"])
     where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
-    warnings = warnings_in(read_records(paths.metrics)[0])
+    warnings = tuple(warnings_in(read_records(paths.metrics)[0]))
     with RunLog(paths.metrics) as log:
         log.write(Event(event="resumed", message=f"resumed after {where}"))
     return _Earlier(float(wall_seconds), warnings)

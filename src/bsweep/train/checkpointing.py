@@ -227,8 +227,8 @@ def load(job: Job) -> Cursor | None:
     continues.
 
     Return None if there is no checkpoint. All workers call this together. The process that launched
-    them has checked the files for damage. A worker that was lost when the others saved begins with a fresh optimizer, and its sums
-    of the epoch are lost.
+    them has checked the files for damage. A worker that was lost when the others saved begins with
+    a fresh optimizer, and its sums of the epoch are lost.
 
     Raises:
         ValueError: If a file of the checkpoint cannot be read.
