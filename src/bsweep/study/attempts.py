@@ -284,8 +284,8 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
         )
     paths.summary.unlink(missing_ok=True)
     cut_records(paths, facts["metrics_bytes"])
-    where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
+    last_step = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
     said = warnings_in(read_records(paths.metrics)[0])
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="resumed", message=f"resumed after {where}"))
+        log.write(Event(event="resumed", message=f"resumed after {last_step}"))
     return float(wall_seconds), said

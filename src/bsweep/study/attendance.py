@@ -90,8 +90,8 @@ def _own_claim(path: Path) -> ExitStack:
         claim.close()
         time.sleep(_TRY_SECONDS)
     raise OSError(
-        f"another process holds {path}: check whether another sweep has the same host name and "
-        "process id"
+        f"another process holds the lock on {path}, the file that is named after this process's "
+        "host and process id: check whether another sweep has the same host name and process id"
     )
 
 
