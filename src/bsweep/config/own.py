@@ -39,8 +39,8 @@ _Config = TypeVar("_Config", bound=Schema)
 
 
 class _Keywords(dict[str, Any]):
-    """Keyword arguments that can be hashed by their content, so that settings can be keys of
-    caches.
+    """A dictionary of keyword arguments that is hashed by its content, so that a card that holds it
+    can be a key of a cache.
     """
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -55,8 +55,8 @@ Options = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Card):
-    """The base of all variants that run the user's own code. `target` is called with the arguments
-    that `takes` names, and with the options.
+    """The base class of the cards of all variants that run the user's own code. `target` is called
+    with the arguments that `takes` names, and with the options.
     """
 
     target: PathName
@@ -72,7 +72,9 @@ class Own(Card):
 
 
 def cards(config: object) -> dict[str, Own]:
-    """Return those settings of a run that name the user's own code, by group, such as `model`."""
+    """Return those cards of a run's configuration that name the user's own code, by their group,
+    such as `model`.
+    """
     schema: type = type(config)
     found = ((group, getattr(config, group)) for group in _groups(schema))
     return {group: card for group, card in found if isinstance(card, Own)}
@@ -80,7 +82,9 @@ def cards(config: object) -> dict[str, Own]:
 
 @functools.cache
 def _groups(schema: type) -> tuple[str, ...]:
-    """Return the keys of a configuration class whose settings may name the user's own code."""
+    """Return the groups of a configuration class, such as `model`, in which a card may name the
+    user's own code.
+    """
     hints = {
         key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()
     }
@@ -92,8 +96,9 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """Return the configuration with fingerprints of the user's own code added. If a target names a
-    file, the file's folder is removed from the target. The code is read and not imported.
+    """Return a configuration in which each card that names the user's own code also holds the
+    code's fingerprint, a hash or a version. The code is read and not imported. If a target names a
+    file, the file's folder is removed from the target.
 
     Raises:
         ConfigError: If a target does not exist.
@@ -135,7 +140,7 @@ def check(config: object, groups: Collection[str] | None = None) -> None:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the user's callable that resolved settings name. Workers must call
+    """Import and return the user's function or class that a resolved card names. Workers must call
     `read_kept` first.
     """
     found: Callable[..., Any] = operator.attrgetter(card.title)(_load(card))
@@ -158,17 +163,18 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
     with blamed(group, card, "it raised an error"):
         found = call(card, *arguments)
     if not isinstance(found, kind):
-        what = f"{kind.__module__}.{kind.__name__}"
+        wanted_type = f"{kind.__module__}.{kind.__name__}"
         raise ConfigError(
-            f"{group}.target={card.target}: it returned {type(found).__name__}, not a {what}."
+            f"{group}.target={card.target}: it returned {type(found).__name__}, not a "
+            f"{wanted_type}."
         )
     return found
 
 
 @contextmanager
-def blamed(group: str, card: Own, what: str) -> Iterator[None]:
-    """Turn any error of the user's code inside the block into a ConfigError. Its traceback starts
-    at the first line of the user's code.
+def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
+    """Turn any error that the user's code raises inside the `with` block into a ConfigError. The
+    error's message has the traceback from the first line of the user's code on.
     """
     try:
         yield
@@ -176,12 +182,12 @@ def blamed(group: str, card: Own, what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         trace = traced(error) or "".join(traceback.format_exception_only(error))
-        raise ConfigError(f"{group}.target={card.target}: {what}:\n{trace.rstrip()}") from error
+        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{trace.rstrip()}") from error
 
 
 def traced(error: BaseException) -> str | None:
-    """Return the traceback of an error, from the first line of the user's code on. Return None if
-    the error did not pass through the user's code.
+    """Return the traceback of an error as a text that starts at the first line of the user's own
+    code. Return None if the error did not pass through the user's code.
     """
     frame = error.__traceback__
     while frame and not _is_theirs(Path(frame.tb_frame.f_code.co_filename)):
@@ -194,8 +200,8 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the user's own code for a run, as it was when `resolve` read it, into a folder from
-    which `read_kept` lets workers import it. Anything else in that folder is removed.
+    """Save the user's own code, as it was when `resolve` read it, in a folder from which the
+    workers of a run read it by `read_kept`. Anything else in that folder is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for card in cards(config).values():
@@ -274,7 +280,9 @@ def _resolved(group: str, card: Own) -> Own:
 
 
 def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
-    """Return the callable that a target names in its module."""
+    """Return the function or class of the user's own code that the key `target` names, such as the
+    function `build` for `target=file.py:build`.
+    """
     asked = f"{group}.target={card.target}"
     found: Any = module
     for name in card.title.split("."):
@@ -297,7 +305,9 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
 
 
 def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
-    """Raise ConfigError if the user's function cannot take the arguments and options of a run."""
+    """Raise ConfigError if the user's function does not accept the arguments and options with which
+    bsweep would call it.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -254,8 +254,9 @@ def _digest(name: str, files: Mapping[str, bytes]) -> str:
 
 
 def _installed_version(name: str, path: Path) -> str | None:
-    """Return the distributions that installed a package, with their versions. Return None if there
-    are none, or if the package lies in a folder where it is being developed.
+    """Return the names and versions of the distributions that installed a Python package, such as
+    `timm==1.0`. Return None if no distribution did, or if the package lies in a folder where it is
+    being developed.
     """
     if path.parent not in (
         Path(sysconfig.get_path("purelib")),
@@ -278,7 +279,8 @@ def _contents(path: Path, root: Path) -> dict[str, bytes]:
     kept = {name: file for name, file in relative.items() if not _HIDDEN.search(name)}
     if (size := sum(file.stat().st_size for file in kept.values())) > _MOST_BYTES:
         raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy of it: keep "
-            "data elsewhere, or install the package."
+            f"{path} holds {size / 2**20:.0f} MiB, but code of your own may hold at most "
+            f"{_MOST_BYTES / 2**20:.0f} MiB, because every run folder gets a copy. Move data files "
+            "out of that folder, or install the package by pip: bsweep copies no installed package."
         )
     return {name: file.read_bytes() for name, file in kept.items()}

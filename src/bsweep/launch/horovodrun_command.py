@@ -1,4 +1,4 @@
-"""The horovodrun command with bsweep's options for ssh in place of Horovod's.
+"""A program that runs horovodrun with bsweep's ssh options in place of Horovod's.
 
 `python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no
 option for how it starts ssh. It would accept a changed host key, and wait for hours after a network
