@@ -5,6 +5,7 @@ workers only by name.
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ VARIABLES = {
     "OPENAI": f"{SECRET}-b",
     "MINE_KEY_1": f"{SECRET}-c'\" $(id)\nd",
     "OMP_SCHEDULE": "dynamic",
+    "HOROVOD_MINE": f"{SECRET}-e",
 }
 MODEL = """
 import json, os
@@ -127,6 +129,20 @@ def test_what_passes_secrets_is_its_owners_and_gone_when_all_have_read_it(tmp_pa
         (paths.rank_logs(rank) / "stdout").touch()
     environment.remove_when_read(paths, range(2))
     assert not paths.environment.exists()
+
+
+def test_what_horovodrun_sets_outranks_what_the_file_holds(tmp_path: Path) -> None:
+    """A variable that the user has exported for Horovod reaches workers, but changes no rank."""
+    environment.write(tmp_path / "file", {"HOROVOD_RANK": "7", "HOROVOD_LOG_LEVEL": 'it\'s "x"'})
+    told = subprocess.run(
+        ["sh", "-c", '. "$1"; env', "sh", str(tmp_path / "file")],
+        env={"HOROVOD_RANK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert "HOROVOD_RANK=1" in told
+    assert 'HOROVOD_LOG_LEVEL=it\'s "x"' in told
 
 
 def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig
+from bsweep.core import network
 from bsweep.runlog.files import RunPaths
 
 _OPEN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"
-    r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
-    r"|SLURM_CONF|SLURM_JOB_ID"
+    r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|SLURM_CONF|SLURM_JOB_ID"
 )
 """The variables that launchers need themselves. Horovodrun writes all of its own environment on the
 workers' command lines, so these are visible to every user.
@@ -31,7 +31,8 @@ workers' command lines, so these are visible to every user.
 
 _KNOWN = re.compile(
     r"(LD|CUDA|CUBLAS|CUBLASLT|CUDNN|NVIDIA|NCCL|OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|ONEDNN|DNNL|ATEN|TORCH|PYTORCH)_\w+"
-    r"|(TORCHDYNAMO|TORCHINDUCTOR|TRITON|GLOO|UCX|FI|MALLOC|BSWEEP|XDG)_\w+|PYTHON\w*|HF_HOME|CONDA_PREFIX"
+    r"|(TORCHDYNAMO|TORCHINDUCTOR|TRITON|GLOO|HOROVOD|UCX|FI|MALLOC|BSWEEP|XDG)_\w+"
+    r"|PYTHON\w*|HF_HOME|CONDA_PREFIX"
 )
 
 _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -52,14 +53,11 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
     """Return the environment variables for the launcher's own command, which any user of a host may
     read.
     """
-    shown = {
+    return {
         name: value
         for name, value in parent.items()
         if _OPEN.fullmatch(name) and name not in launch.environment
     }
-    if launch.network_interface:
-        shown["HOROVOD_GLOO_IFACE"] = launch.network_interface
-    return shown
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
@@ -83,17 +81,27 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
         hidden["CUDA_VISIBLE_DEVICES"] = gpus
     if launch.named_hosts:
         hidden[slurm.HOSTS] = launch.named_hosts
-    if launch.network_interface:
-        hidden["GLOO_SOCKET_IFNAME"] = hidden["NCCL_SOCKET_IFNAME"] = launch.network_interface
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if launch.network_interface:
+            hidden[name] = launch.network_interface
+        elif not launch.named_hosts and (loopback := network.loopback()):
+            hidden.setdefault(name, loopback)  # nothing has to leave this machine
     return hidden
 
 
 def write(path: Path, variables: Mapping[str, str]) -> None:
-    """Write variables as a shell script that only the owner of the file may read."""
+    """Write variables as a shell script that only the owner of the file may read.
+
+    Of Horovod's variables, such as its ranks, those that horovodrun has set stay as they are.
+    """
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     path.write_text(
-        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+        "".join(
+            f'[ "${{{name}+set}}" ] || {line}' if name.startswith("HOROVOD_") else line
+            for name, line in zip(variables, lines, strict=True)
+        )
     )
 
 
