@@ -123,15 +123,22 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     ]
 
 
-def test_a_repeated_epoch_stands_for_the_earlier_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("odd", "said"), [("twice", "epoch 2 is on record twice"), ("gone", "epoch 1 is not on record")]
+)
+def test_a_run_with_an_epoch_twice_or_never_is_left_out(
+    tmp_path: Path, odd: str, said: str
+) -> None:
+    """Two processes that train one run write each epoch twice."""
+    write_run(tmp_path / "s", local_batch=16)
     folder = write_run(tmp_path / "s", local_batch=8, status=None)
     path = RunPaths(folder).metrics
     lines = path.read_text().splitlines()
-    again = json.loads(lines[2]) | {"train_seconds": 1.0}
-    path.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
-    epochs = bsweep.load(tmp_path / "s").epochs
-    assert epochs["epoch"].tolist() == [1, 2]
-    assert epochs["train_seconds"].iloc[1] == 1.0
+    lines = [*lines, lines[2]] if odd == "twice" else [lines[0], *lines[2:]]
+    path.write_text("\n".join(lines) + "\n")
+    study = bsweep.load(tmp_path / "s")
+    assert list(study.skipped) == [folder.name]
+    assert said in study.skipped[folder.name]
 
 
 def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:

@@ -106,16 +106,18 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
     paths = attempts.paths_of(config)
     saved = checkpoint_at(paths, 1, 8)
 
-    def seconds_before(facts: dict[str, Any], meta: dict[str, Any]) -> float:
+    def earlier(facts: dict[str, Any], meta: dict[str, Any]) -> attempts._Earlier:
         saved.folder.mkdir(parents=True, exist_ok=True)
         paths.metrics.touch()
         write_json(paths.meta, {"launched_at": 2.0} | meta)
         saved.complete(sound | facts)
-        return attempts._prepare_folder(config, paths)[0]
+        return attempts._prepare_folder(config, paths)
 
-    assert seconds_before({}, {}) == 7
+    assert earlier({}, {}) == attempts._Earlier(wall_seconds=7)
     assert saved.folder.exists()
-    assert seconds_before(facts, meta) == 0
+    repeated = earlier(facts, meta)
+    assert repeated.wall_seconds == 0
+    assert "the run starts from its beginning" in repeated.damage[0]
     assert not saved.folder.exists()
 
 

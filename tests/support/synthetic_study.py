@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from bsweep.config.run import RunConfig
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import SCHEMA, Epoch, Event, Record, Round, Start, Status
+from bsweep.runlog.records import SCHEMA, End, Epoch, Event, Record, Round, Start, Status
 from bsweep.runlog.summary import write_summary
 
 NUM_TRAIN = 50_000
@@ -203,6 +203,9 @@ def write_run(
     for line in lines if accuracy is not None else ():
         line.update(train_accuracy=accuracy, test_accuracy=accuracy)
     written = [*(vars(record) for record in records), *rounds, *lines]
+    if status == "completed":
+        num_steps = sum(line["num_steps"] for line in lines)
+        written.append(vars(End(status="completed", message="", epochs=done, num_steps=num_steps)))
     paths.metrics.write_text(
         "".join(json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in written)
     )

@@ -108,7 +108,9 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     killed = bsweep("run", *point, cwd=tmp_path, env=env)
     assert killed.returncode == 1, killed.stderr
     (paths,) = runs(tmp_path)
-    assert checkpoints(paths), killed.stderr
+    latest, *earlier = checkpoints(paths)
+    if name == "servers" and earlier:
+        flip(latest.server(0))
     for study in ("s", "whole"):
         result = bsweep("run", *point[:-1], f"study={study}", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
@@ -299,59 +301,118 @@ def how_far(cwd: Path) -> tuple[int, str]:
     )
 
 
+ALONE = (*POINT, *EPOCHS, "epochs=30", "num_workers=1", "launch=inline", "strategy=single")
+
+
 @pytest.fixture(scope="module")
 def killed_with_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that was killed when it had two checkpoints."""
+    """A folder with a run that was killed when it had two checkpoints, as the study `s`, and with
+    the same run uninterrupted, as the study `whole`.
+    """
     folder = tmp_path_factory.mktemp("killed")
-    process = Fork("bsweep", "run", *ALONE, "study=s", cwd=folder)
-    wait_until(has(folder, 2), process)
-    process.kill()
+    with begun(*ALONE, "study=s", cwd=folder) as process:
+        wait_until(has(folder, 2), process)
+    assert bsweep("run", *ALONE, "study=whole", cwd=folder).returncode == 0
     return folder
 
 
 @pytest.fixture
-def torn(tmp_path: Path, killed_with_two: Path) -> RunPaths:
-    """A run that was killed with two checkpoints, of which the later one has a part that was never
-    written whole.
-    """
+def killed(tmp_path: Path, killed_with_two: Path) -> RunPaths:
+    """A copy of the run that was killed when it had two checkpoints."""
     shutil.copytree(killed_with_two, tmp_path, dirs_exist_ok=True)
     (paths,) = runs(tmp_path)
-    latest, _ = checkpoints(paths)
-    latest.own(0).write_bytes(latest.own(0).read_bytes()[:1000])
     return paths
 
 
-ALONE = (*POINT, *EPOCHS, "epochs=30", "num_workers=1", "launch=inline", "strategy=single")
+def flip(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(content)
 
 
-def test_of_two_checkpoints_the_older_one_is_there_for_a_torn_one(
-    tmp_path: Path, torn: RunPaths
+def resumed(cwd: Path) -> list[str]:
+    """Start the killed run again, and return the warnings about damage in its summary."""
+    result = bsweep("run", *ALONE, "study=s", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    check_equal(cwd)
+    warnings = [text for text in summary(runs(cwd)[0])["warnings"] if "results/s/" in text]
+    assert all(f"warning: {warning}" in result.stderr for warning in warnings)
+    return warnings
+
+
+@pytest.mark.parametrize("name", ["shared.pt", "rank.0.pt", "complete.json"])
+def test_a_run_resumes_from_the_older_checkpoint_if_a_bit_flipped(
+    tmp_path: Path, killed: RunPaths, name: str
 ) -> None:
-    for study in ("s", "whole"):
-        result = bsweep("run", *ALONE, f"study={study}", cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
-    check_equal(tmp_path)
-    assert any(
-        "the latest checkpoint could not be read" in warning
-        for warning in summary(torn)["warnings"]
-    )
+    latest, older = checkpoints(killed)
+    flip(latest.folder / name)
+    (warning,) = resumed(tmp_path)
+    damaged = str((latest.folder / name).relative_to(tmp_path))
+    assert warning.startswith(f"{damaged} is damaged"), warning
+    assert warning.endswith(f"resumes from an earlier checkpoint, {older.folder.name}")
 
 
-def test_a_run_whose_checkpoints_are_all_torn_says_how_to_repeat_it(
-    tmp_path: Path, torn: RunPaths
+def test_a_run_resumes_from_the_older_checkpoint_if_a_file_is_gone(
+    tmp_path: Path, killed: RunPaths
 ) -> None:
-    _, older = checkpoints(torn)
+    latest, _ = checkpoints(killed)
+    latest.own(0).unlink()
+    (warning,) = resumed(tmp_path)
+    assert f"{latest.own(0).relative_to(tmp_path)} is missing" in warning
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_repeated(
+    tmp_path: Path, killed: RunPaths
+) -> None:
+    latest, older = checkpoints(killed)
+    latest.own(0).write_bytes(latest.own(0).read_bytes()[:1000])
     older.shared.write_bytes(b"")
-    result = bsweep("run", *ALONE, "study=s", cwd=tmp_path)
-    assert result.returncode == 1, result.stderr
-    assert "none of the checkpoints" in summary(torn)["message"], result.stderr
-    assert str(torn.checkpoints.relative_to(tmp_path)) in summary(torn)["message"]
-    for checkpoint in checkpoints(torn):
-        checkpoint.remove()
-    torn.checkpoints.rmdir()
-    assert bsweep("run", *ALONE, "study=s", cwd=tmp_path).returncode == 0, (
-        "what the message advises"
-    )
+    (warning,) = resumed(tmp_path)
+    assert "the run starts from its beginning" in warning
+    assert [path.name for path in tmp_path.glob("results/s/.previous/*/checkpoint")]
+
+
+@pytest.mark.parametrize("lost", ["deleted", "halved", "emptied", "altered"])
+def test_a_run_whose_records_are_damaged_is_repeated(
+    tmp_path: Path, killed: RunPaths, lost: str
+) -> None:
+    content = killed.metrics.read_bytes()
+    killed.metrics.unlink()
+    if lost == "altered":
+        killed.metrics.write_bytes(content.replace(b'"epoch": 1,', b'"epoch": 7,', 1))
+    elif lost != "deleted":
+        killed.metrics.write_bytes(content[: len(content) // 4] if lost == "halved" else b"")
+    (warning,) = resumed(tmp_path)
+    assert "bytes of results/s/" in warning
+    assert "the run starts from its beginning" in warning
+
+
+def test_a_run_fails_when_its_records_are_removed_and_is_repeated(
+    tmp_path: Path, killed_with_two: Path
+) -> None:
+    shutil.copytree(killed_with_two / "results/whole", tmp_path / "results/whole")
+    with begun(*ALONE, "study=s", cwd=tmp_path) as process:
+        wait_until(has(tmp_path, 1), process)
+        (paths,) = runs(tmp_path)
+        paths.metrics.unlink()
+        assert process.wait(60) == 1
+    assert f"{paths.metrics.relative_to(tmp_path)} was removed" in summary(paths)["message"]
+    resumed(tmp_path)
+
+
+def test_a_second_sweep_waits_although_the_locks_were_removed(
+    tmp_path: Path, killed_with_two: Path
+) -> None:
+    shutil.copytree(killed_with_two / "results/whole", tmp_path / "results/whole")
+    with begun(*ALONE, "study=s", cwd=tmp_path) as process:
+        wait_until(has(tmp_path, 1), process)
+        shutil.rmtree(tmp_path / "results/s/.locks")
+        second = bsweep("run", *ALONE, "study=s", cwd=tmp_path)
+        assert process.wait(60) == 0
+    assert second.returncode == 0, second.stderr
+    assert "another process is running it" in second.stderr
+    check_equal(tmp_path)
 
 
 def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:

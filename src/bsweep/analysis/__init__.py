@@ -1,4 +1,5 @@
-"""Tables from the records of a study: DataFrame in, DataFrame out, no torch.
+"""Functions that turn the records of a study into tables, fits, predictions and sentences, without
+torch.
 
 `load` reads a study's folder. The other functions return DataFrames with one row for each run,
 epoch or round; `columns` describes their columns. Further functions compute what follows from these

@@ -1,5 +1,5 @@
-"""Sentences that summarise a study: which cell to train with, which cells have not learned, and
-what the published studies found.
+"""Sentences that summarise a study: which cells are best, which cells have a test accuracy no
+better than chance, and how the study compares with published ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Return sentences that say which batch size, worker count and exchange to take.
+    """Return sentences that name the best cells of a study by training time, accuracy or loss.
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
     group has sentences of its own. Cells that have not learned are named and never recommended.
@@ -53,27 +53,32 @@ def headlines(study: Study) -> list[str]:
         )
         return [*lines, none]
     lines += _gains(study)
-    for where, group in _groups(measured):
-        lines += [f"{where}{where and ': '}{line}" for line in _conclusions(study, group) if line]
+    for group_name, group in _groups(measured):
+        lines += [
+            f"{group_name}{group_name and ': '}{line}"
+            for line in _conclusions(study, group)
+            if line
+        ]
     return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence on Horovod's cycle time if the study compares Horovod, whose exchanges wait
-    for it, with other strategies.
+    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if a study has runs
+    with Horovod and with other strategies.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
-            "Horovod's exchanges start late, because its core looks for gradients only once in "
+            "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
             f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            "ms); other strategies start theirs at once."
+            "ms); other strategies start their exchanges at once."
         )
 
 
 def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
-    """Yield the sentence that asks for more seeds, if the cells have too few of them.
+    """Yield a sentence that asks the user to repeat runs with other seeds, if a cell has fewer than
+    three seeds.
 
     Args:
         n: The number of seeds of each measured cell.
@@ -89,8 +94,10 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield for each group of cells that are alternatives to each other its distinguishing settings
-    in words, and its cells.
+    """Group cells by the settings that must be equal in a comparison, such as model and hardware,
+    and yield the name and the cells of each group.
+
+    The name says in words what distinguishes the group. It is empty if there is one group.
     """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
     if not context:
@@ -101,14 +108,16 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on the measured cells of one group: the best cells, the speed-up from more
-    workers, and the cells that have not learned.
+    """Yield sentences on cells of equal model, data set and hardware: the best cells, the speed-up
+    from more workers, and the cells whose test accuracy is not above chance.
     """
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
-        who = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
-        yield f"{who} learned (test accuracy not above chance), so no cell is recommended."
+        no_cell_has = (
+            "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
+        )
+        yield f"{no_cell_has} learned (test accuracy not above chance), so no cell is recommended."
         if len(cells) > 1:
             yield _times(study, cells)
         return
@@ -122,9 +131,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
-    """Return a sentence with the shortest and the longest training time of cells of which none has
-    learned.
-    """
+    """Return a sentence with the shortest and the longest mean training time of the given cells."""
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
     if by_time.empty:
         return ""
@@ -135,34 +142,34 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences that say by how many percent sharding by memory trains faster than sharding
-    by layer.
+    """Yield sentences that say by how many percent a model trains faster if each parameter server
+    holds an equal part of the parameters (`memory`) rather than whole layers (`layer`).
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
-        where = words("num_workers", row["num_workers"])
-        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {where}."
+        workers = words("num_workers", row["num_workers"])
+        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {workers}."
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     metric = next(
         (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
     )
-    part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
+    accuracy_name = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
         metric or "", ""
     )
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:
         if metric:
-            yield from _most_accurate(learned.dropna(subset=metric), metric, part)
+            yield from _most_accurate(learned.dropna(subset=metric), metric, accuracy_name)
         return
     best, trained = candidates.iloc[0], length_of(study)
     result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
-    result += f" and {part} {_shown(best, metric)}" if metric else ""
-    within = f" within {ACCURACY_MARGIN:g} of the best {part}"
+    result += f" and {accuracy_name} {_shown(best, metric)}" if metric else ""
+    within = f" within {ACCURACY_MARGIN:g} of the best {accuracy_name}"
     rivals = _rivals(candidates, best)
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
         rivals += (
@@ -191,21 +198,22 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
             yield f"{adjective}: {row['words']}, with {_shown(row, metric)}{seconds}."
 
 
-def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
-    """Yield a sentence that names the most accurate cell, for cells whose training times are not
-    known.
+def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
+    """Yield a sentence that names the most accurate of the given cells, whose training times are
+    not known.
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
         yield (
-            f"Most accurate: {row['words']}, with {part} {_shown(row, metric)} "
+            f"Most accurate: {row['words']}, with {accuracy_name} {_shown(row, metric)} "
             f"({_seeds(row['n'])})."
         )
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on the speed-up that more workers bring, and on why a speed-up was not
-    measured.
+    """Yield sentences with the speed-up that more workers bring at equal local batches, and a
+    sentence on worker counts that cannot be compared because their workers had unequal numbers of
+    threads.
     """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
@@ -248,22 +256,25 @@ def _seeds(n: int) -> str:
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
-    """Return a sentence that names the cells whose interval overlaps that of the best cell."""
+    """Return a sentence that names the cells whose 95 % interval of time or loss overlaps that of
+    the best cell.
+    """
     distance = (cells[metric] - best[metric]).abs()
     rivals = cells[
         (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
     ]
-    what = "time" if metric == "train_seconds" else "loss"
+    time_or_loss = "time" if metric == "train_seconds" else "loss"
     those = "that" if len(rivals) == 1 else "those"
     return (
-        f" The interval of its {what} overlaps {those} of {_some(rivals['brief'])}."
+        f" The interval of its {time_or_loss} overlaps {those} of {_some(rivals['brief'])}."
         if len(rivals)
         else ""
     )
 
 
 def _some(names: pd.Series[str]) -> str:
-    """Return a text that lists at most `_MAX_NAMED` names and says how many more there are.
+    """Return a text that lists the names of the first three cells and counts the others, such as
+    `A, B, C and 2 more`.
 
     The form is `A, B and C`, or `A; B and C` where names contain commas.
     """
@@ -273,8 +284,8 @@ def _some(names: pd.Series[str]) -> str:
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with two more columns: `words` names a cell in full, `brief` names only what
-    tells it apart from the other cells.
+    """Return the table of cells with two added columns: `words` is a cell's full name, and `brief`
+    leaves out details such as the global batch.
     """
     settings = [name for name in varying(cells) if columns.role(name) != "context"]
     others = [name for name in settings if name not in ("num_workers", "local_batch")]
@@ -283,22 +294,23 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
         values: dict[str, Any] = {str(name): value for name, value in row.items()}
         lists = values["local_batches"]
         batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
-        where = f"{batch} on {words('num_workers', values['num_workers'])}"
+        batch_and_workers = f"{batch} on {words('num_workers', values['num_workers'])}"
         said, in_all = (
             [words(name, values[name]) for name in others],
             f"global batch {values['global_batch']}",
         )
         if said and settings == others:  # there is no choice of batches and workers
-            named.append((", ".join(said), f"({where}, {in_all})"))
+            named.append((", ".join(said), f"({batch_and_workers}, {in_all})"))
         else:
-            named.append((", ".join([where, *said]), f"({in_all})"))
+            named.append((", ".join([batch_and_workers, *said]), f"({in_all})"))
     return cells.assign(
         words=[" ".join(name) for name in named], brief=[brief for brief, _ in named]
     )
 
 
 def against_published(study: Study) -> list[str]:
-    """Return sentences on each published study that this study can be compared with.
+    """Return a text on each of three published studies (of batch sizes, of sharding and of uneven
+    GPUs) that can be compared with the given study.
 
     Where it can be compared with none, the only sentence says so.
 
@@ -324,8 +336,8 @@ _NOTHING_ALIKE = (
 
 
 def _on_batches(study: Study) -> str:
-    """Return a text on how this study differs from the published batch-size study; empty if the two
-    studies cannot be compared.
+    """Return a text on how the given study differs from the published study of batch sizes
+    (ResNet-18 on CIFAR-10); empty if the two cannot be compared.
     """
     if not comparable(study):
         return ""
@@ -338,8 +350,8 @@ def _on_batches(study: Study) -> str:
 
 
 def _on_sharding(study: Study) -> str:
-    """Return a text on the gain that the published parameter-sharding study reports; empty if this
-    study did not measure the same sharding.
+    """Return a text on a published study of parameter servers that hold equal parts of the
+    parameters or whole layers; empty if the given study did not train VGG-16 with both.
     """
     if sharding_gains(study).empty:
         return ""
@@ -351,8 +363,8 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """Return a text on what the published study of uneven GPUs found, which of its numbers
-    contradict each other, and what a model of it implies.
+    """Return a text on a published study of uneven GPUs: the idle times that it reports, how some
+    of them contradict its settings, and what a model fitted to them implies.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
@@ -372,8 +384,8 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """Return a text with the computing time and the transfer time that the published formula for
-    sharding implies for the measured steps; empty if they cannot be fitted.
+    """Return a text with the computing time and the transfer time of a step with parameter servers,
+    as a line fitted to measured steps implies them; empty if no line can be fitted.
 
     Neither measured nor published runs give these times directly.
     """

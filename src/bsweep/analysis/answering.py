@@ -1,10 +1,10 @@
-"""The opening of a report: the recommended cell for each part of a study whose runs can be
-compared, or which runs a recommendation still needs.
+"""The first sentences of a report: the recommended cell for each set of comparable runs of a study,
+or which runs a recommendation still needs.
 
-Runs that differ in more than batch size, workers and seed do not compare; each such part has an
-answer of its own. Where a study ran several learning rates, each cell is taken at its best one (see
-`bsweep.analysis.tuning`). Where runs name no target that can be predicted, the target of
-`bsweep.analysis.supported` is used.
+Runs that differ in more than batch size, workers and seed do not compare. A study is therefore
+divided into parts of comparable runs, and each part has an answer of its own. Where a study ran
+several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`). Where
+runs name no target that can be predicted, the target of `bsweep.analysis.supported` is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The recommendation for one part of a study, or what is missing for it.
+    """The recommendation for one part of a study (runs that can be compared with each other), or a
+    text on what a recommendation still needs.
 
     `where` says in words which settings distinguish the runs of this part; it is empty if the study
     has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
@@ -46,10 +47,11 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """Return the recommendation, or what is missing for one, for each of the largest parts of a
-    study, the largest part first.
+    """Return the recommended cell, or the reason why there is none, for each of the largest parts
+    of a study, where a part is a set of comparable runs.
 
-    There are at most `MOST_ANSWERS` answers, and none if no run has completed.
+    The largest part comes first. There are at most `MOST_ANSWERS` answers, and none if no run has
+    completed.
 
     Args:
         study: The study.
@@ -64,7 +66,8 @@ def answers(study: Study) -> list[Answer]:
 
 
 def recommendations(study: Study) -> list[str]:
-    """Return sentences that name the recommended cells and the intervals of their predicted times.
+    """Return sentences that name a study's recommended cells, each with the predicted time to its
+    target and the interval of that time.
 
     The list is empty if something is missing for every part of the study.
 
@@ -84,8 +87,8 @@ def recommendations(study: Study) -> list[str]:
 
 
 def _not_looked_at(study: Study) -> list[str]:
-    """Return a sentence on the parts of a study that were not analysed, with the command-line
-    options that choose each of these parts.
+    """Return a sentence that counts the parts of a study (sets of comparable runs) that were not
+    analysed, with the `bsweep predict` options that select each part.
     """
     more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
     if not more:
@@ -102,8 +105,8 @@ def _not_looked_at(study: Study) -> list[str]:
 
 
 def doubts(study: Study) -> list[str]:
-    """Return each warning of the predictions once, after the names of the parts of the study that
-    the warning concerns.
+    """Return the warnings on a study's predictions without repetition, each after the names of the
+    parts of the study (sets of comparable runs) that the warning concerns.
 
     Args:
         study: The study.
@@ -123,8 +126,8 @@ def _for_what(where: list[str]) -> str:
 
 
 def what_is_missing(study: Study) -> list[str]:
-    """Return the reasons why parts of the study have no recommendation, and which runs to add. Each
-    reason is given once.
+    """Return the reasons why parts of a study (sets of comparable runs) have no recommended cell,
+    each with advice on which runs to add. Each reason is given once.
 
     Args:
         study: The study.
@@ -145,8 +148,8 @@ def what_is_missing(study: Study) -> list[str]:
 
 @once
 def _parts(study: Study) -> list[tuple[str, Study]]:
-    """Return the parts of a study whose runs can be compared, each after its distinguishing
-    settings in words.
+    """Divide a study into parts whose runs can be compared, and return each part after a text that
+    names its distinguishing settings.
 
     The part with the most runs comes first.
     """
@@ -198,8 +201,8 @@ def _named_targets(study: Study) -> list[Target]:
 
 
 def _targets(study: Study) -> Iterator[tuple[Target, str]]:
-    """Yield the targets (an accuracy or a loss) to predict the time to, each with a sentence on
-    where the target comes from.
+    """Yield the targets (test accuracies or losses) that a prediction tries in turn, each with a
+    sentence that says where the target comes from.
 
     The target that all runs name comes first, then the one that the runs support.
     """
@@ -222,24 +225,24 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
 
 
 def _of_rates(study: Study, found: Prediction) -> str:
-    what = (
+    cell_or_batch_size = (
         "cell"
         if study.runs["lr_rule"].eq(TUNED).any()
         else "batch size"
         if found.seen.rates
         else ""
     )
-    if not what:
+    if not cell_or_batch_size:
         return ""
     return (
-        f"Each {what} uses the best of its learning rates, which the same runs found: so its time "
-        "looks a little better than it is."
+        f"Each {cell_or_batch_size} uses the best of its learning rates, which the same runs "
+        "found: so its time looks a little better than it is."
     )
 
 
 def _missing(study: Study, problems: list[str]) -> str:
-    """Return a text on why there is no recommendation, how many runs are missing, and the command
-    that trains them.
+    """Return a text that says why a study has no recommended cell, and where possible which command
+    trains the missing runs.
     """
     runs = study.runs
     if names := unsynchronised(study, runs):
@@ -263,14 +266,14 @@ def _missing(study: Study, problems: list[str]) -> str:
 
 
 def _of_one_size(study: Study) -> str:
-    """Return a text on the runs that a study with one batch size still needs for a recommendation,
-    and the two commands that train them.
+    """Return a text that asks for runs at other batch sizes, for a study with one global batch, and
+    gives two commands that train such runs.
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
-    what = f": all runs have a global batch of {batch}"
+    why_one_size = f": all runs have a global batch of {batch}"
     if len(counts) == 1:
-        what = (
+        why_one_size = (
             f" or a worker count: there is only one cell (global batch {batch} on "
             f"{words('num_workers', counts[0])})"
         )
@@ -280,7 +283,7 @@ def _of_one_size(study: Study) -> str:
     )
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
-        f"{what}. Run at least one more batch size (two to check the fit): bsweep run -m "
+        f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run -m "
         f"local_batch={sizes} study={study.name}, with the other settings unchanged. Or let bsweep "
         f"train only the cells that it needs: bsweep recommend {grid} "
         f"{target.option if target else '--target-accuracy ...'}, also with the other settings "
@@ -289,8 +292,8 @@ def _of_one_size(study: Study) -> str:
 
 
 def _no_target(study: Study) -> str:
-    """Return a text on why the runs reach no accuracy or loss that could be the target of a
-    prediction.
+    """Return a text that says why no test accuracy of the runs can be the target of a prediction:
+    too few evaluations, or accuracies not above chance.
     """
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())

@@ -1,7 +1,8 @@
-"""Times of points that ran at the same time as other points of their sweep (`launch.parallel`).
+"""Removal of the measured times of runs that shared their machine with other runs of the sweep
+(`launch.parallel`).
 
-Such points had cores and GPUs of their own, but shared memory, caches, disks and the heat of the
-chip. Their times therefore do not compare with times of points that ran alone.
+Such runs had cores and GPUs of their own, but shared memory, caches, disks and the heat of the
+chip. Their times therefore do not compare with times of runs that ran alone.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit
 
 
 def timed_beside(provenance: pd.DataFrame) -> list[str]:
-    """Return the ids of runs whose records say that other runs ran at the same time."""
+    """Return the ids of the runs that shared their machine with other runs, as their `meta.json`
+    says.
+    """
     if "beside_others" not in provenance:
         return []
     return list(provenance.loc[provenance["beside_others"].astype(str) == "True", "run_id"])
 
 
 def without_times(study: Study) -> Study:
-    """Return the study with all times, speeds and energies set to missing for runs that ran at the
-    same time as others.
+    """Return the study with all times, speeds and energies set to missing for runs that shared
+    their machine with other runs.
     """
     run_ids = timed_beside(study.provenance)
     if not run_ids:
@@ -41,7 +44,8 @@ def without_times(study: Study) -> Study:
 
 
 def left_out(provenance: pd.DataFrame) -> str:
-    """Return a sentence on how many runs have their times left out, and why; empty if none has.
+    """Return a sentence that says how many runs have their times left out because they shared their
+    machine with other runs; empty if there are none.
 
     Args:
         provenance: The table `Study.provenance`, one row for each run.

@@ -22,7 +22,7 @@ Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """The description of one column of a study's tables: its name, type, heading, role and format.
 
     Args:
         name: The name in the CSV, with its unit.
@@ -52,8 +52,8 @@ class Column:
 
 
 def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
-    """Return the named columns of another table with the role `promised`, whatever role they have
-    in that table.
+    """Return copies of the named column descriptions of a table, each with the role `promised`:
+    every version of bsweep writes the column.
     """
     said = {column.name: column for column in table}
     return tuple(replace(said[name], role="promised") for name in names)
@@ -288,14 +288,15 @@ _CASTS: dict[Type, Callable[[pd.Series[Any]], pd.Series[Any]]] = {
 
 
 def names(table: Sequence[Column], *roles: Role) -> list[str]:
-    """Return the names of a table's columns that have one of the roles; without roles, of all
-    columns.
+    """Return the names of a table's columns that have one of the given roles, or of all its columns
+    if no role is given.
     """
     return [column.name for column in table if not roles or column.role in roles]
 
 
 def role(name: str) -> Role:
-    """Return what a column of `runs` is for, such as `setting` or `minor`.
+    """Return a column's role in the table of runs, which says whether the column is a setting that
+    tells cells apart.
 
     Most settings, such as `optimizer.momentum`, have no line in this module; their role is `minor`.
     """
@@ -303,15 +304,15 @@ def role(name: str) -> Role:
 
 
 def of(name: str) -> Column:
-    """Return the description of a column by name; an unknown column is a minor setting
-    of any type.
+    """Return the description of the column with the given name; a name without a description gets
+    the role `minor`.
     """
     return _SAID.get(name) or Column(name, "any", role="minor")
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows with the columns that describe a table first, converted to their types, and with
-    absent columns filled in.
+    """Return rows as a table: the columns that have a description come first, are converted to
+    their types, and are added where the rows lack them.
 
     Columns that are not `is_always` are not filled in. Whole numbers have an integer type, a
     missing number is NaN, and a missing text is empty.
@@ -325,19 +326,23 @@ def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
 
 
 def heading(name: str) -> str:
-    """Return the heading of a column in words, with its unit."""
+    """Return the heading of a column, in words and with its unit, given the column's name."""
     if name.endswith("_ratio"):
         return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
     return of(name).heading or name.rpartition(".")[2].replace("_", " ")
 
 
 def said(name: str, text: str) -> str:
-    """Return a setting's name and value in the words of a legend, given the value as text."""
+    """Return a setting in the words of a figure's legend, such as `4 workers`, given its column's
+    name and its value as text.
+    """
     template = of(name).said or f"{heading(name)} {{}}"
     return template.replace("(s)", plural(text)).format(text)
 
 
 def number_text(name: str, value: float) -> str:
-    """Return a number of a column as text to read; `-` for a number that was not measured."""
+    """Return a number as text in the format of its column; `-` for NaN, which marks a number that
+    was not measured.
+    """
     digits = of(name).digits
     return number(value) if value != value or not digits else f"{value:{digits}}".removesuffix("%")

@@ -1,4 +1,5 @@
-"""Columns of `runs` that are computed from other columns or from the recorded rounds.
+"""Columns of a study's tables that are computed from other columns or tables, such as the learning
+rate or the energy of a run.
 
 They are also computed for published runs and for runs that have not begun.
 """
@@ -19,7 +20,9 @@ _BYTES = 256  # classes of a text without a tokenizer
 
 
 def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with all columns that are computed from the others; see `Study`."""
+    """Return the table of runs with the columns filled in that are computed from its other columns
+    or from rounds, such as `learning_rate`. `Study` describes these columns.
+    """
     known = runs.assign(local_batches=_local_batches(runs, rounds))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
     of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
@@ -37,10 +40,11 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of evaluations, in which the ends of epochs count as evaluations of runs that
-    recorded no others.
+    """Return the table of evaluations with added rows: the ends of the epochs of each run that
+    recorded no evaluations.
 
-    Each end of an epoch has the steps, examples and seconds that the run had trained until then.
+    An added row has the steps, examples and seconds that the run had trained until the end of the
+    epoch.
     """
     others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
     examples = others["images_per_second"] * others["train_seconds"]
@@ -83,7 +87,8 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run True if it was to end with a round rather than an epoch.
+    """Return for each run True if a limit of its strategy (`max_rounds` or `max_seconds`) ends it
+    with a round rather than with an epoch.
 
     The last epoch of such a run is a fragment.
     """
@@ -92,8 +97,8 @@ def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
 
 
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
-    """Return a text that says on how many nodes the workers run, and on how many the parameter
-    servers.
+    """Return a text such as `2 nodes`, which counts the hosts on which a run's workers and its
+    parameter servers are.
 
     The text is `1 node`; `2 nodes`, each with equally many workers; `2 nodes and 1 of servers`; or,
     if nodes are uneven, `nodes of 3, 1 + 2 servers`. Names of hosts are left out because they
@@ -133,7 +138,7 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series:
 
 def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
     """Return for each run the local batches of its workers as text, such as `8/8/32/16`; empty
-    where all workers have `local_batch`.
+    where all workers have the configured `local_batch`.
 
     The list is the one that most recorded rounds had, or the given one if there are no rounds.
     """
@@ -164,8 +169,8 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
 
 
 def _num_classes(runs: pd.DataFrame) -> pd.Series:
-    """Return for each run the number of classes of its data, which is 256 for a text of bytes; NaN
-    where the number is not known.
+    """Return for each run the number of classes of its data set (256 for text that is read as
+    bytes), or NaN where the number is not known.
     """
     data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
     tokenizer = _column(runs, "data.tokenizer")
@@ -176,8 +181,8 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
 
 
 def _num_test(runs: pd.DataFrame) -> pd.Series:
-    """Return for each run how many answers (examples or tokens) the test accuracy is a mean over;
-    NaN where unknown.
+    """Return for each run the number of test examples (for text, of tokens) over which its test
+    accuracy is a mean; NaN where unknown.
     """
     known = pd.to_numeric(_column(runs, "num_test")).fillna(
         pd.to_numeric(_column(runs, "data.num_test"))
@@ -189,11 +194,11 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return the learning rate that `scaled_rate` computes from the settings of a run, for runs
-    that do not record their rate.
+    """Return for each run the learning rate that its learning-rate rule gives, computed from its
+    settings.
 
-    These are published runs and runs that have not begun. The rate is that of the first worker, and
-    NaN where a part of the rule is not known.
+    It stands in for a rate that was not recorded, in published runs and runs that have not begun.
+    The rate is that of the first worker, and NaN where a part of the rule is not known.
     """
     of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(
         runs["local_batch"]

@@ -1,7 +1,8 @@
-"""Comparison of batch sizes at one learning rate for all and at the best learning rate of each.
+"""Two comparisons of a study's batch sizes: at one learning rate for all, and at the best learning
+rate of each batch size.
 
-The comparison tells whether an effect of the batch size survives its best learning rate, or was an
-effect of the rate. A study that ran several rates allows two comparisons:
+Together they tell whether an effect of the batch size survives its best learning rate, or was an
+effect of the rate. A study that ran several rates allows both:
 
 - One rate for all: the setting that was run with the most batch sizes. Of several such settings,
   one that gives all batch sizes the same rate is preferred, then the best on average.
@@ -41,8 +42,8 @@ Scores = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference in score between two batch sizes, preferably one whose interval
-    excludes zero.
+    """The difference in test accuracy, or in the time to a target, between two batch sizes, with
+    its 95 % interval.
 
     For test accuracies, `value` is how far `worse` is below `better`. For seconds, it is the
     logarithm of how many times as long `worse` takes. `low` and `high` are the ends of its
@@ -57,21 +58,23 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
-        """Return True if the whole interval of the difference lies above zero."""
+        """Return True if the interval of the difference in test accuracy or training time between
+        the two batch sizes lies entirely above zero.
+        """
         return self.low > 0
 
 
 @dataclass(frozen=True)
 class Fairness:
-    """Two comparisons of the batch sizes of one group of cells: at one learning rate for all, and
-    at the best rate of each.
+    """Two comparisons of the batch sizes of otherwise equal cells: at one learning rate for all,
+    and at the best learning rate of each.
 
-    `apart` says in words what distinguishes the group. `one_rate` and `best_rates` are None where
-    fewer than two batch sizes have a score. `missed` are the batch sizes of which a seed diverged
-    or did not reach the target even at its best rate. `lacking_seeds` says how many more seeds a
-    batch size needs for an interval. `lacking_rates` says how many more rates it needs for a best
-    rate between two others. `edges` holds `at_edge` of `rates` for the best rates that are the
-    lowest or highest tried.
+    `apart` says in words what distinguishes these cells from those of other comparisons. `one_rate`
+    and `best_rates` are None where fewer than two batch sizes have a score. `missed` are the batch
+    sizes of which a seed diverged or did not reach the target even at its best rate.
+    `lacking_seeds` says how many more seeds a batch size needs for an interval. `lacking_rates`
+    says how many more rates it needs for a best rate between two others. `edges` holds `at_edge` of
+    `rates` for the best rates that are the lowest or highest tried.
     """
 
     apart: str
@@ -87,8 +90,8 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Return for each group of cells how its batch sizes compare at one learning rate for all, and
-    at the best rate of each.
+    """Return comparisons of a study's batch sizes, at one learning rate for all and at the best
+    learning rate of each, one for each group of otherwise equal cells.
 
     Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
     one rate.
@@ -143,8 +146,8 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
 
 
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the table `rates` for the one setting of the learning rate that most batch
-    sizes were run with.
+    """Choose the learning-rate setting (a rate or a rule) that was run with the most batch sizes,
+    and return its rows of a table of learning rates.
 
     Of several such settings, one whose learning rate is the same for all batch sizes is taken. Of
     several such settings again, the one with the fewest missed seeds and then the best mean is
@@ -174,7 +177,9 @@ def _key(value: object) -> tuple[object, ...]:
 
 
 def rate_words(table: pd.DataFrame) -> str:
-    """Return a setting of the learning rate in words: one rate for all batch sizes, or one rule."""
+    """Return in words how the learning rate was set for all batch sizes: by one rate, or by one
+    rule.
+    """
     if table["learning_rate"].nunique() == 1:
         return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
     said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
@@ -193,8 +198,8 @@ def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
 
 
 def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[int, list[float]]:
-    """Return for each batch size the score of each seed at the learning rate that is best for the
-    other seeds.
+    """Return for each batch size the score (accuracy or time) of each seed, at the learning rate
+    that is best for the other seeds.
     """
     found = {}
     for batch, of in table.groupby(level="local_batch"):
@@ -203,7 +208,8 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """Yield for each seed its score at the learning rate that is best for the other seeds.
+    """Yield for each seed its score (accuracy or time) at the learning rate that is best for the
+    other seeds.
 
     Args:
         values: Scores of shape (rates, seeds); inf for a seed that was not run, NaN for one that
@@ -218,8 +224,8 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
-    """Return a sort key of a learning rate, which is least for the best rate: the share of missed
-    seeds, then the mean score.
+    """Return the sort key of a learning rate, least for the best rate: first the share of its seeds
+    that diverged or missed the target, then the mean accuracy or time of its other seeds.
     """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
@@ -231,8 +237,10 @@ def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """Return the largest difference between two batch sizes whose interval excludes zero, or else
-    the largest of all; None for fewer than two batch sizes.
+    """Return the largest difference in score (accuracy or time) between two batch sizes among those
+    whose interval excludes zero, or among all if no interval does.
+
+    The result is None for fewer than two batch sizes.
     """
     values = {
         batch: np.log(of) if sign < 0 else np.asarray(of, float)
@@ -270,8 +278,8 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """Return one line for each group of cells, which says whether its batch sizes differ at one
-    learning rate for all and at the best rate of each.
+    """Return lines that say whether a study's batch sizes differ at one learning rate for all and
+    at the best learning rate of each, one line for each group of otherwise equal cells.
 
     The list is empty if each cell was run at one rate.
 
@@ -285,21 +293,21 @@ def fairness_words(study: Study) -> list[str]:
 
 
 def _sentences(one: Fairness) -> Iterator[str]:
-    where = f"{one.apart}: " if one.apart else ""
+    group_name = f"{one.apart}: " if one.apart else ""
     if one.best_rates is None or one.lacking_seeds:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
         yield (
-            f"{where}These runs cannot tell whether a batch effect remains at the best learning "
-            f"rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds at each "
-            f"rate. Run {missing} (seed=0,1,2)."
+            f"{group_name}These runs cannot tell whether a batch effect remains at the best "
+            f"learning rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds "
+            f"at each rate. Run {missing} (seed=0,1,2)."
         )
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
-            yield f"{where}With {one.rate} {_said(before, one.metric)}."
-            where = ""
+            yield f"{group_name}With {one.rate} {_said(before, one.metric)}."
+            group_name = ""
         yield (
-            f"{where}With the best rate of each batch size "
+            f"{group_name}With the best rate of each batch size "
             f"{_said(after, one.metric)}{_so(before, after)}."
         )
     yield from _caveats(one)
@@ -308,14 +316,18 @@ def _sentences(one: Fairness) -> Iterator[str]:
 def _said(of: Difference, metric: str) -> str:
     if metric == "seconds_to_target":
         low, value, high = (number(float(np.exp(part))) for part in (of.low, of.value, of.high))
-        what = f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+        difference = (
+            f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+        )
     else:
         low, value, high = (number(part) for part in (of.low, of.value, of.high))
-        what = f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+        difference = (
+            f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+        )
     interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
     if of.is_told:
-        return f"{what} ({interval})"
-    return f"no difference between batch sizes is significant: at most, {what} ({interval})"
+        return f"{difference} ({interval})"
+    return f"no difference between batch sizes is significant: at most, {difference} ({interval})"
 
 
 def _so(before: Difference | None, after: Difference) -> str:
@@ -330,8 +342,8 @@ def _so(before: Difference | None, after: Difference) -> str:
 
 
 def _caveats(one: Fairness) -> Iterator[str]:
-    """Yield sentences on what limits a comparison of batch sizes, such as rates that were not
-    tried.
+    """Yield sentences on what limits a comparison of batch sizes, such as learning rates that were
+    not tried.
     """
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
@@ -358,8 +370,8 @@ def _caveats(one: Fairness) -> Iterator[str]:
 
 
 def _batches(lacking: Mapping[int, int], noun: str) -> str:
-    """Return a text on how many seeds or rates each batch size lacks, such as `2 more seeds of
-    local batch 8 and 16; 1 more seed of local batch 32`.
+    """Return a text on how many more seeds or learning rates each batch size needs, such as `2 more
+    seeds of local batch 8 and 16; 1 more seed of local batch 32`.
     """
     counts = sorted(set(lacking.values()), reverse=True)
     parts = [

@@ -1,5 +1,5 @@
-"""The published study of uneven GPUs far apart (DiLoCo on four nodes, its tables 1 to 3), and a
-model of it.
+"""The numbers of a published study (DiLoCo on four nodes with uneven GPUs, its tables 1 to 3), and
+a model of the nodes' idle times.
 
 In the model, node i computes for h_i t_i(b_i) seconds, where h_i is its number of local steps and
 t_i(b) its seconds for a step at batch b. It is then idle until the last node arrives. The
@@ -35,8 +35,8 @@ CONTRADICTIONS = (
 
 @dataclass(frozen=True)
 class IdleModel:
-    """A model of the idle seconds of the published nodes as a function of their
-    batches and steps.
+    """A model of the four nodes of a published study: the seconds that each computes and idles in a
+    round, given its batch and its local steps.
     """
 
     slowest_seconds: float  # T: what node 2 computes in the baseline
@@ -46,7 +46,8 @@ class IdleModel:
     def compute_seconds(
         self, local_batches: ArrayLike, local_steps: ArrayLike
     ) -> NDArray[np.float64]:
-        """Return the seconds that each node computes, shape (nodes,).
+        """Return the seconds that, by the model, each node of the published study computes in a
+        round, shape (nodes,).
 
         Args:
             local_batches: The examples of each node's step, shape (nodes,).
@@ -63,7 +64,8 @@ class IdleModel:
         )
 
     def idle_seconds(self, local_batches: ArrayLike, local_steps: ArrayLike) -> NDArray[np.float64]:
-        """Return the seconds that each node waits for the slowest node, shape (nodes,).
+        """Return the seconds that, by the model, each node of the published study waits for the
+        slowest node in a round, shape (nodes,).
 
         Args:
             local_batches: The examples of each node's step, shape (nodes,).
@@ -76,8 +78,8 @@ class IdleModel:
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Return the local steps of each node with which all nodes would end a round at the same
-        time.
+        """Return for each node the number of local steps with which all nodes would end a round at
+        about the same time.
 
         They are the baseline's steps times each node's speed relative to the slowest node.
 
@@ -92,8 +94,8 @@ class IdleModel:
 
 
 def published_idle() -> pd.DataFrame:
-    """Return the published idle seconds, batch sizes and steps by `method` (baseline, A, B, C) and
-    `node`, in the paper's order.
+    """Return the idle seconds, batch sizes and local steps that a paper on uneven GPUs published,
+    by `method` (baseline, A, B, C) and `node`.
 
     `results/published/README.md` names their source.
 
@@ -104,8 +106,10 @@ def published_idle() -> pd.DataFrame:
 
 
 def idle_model() -> IdleModel:
-    """Fit the model of idle seconds to the published methods by least squares: `slowest_seconds` to
-    method C, then `fixed_share` to method B.
+    """Fit the model of idle seconds to the published study of uneven GPUs by least squares, and
+    return the fitted model.
+
+    `slowest_seconds` is fitted to method C, then `fixed_share` to method B.
 
     Returns:
         The fitted model.
@@ -127,8 +131,10 @@ def idle_model() -> IdleModel:
 
 
 def modelled_idle() -> pd.DataFrame:
-    """Return the published and the modelled idle seconds of each node, indexed like
-    `published_idle`.
+    """Return the published idle seconds of each method and node beside the idle seconds that the
+    fitted model gives.
+
+    The table is indexed like `published_idle`.
 
     Columns: `published_seconds`, `modelled_seconds`.
 
@@ -150,5 +156,7 @@ def modelled_idle() -> pd.DataFrame:
 
 
 def _rows(published: pd.DataFrame) -> dict[Any, pd.DataFrame]:
-    """Return the published rows of each method by the method's name, one row for each node."""
+    """Divide the published idle times by method (baseline, A, B, C), and return the rows of each
+    method, one for each node.
+    """
     return dict(list(published.groupby(level="method", sort=False)))

@@ -1,4 +1,5 @@
-"""The growth of a study's costs in seconds and bytes, as exponents of power laws.
+"""Exponents of the power laws by which a study's costs, in seconds and bytes, grow with quantities
+such as the batch size.
 
 The cost of an epoch is fitted over batch size, workers, examples and parameters; the cost of a
 sweep over its runs.
@@ -25,9 +26,10 @@ _MIN_POINTS = 3  # two points lie on every power law
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The exponent with which a cost grows with one quantity, over all series of cells.
+    """The exponent of the power law by which a cost, such as an epoch's seconds, grows with a
+    quantity, such as the batch size.
 
-    The cells of a series differ in that quantity only.
+    It is shared by all series of cells. The cells of a series differ in that quantity only.
     """
 
     exponent: float = np.nan  # NaN where it cannot be fitted
@@ -38,7 +40,8 @@ class Growth:
 
 
 def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tuple[float, float]:
-    """Return the exponent of y ~ x^k by least squares of logarithms, and half its 95 % t-interval.
+    """Return the exponent k of y ~ x^k, fitted by least squares of logarithms, and half the width
+    of its 95 % t-interval.
 
     If the points belong to several series, each series has a factor of its own and all share the
     exponent (the within-group estimator). The fit takes at least two points more than there are
@@ -67,11 +70,12 @@ def fit_power(x: ArrayLike, y: ArrayLike, series: ArrayLike | None = None) -> tu
 
 @once
 def epoch_growth(study: Study, along: str) -> pd.DataFrame:
-    """Return the exponents with which an epoch's seconds grow with one quantity, such as the local
-    batch, one row for each series of cells.
+    """Return the exponents of the power laws by which an epoch's seconds grow with one quantity,
+    such as the local batch.
 
-    Cells along `num_parameters` may differ in every setting of the model. Runs that end with a
-    round are left out, because their last epoch is a fragment.
+    The table has one row for each series, whose cells differ in this quantity only. Cells along
+    `num_parameters` may differ in every setting of the model. Runs that end with a round are left
+    out, because their last epoch is a fragment.
 
     Columns: `exponent`, fitted to the means of cells with equal weight; `exponent_ci95`, half its
     95 % t-interval, which is the wider the more the means deviate from a power law; `num_points`.
@@ -94,8 +98,8 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 
 def common_growth(study: Study, along: str) -> Growth:
-    """Return the one exponent, shared by all series of cells, with which an epoch's seconds grow
-    with one quantity.
+    """Fit one exponent to all cells of a study: that of the power law by which an epoch's seconds
+    grow with a quantity, such as the local batch.
 
     Args:
         study: The study.
@@ -116,10 +120,10 @@ def common_growth(study: Study, along: str) -> Growth:
 
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the epoch's seconds of the cells in series with three or more values of a quantity,
-    and the names of the settings that tell series apart.
+    """Return the mean seconds of an epoch for those cells to which a power law of one quantity can
+    be fitted: three or more values of the quantity, all other settings being equal.
 
-    The cells are indexed by these names.
+    The names of the other settings are returned too. The cells are indexed by these names.
     """
     runs = (
         study.runs[~of_rounds(study.runs)]
@@ -139,8 +143,10 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """Return the exponent with which the bytes that a worker sends in a step grow with those of a
-    ring all-reduce, 2 (p - 1) / p n.
+    """Return the exponent by which the bytes that a worker sends in a step grow with the bytes that
+    it would send in a ring all-reduce.
+
+    With p workers and n bytes of gradient, a worker sends 2 (p - 1) / p n bytes in a ring.
 
     Each variant is a series. A point is the mean of the variant's cells with equal ring bytes:
     cells that differ in the batch size only send the same bytes again and are no further evidence.
@@ -175,8 +181,8 @@ def sent_growth(study: Study) -> Growth:
 
 
 def overhead_growth(study: Study) -> Growth:
-    """Return the exponent with which the seconds spent on anything but training steps grow with the
-    number of runs.
+    """Return the exponent of the power law by which the total seconds outside training steps grow
+    with a study's number of runs.
 
     The fit uses the overhead of each run over the run's number in the order of starts. If that
     overhead grows with the power k, its sum grows with the power k + 1. Runs with equally many

@@ -1,5 +1,5 @@
-"""Idle times of uneven workers between synchronisations, and the loss that they reach in equal
-time.
+"""Tables of the idle seconds of uneven workers in each round, and of the training losses that cells
+reach in equal time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NODE = (
 
 
 def round_times(study: Study) -> pd.DataFrame:
-    """Return a table of the loss, examples and seconds of each round, indexed by `run_id` and
-    `round`.
+    """Return a table of the training loss, the examples and the seconds of each round, indexed by
+    `run_id` and `round`.
 
     Columns:
         `train_loss` and `num_examples`: Those of the round.
@@ -59,13 +59,15 @@ def round_times(study: Study) -> pd.DataFrame:
 
 
 def _timed(study: Study) -> pd.DataFrame:
-    """Return the rows of `Study.rounds` that have times."""
+    """Return the rows of a study's table of rounds (one for each run, round and worker) that have
+    recorded times.
+    """
     return study.rounds.dropna(subset="compute_seconds")
 
 
 def compares_allocations(study: Study) -> bool:
-    """Return True if runs with rounds completed under more than one allocation of the work to
-    workers.
+    """Return True if a study has completed runs of at least two allocations, counting only runs
+    that recorded rounds.
 
     These are several policies, or the policy `uniform` both without and with given lists.
 
@@ -80,9 +82,10 @@ def compares_allocations(study: Study) -> bool:
 
 @once
 def idle_table(study: Study) -> pd.DataFrame:
-    """Return idle seconds by node (table 3 of the paper of uneven GPUs): means over the completed
-    runs of each cell.
+    """Return the idle seconds of each worker and of all workers together, as means over the
+    completed runs of each cell.
 
+    The table has the form of table 3 of the paper on uneven GPUs, which calls a worker a node.
     Rounds that the end of an epoch cuts short do not count if the run has whole ones. The baseline
     of a cell is the allocation `uniform` without lists, everything else being equal. Without a
     baseline nothing is scaled, and `change` is NaN.
@@ -132,7 +135,8 @@ def idle_table(study: Study) -> pd.DataFrame:
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns of an `idle_table` that hold the idle seconds of one node.
+    """Return the names of those columns of a table of idle times that each hold one worker's idle
+    seconds, such as `node 1: idle_seconds`.
 
     Args:
         table: A table of `idle_table`.
@@ -149,7 +153,7 @@ def node_columns(table: pd.DataFrame) -> list[str]:
 
 @once
 def loss_by_time(study: Study) -> pd.DataFrame:
-    """Return the training loss by elapsed training time, as means over seeds like those of `cells`.
+    """Return each cell's training loss by elapsed training time, as means and intervals over seeds.
 
     The table is indexed by `cell_keys` and `elapsed_seconds`. A round's loss is a mean over the
     round, so it is placed at the round's midpoint in time. A run's loss is interpolated between
@@ -180,11 +184,12 @@ def loss_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Return the training loss of each cell after equal time, indexed by `cell_keys`.
+    """Return each cell's training loss at one elapsed training time, which is the same for all
+    compared cells.
 
-    Cells that differ in the variant only are compared. The time is the last one at which the loss
-    of all compared runs is known: the earliest midpoint of a last round, half a round before the
-    shortest run ended.
+    The table is indexed by `cell_keys`. Cells that differ in the variant only are compared. The
+    time is the last one at which the loss of all compared runs is known: the earliest midpoint of a
+    last round, half a round before the shortest run ended.
 
     Columns: `n`; `elapsed_seconds`, that time; `num_examples` trained on until then; `train_loss`
     with its interval and points, interpolated between the midpoints of rounds, and NaN if the first
@@ -229,10 +234,11 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """Return the times of each worker in a few rounds of the first seed of each cell, counted in
-    seconds from the first shown round.
+    """Return when each worker began a round and how long it computed, idled and exchanged, for a
+    few rounds of one run of each cell.
 
-    The table has the columns of `Study.rounds` and the index of `idle_table`. The first shown round
+    The run is that of the cell's first seed. Begins are counted from the first returned round. The
+    table has the columns of `Study.rounds` and the index of `idle_table`. The first returned round
     is the run's second, because the first may include warm-up.
 
     Args:
@@ -266,8 +272,8 @@ _LENGTH = "data.sequence_length"
 
 @once
 def _by_run(study: Study) -> pd.DataFrame:
-    """Return one row for each completed run with rounds: its cell, its sums of seconds, and the
-    group of runs that differ from it in the allocation only.
+    """Return one row for each completed run that recorded rounds: the settings of its cell, its
+    idle and exchange times, and a number shared by runs that differ in the allocation only.
     """
     told = study.runs
     alike = told.drop(
@@ -311,8 +317,8 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """Return the relative change of a cell's idle seconds against its baseline, and half the width
-    of the change's interval.
+    """Return the relative change of a cell's idle seconds against the cells with uniform
+    allocation, and half the width of the change's interval.
 
     Runs of equal seed are compared if there are any. The interval is that of a ratio of means
     (Cochran, Sampling Techniques, 1977, section 6.3).
@@ -339,8 +345,8 @@ def _over(part: float, whole: float) -> float:
 
 
 def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Yield each cell's key with one table for each completed run: its rounds that have a loss,
-    indexed by round.
+    """Yield each cell's settings with a list of tables, one for each completed run, of the rounds
+    that have a training loss.
     """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
@@ -357,8 +363,8 @@ def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
-    """Return the table of cells sorted so that the allocation policies of each variant come side by
-    side, in the order of `POLICIES`.
+    """Sort a table of cells by their settings; cells that differ in the variant only follow the
+    order of allocation policies in `POLICIES`.
     """
     if table.empty:
         return table

@@ -1,5 +1,5 @@
-"""The settings that tell the cells of a study apart, and the variant: a short name for the settings
-of the exchange.
+"""The settings by which the cells of a study differ, and the column `variant`: a short name for the
+strategy, codec, allocation and policy of a run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "u
 
 @once
 def cell_keys(runs: pd.DataFrame) -> list[str]:
-    """Return the columns that tell cells apart: all settings that differ within the study, then
-    `variant`, `num_workers` and `local_batch`.
+    """Return the names of the columns that tell a study's cells apart: settings that differ between
+    runs, then `variant`, `num_workers` and `local_batch`.
 
     The variant stands for all settings of the exchange; see `keyed`. Two kinds of settings are left
     out:
@@ -56,8 +56,8 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the settings (learning rate, threads and lesser ones) that change along
-    with batch size or workers.
+    """Return the names of settings, such as the threads of a worker, that change only together with
+    the batch size or the number of workers.
 
     Curves over batch sizes or workers show the effects of both.
 
@@ -72,11 +72,13 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with an added column `variant`, ready to be grouped by their settings.
+    """Return the table of runs with missing settings filled in and an added column `variant`, a
+    short name for the strategy and its settings.
 
-    No setting that some run has is null. The variant is the strategy followed by those settings of
-    the exchange that differ within the study, such as `parameter_server layer` or `horovod topk
-    0.01`. It leaves out the strategy if all runs share it and each has such a setting.
+    No setting that some run has is null, so that the runs can be grouped by their settings. The
+    variant is the strategy followed by those settings of the exchange that differ within the study,
+    such as `parameter_server layer` or `horovod topk 0.01`. It leaves out the strategy if all runs
+    share it and each has such a setting.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
@@ -105,8 +107,8 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the settings that the user chose: an allocation's lists of batches and
-    steps stay only where the user gave them.
+    """Return the table of runs with the settings that the user chose: lists of local batches and
+    local steps that an allocation computed are removed.
 
     The lists that a policy fills in may differ from probe to probe, and the policy's name already
     says what was chosen. Runs that name no batching have the batching `fixed`.
@@ -128,8 +130,8 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def variant_order(study: Study) -> list[str]:
-    """Return the variants of a study in the order in which they were first launched, which is the
-    sweep's.
+    """Return a study's variants (short names for strategy, codec, allocation and policy) in the
+    order in which their first runs were launched.
 
     Args:
         study: The study.
@@ -147,7 +149,8 @@ def variant_order(study: Study) -> list[str]:
 
 
 def levels(table: pd.DataFrame) -> list[str]:
-    """Return the names of a table's index levels, which tell its cells apart.
+    """Return the names of the index levels of a table of cells, which are the settings that tell
+    the cells apart.
 
     Args:
         table: A table with named index levels.
@@ -191,7 +194,9 @@ def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _follows(filled: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
-    """Return True if the values of other columns determine the value of one column in every row."""
+    """Return True if, in the table of runs, the values of some columns determine the value of a
+    further column in every row.
+    """
     return bool(filled.groupby(list(others))[column].nunique().max() <= 1)
 
 
@@ -200,8 +205,8 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """Return the text by which a variant's name shows a setting of the exchange; empty if the name
-    leaves the setting out.
+    """Return the part of a run's `variant` (a short name for its strategy, codec and so on) that
+    stands for one setting, such as `topk`; empty if the variant leaves the setting out.
 
     Words stand alone; numbers, except a density, follow their setting's name. A word that follows
     from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.
@@ -221,8 +226,8 @@ def _is_missing(value: object) -> bool:
 
 
 def settings(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the columns of settings, given by the user or recorded at a run's start,
-    that may tell cells apart.
+    """Return the names of those columns of the table of runs that hold settings, given by the user
+    or recorded at a run's start. These settings may tell cells apart.
 
     Args:
         runs: The table `Study.runs`.
@@ -234,8 +239,8 @@ def settings(runs: pd.DataFrame) -> list[str]:
 
 
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with missing values of their settings filled in, from other runs where
-    possible.
+    """Return the table of runs with missing settings filled in: facts such as the device from other
+    runs if these agree, else `unknown` or `none`.
 
     A value that a run never found out, such as its device, is taken to be the one that all other
     runs found. Without one such value, the text is `unknown`, or `none` for a setting that was not

@@ -1,5 +1,5 @@
-"""The cells that have learned, the fastest of them, and the time that they take to a target
-accuracy.
+"""Tables of the fastest cells among the most accurate, of accuracy by training time, and of the
+seconds to a target accuracy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
 @once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
-    """Return test accuracy at the end of each epoch with the seconds trained until then.
+    """Return each cell's test accuracy at the end of each epoch, with the seconds trained until
+    then.
 
     The table is indexed by `cell_keys` and `epoch` and covers completed runs only. Columns: `n`
     seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, both as means over seeds
@@ -64,13 +65,13 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
-    """Return the seconds of training until a test accuracy is reached, indexed by `cell_keys` and
-    `seed`.
+    """Return the training seconds in which each cell and seed reaches a target test accuracy.
 
-    Columns: `target`; `reached`; `seconds`, by the rule of `bsweep.analysis.targets`, NaN where the
-    target is not reached. For a seed that was run again, `seconds` is the mean, if all its runs
-    reach the target. A run that diverged counts as not reaching the target unless it reached it
-    before. Other runs that did not complete are left out.
+    The table is indexed by `cell_keys` and `seed`. Columns: `target`; `reached`; `seconds`, by the
+    rule of `bsweep.analysis.targets`, NaN where the target is not reached. For a seed that was run
+    again, `seconds` is the mean, if all its runs reach the target. A run that diverged counts as
+    not reaching the target unless it reached it before. Other runs that did not complete are left
+    out.
 
     Args:
         study: The study.
@@ -98,8 +99,8 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
 
 
 def named_target(study: Study) -> float | None:
-    """Return the test accuracy that all runs of a study name as their target, if some run reached
-    it.
+    """Return the target accuracy in the settings of all runs of a study; None if the runs do not
+    agree on one or no run reached it.
     """
     runs = study.runs
     if not {"target_accuracy", "reached"} <= {*runs} or not runs["reached"].eq(True).any():
@@ -117,8 +118,8 @@ def _default_target(study: Study) -> float:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """Return one row for each end of an epoch at which a run evaluated: its time, accuracy and
-    cell.
+    """Return one row for each run and epoch: the test accuracy of the epoch's last evaluation, the
+    seconds trained until then, and the settings of the run's cell.
     """
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
         subset="test_accuracy"

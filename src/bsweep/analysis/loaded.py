@@ -1,4 +1,6 @@
-"""A study in memory: its tables, with fixed types and order, and the warnings on them."""
+"""A study in memory: its tables, with fixed column types and row order, and warnings for readers,
+such as different hardware.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from bsweep.core.words import counted, first_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """The measurements of a study, in tables with at least the columns of
-    `bsweep.analysis.columns`.
+    """The settings and measurements of a study's runs, in DataFrames with at least the columns that
+    `bsweep.analysis.columns` describes.
 
     Tables:
         `runs`: One row for each run. After the described columns come all other settings by dotted
@@ -99,8 +101,8 @@ class Study:
         )
 
     def _in_short(self) -> dict[str, str]:
-        """Return five lines by heading: the study's name, how its runs ended, its grid, its seeds,
-        its time and hardware.
+        """Return five short texts by heading that summarise the study: its name, its runs, its
+        grid, its seeds, and its training time with the hardware.
         """
         runs, seconds = self.runs, self.runs["train_seconds"].dropna()
         statuses = Counter(runs["status"].str.replace("_", " ")).most_common()
@@ -128,7 +130,8 @@ def study_of(
     tables: Mapping[str, pd.DataFrame],
     skipped: Mapping[str, str] | None = None,
 ) -> Study:
-    """Return a study made from tables by name, with the computed columns and the warnings added.
+    """Return a study built from its tables (of runs, epochs and so on), with computed columns and
+    warnings added.
 
     A missing table becomes an empty one.
 
@@ -159,7 +162,8 @@ def study_of(
 
 
 def ends_in_rounds(study: Study) -> bool:
-    """Return True if any run was to end with a round rather than an epoch.
+    """Return True if any run of a study was configured to end with a round rather than with an
+    epoch.
 
     Such runs differ in how much they train.
 
@@ -173,8 +177,8 @@ def ends_in_rounds(study: Study) -> bool:
 
 
 def _values(column: pd.Series[Any], most: int = 8) -> str:
-    """Return a text that lists the different values of a column, or the smallest and the largest if
-    there are more than `most`.
+    """Return a text that lists the different values of a column, or only the smallest and the
+    largest if there are more than `most` values.
     """
     found = [setting_text(value) for value in sorted(column.unique())]
     return (
@@ -185,14 +189,14 @@ def _values(column: pd.Series[Any], most: int = 8) -> str:
 
 
 def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
-    """Yield warnings to a reader of the study's numbers, each once: first on the whole study, then
-    on runs.
+    """Yield warnings for readers of a study's numbers, such as unfinished runs or different
+    hardware, each warning once.
     """
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
         yield (
             f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or out "
-            "of disk space)."
+            "of disk space). If no sweep is at work, start the same sweep again."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
@@ -201,9 +205,9 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
             "Runs on different hardware have separate curves, and their times cannot be compared: "
             f"{names}."
         )
-    for what, values in mixture(runs, provenance).items():
-        if what != "hardware":
-            yield f"Runs of different {what} are shown together: {in_words(values)}."
+    for difference, values in mixture(runs, provenance).items():
+        if difference != "hardware":
+            yield f"Runs of different {difference} are shown together: {in_words(values)}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (
             f"The runs come from {provenance['commit'].nunique()} different commits: see the "

@@ -25,8 +25,8 @@ from bsweep.runlog.reading import read_told
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
-    """Read a study: a folder of run folders, or one with the `runs.csv` and `epochs.csv` of a
-    report.
+    """Read a study into tables, from its folder of runs or from a report's folder with `runs.csv`
+    and `epochs.csv`.
 
     A run that is damaged, or that a newer bsweep wrote, is left out; `Study.skipped` names it.
 
@@ -104,18 +104,21 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
 
 
 def tables_of(run_folder: Path) -> dict[str, Rows]:
-    """Return the rows of a run by table; raise Damaged or Newer if the run cannot be read."""
+    """Read the records of a run, and return the rows that the run adds to each table of its study.
+    Raise Damaged or Newer if the run cannot be read.
+    """
     return rows_of(read_told(run_folder))
 
 
 _NUMBERS = {"number": float, "count": None, "count_or_null": None}
-"""The column types that become numpy arrays, with their dtype; None lets numpy choose one for whole
-numbers.
+"""The types of columns that become numpy arrays, each with the dtype of the array. None lets numpy
+choose a dtype for whole numbers.
 """
 
 
 class _Growing:
-    """A table that takes the rows of one run after the other and keeps them by column.
+    """A growing table that takes the rows of one run after another and keeps a list of values for
+    each column.
 
     A study has many epochs, and lists of numbers cost a fraction of what one dictionary for each
     row costs.

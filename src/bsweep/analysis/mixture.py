@@ -1,5 +1,5 @@
-"""The differences that keep the runs of a study from being compared: hardware, versions, or an
-automatic precision.
+"""The differences that prevent a comparison of a study's runs: in hardware, in software versions,
+or in a precision that bsweep chose itself.
 
 Differences between patch releases of torch and Horovod, between versions of Python, between drivers
 and between commits do not count. They change times less than machines vary from day to day, and the
@@ -18,12 +18,16 @@ from bsweep.core.words import counted, first_of
 _VERSIONS = ("torch", "horovod", "bsweep")
 
 Mixture = Mapping[str, Mapping[str, Sequence[str]]]
-"""For each thing that differs, the ids of the runs with each value, the most common value first."""
+"""The ids of the runs by value, for each property (such as hardware) in which runs differ. The most
+common value comes first.
+"""
 
 
 def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
-    """Return the hardware, versions and automatic precisions in which completed runs differ; a
-    value that was not recorded counts as no difference.
+    """Find the properties (hardware, software versions, automatically chosen precision) in which
+    completed runs differ, and return the ids of the runs by value for each property.
+
+    A value that was not recorded counts as no difference.
 
     A precision that was asked for is a setting like any other. A precision chosen automatically
     counts only if it differs between runs on the same kind of device.
@@ -50,8 +54,8 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
 
 
 def refuse(folder: Path, found: Mixture) -> None:
-    """Raise a ValueError that names the hardware, versions or precisions in which runs differ, if
-    they differ.
+    """Raise a ValueError if runs differ in hardware, software versions or automatically chosen
+    precision; the message names the values and some of the runs.
     """
     if not found:
         return
@@ -66,8 +70,10 @@ def refuse(folder: Path, found: Mixture) -> None:
 
 
 def in_words(values: Mapping[str, Sequence[str]]) -> str:
-    """Return a text that lists each value with its number of runs, and names runs of all values but
-    the most common one.
+    """Return a text that lists the values of one property of runs, such as hardware, each with its
+    number of runs.
+
+    It names runs of all values but the most common one.
     """
     (common, most), *rare = values.items()
     return "; ".join(

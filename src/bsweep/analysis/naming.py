@@ -1,5 +1,5 @@
-"""Settings in words for titles, legends and sentences, because figures show no identifiers of the
-configuration.
+"""Words for settings and their values, which titles, legends and sentences show in place of the
+names in the configuration.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse
 
 
 def words(name: str, value: object) -> str:
-    """Return a setting's name and value in the words of a legend.
+    """Return a setting's name and value in the words of a figure's legend, such as `4 workers`.
 
     Args:
         name: The column of the setting, such as `strategy`.
@@ -109,9 +109,11 @@ def words(name: str, value: object) -> str:
 
 
 def length_of(study: Study) -> str:
-    """Return the training length that all runs share; empty if runs differ or it is not known.
-    It is the planned epochs, such as `3 epochs`, or for runs that end with a round the rounds
-    that they trained, such as `10 rounds`.
+    """Return in words how long all runs of a study train, such as `3 epochs`; empty if runs differ
+    or the length is not known.
+
+    The length is the planned epochs, or for runs that end with a round the rounds that they
+    trained, such as `10 rounds`.
 
     Args:
         study: The study.

@@ -1,5 +1,5 @@
-"""Numbers as text: four significant digits, three below 0.1, and for a mean no more than its
-interval supports.
+"""Formatting of numbers as text: with four significant digits (three below 0.1), or for a mean with
+no more digits than its interval supports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ _ROUNDING = (
 
 
 def number(value: float) -> str:
-    """Return a number as text to read; `-` for a number that was not measured."""
+    """Return a number as text with three or four significant digits; `-` for NaN, which marks a
+    number that was not measured.
+    """
     if math.isnan(value):
         return "-"
     if not 1e-4 <= abs(value) < math.inf:
@@ -22,8 +24,8 @@ def number(value: float) -> str:
 
 
 def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
-    """Return a mean with half the width of its interval as text; `-` for a mean that was not
-    measured.
+    """Return a mean and half the width of its interval as text, such as `12.31 ± 0.24`; `-` for a
+    mean that was not measured.
 
     Without an interval, the two values of two seeds stand in place of their mean.
     """
@@ -41,8 +43,8 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
 def fixed(
     value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()
 ) -> str:
-    """Return the text of `spread` with a given number of decimals, for a column of
-    aligned numbers.
+    """Return a mean and half the width of its interval as text with a fixed number of decimals, for
+    a column of aligned numbers.
     """
     if math.isnan(value):
         return "-"

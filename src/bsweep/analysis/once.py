@@ -1,5 +1,5 @@
-"""A cache for tables that many figures and sentences ask for, valid while nobody
-changes a study.
+"""A cache of computed tables, which several figures and sentences of a report use; it is valid
+while no study changes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Cache the tables of functions decorated with `once` until the end of the block; these
-    functions then return copies of the cached tables.
+    """Let functions decorated with `once` compute each table only once within a `with` block, and
+    return copies of it from then on.
 
     No study may change within the block. A block within another shares the outer block's tables.
     """
@@ -42,8 +42,8 @@ def computing_once() -> Iterator[None]:
 def once(
     compute: Callable[Concatenate[Of, Others], Table],
 ) -> Callable[Concatenate[Of, Others], Table]:
-    """Return a function that caches the tables it computes, but only within a `computing_once`
-    block.
+    """Decorate a function so that it caches the tables that it computes, but only within a
+    `computing_once` block.
 
     The first argument of the function is a study or its runs.
     """

@@ -1,5 +1,5 @@
-"""The predicted time to a target over batch sizes and workers, with cost, bottlenecks and the gain
-of more workers.
+"""Tables of the predicted time to a target for each batch size and worker count, with its cost, its
+bottleneck and the gain of more workers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ NOT_REACHED = "not reached"
 
 @once
 def surface(study: Study) -> pd.DataFrame:
-    """Return the predicted times and costs of every cell of each prediction's grid, one row each;
-    empty if there is no prediction.
+    """Return a table of the predicted time to the target and the cost of every cell in the grids of
+    a study's predictions, one row for each cell.
 
-    The columns are those of `Prediction.cells` and the following.
+    The table is empty if there is no prediction. The columns are those of `Prediction.cells` and
+    the following.
 
     Columns:
         `where`: The part of the study in words; empty if it has one part.
@@ -78,8 +79,8 @@ def _cells(where: str, prediction: Prediction) -> pd.DataFrame:
 
 
 def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each cell whether its median time puts it on the Pareto front, and the probability
-    over draws that it is on the front.
+    """Return which cells are on the Pareto front of time and worker-seconds by their median times,
+    and each cell's probability of being on the front.
 
     A cell is on the front if no other cell takes less time for at most as many worker-seconds.
     """
@@ -91,8 +92,8 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
-    """Return True for each cell for which no other cell takes less time and at most the same
-    worker-seconds.
+    """Return for each posterior draw and cell True if no other cell takes less time with at most
+    the same worker-seconds.
 
     Args:
         log_seconds: Logarithms of the times, shape (draws, cells).
@@ -109,11 +110,11 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
 
 @once
 def more_workers(study: Study) -> pd.DataFrame:
-    """Return the seconds that each larger worker count saves and the worker-seconds that it adds,
-    one row for each step to the next count.
+    """Return how many predicted seconds each worker count saves against the next smaller one, and
+    how many worker-seconds it adds.
 
-    The table is empty if there is one count. At each count, the batch size is the one with the
-    least median time.
+    The table has one row for each pair of neighbouring worker counts. It is empty if there is one
+    count. At each count, the batch size is the one with the least median time.
 
     Columns:
         `where`, `target`: The part of the study and its target.

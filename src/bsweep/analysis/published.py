@@ -1,5 +1,5 @@
-"""The published batch-size study, and the check that another study may be drawn in the same
-figures.
+"""The numbers of the published study of batch sizes, and a check whether another study may be drawn
+in the same figures.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _COMPARED = (
 
 
 def published() -> Study:
-    """Return the published numbers as a study without epochs; `results/published/README.md` names
-    their source.
+    """Return the numbers of the published study of batch sizes, as a study without records of
+    epochs.
+
+    `results/published/README.md` names their source.
 
     Images per second are not published. They are derived as `epochs` x `num_train` (50,000) /
     `train_seconds`.
@@ -47,8 +49,8 @@ def published() -> Study:
 
 
 def comparable(study: Study) -> bool:
-    """Return True if all completed runs train the published model on all 50,000 training images of
-    CIFAR-10.
+    """Return True if all completed runs of a study train ResNet-18, as the published study did, on
+    all 50,000 training images of CIFAR-10.
 
     The published study itself does not count as comparable.
 
@@ -72,7 +74,8 @@ def comparable(study: Study) -> bool:
 
 
 def differences(study: Study) -> list[str]:
-    """Return what else differs from the published study, such as `epochs: 3 (published: 50)`.
+    """Return the settings in which a study differs from the published study of batch sizes, such as
+    `epochs: 3 (published: 50)`.
 
     Args:
         study: The study.
@@ -100,11 +103,11 @@ def _known(runs: pd.DataFrame, column: str) -> list[Any]:
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:
-    """Return training times divided by the time of the same series at the reference batch, which
-    cancels epochs and hardware.
+    """Return each cell's training time divided by the time at a reference batch, all other settings
+    being equal.
 
-    The result is indexed like `cells`, and NaN where the series was not measured at the reference
-    batch.
+    The ratio cancels epochs and hardware. The result is indexed like `cells`, and NaN where the
+    reference batch was not measured with the other settings of the cell.
 
     Args:
         cells: A table of `cells`.

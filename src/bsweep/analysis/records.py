@@ -83,8 +83,9 @@ def rows_of(run: Run) -> dict[str, Rows]:
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
-    """Return records with the columns of a table only; other fields, such as `layers`,
-    are dropped.
+    """Return the records of a run reduced to the fields that are columns of a given table.
+
+    Other fields, such as `layers`, are dropped.
     """
     names = [name for name in columns.names(table) if name != "run_id"]
     return [{name: record.get(name) for name in names} for record in records]
@@ -105,7 +106,8 @@ def _layer_rows(noise: Rows) -> Rows:
 
 
 def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
-    """Return one run's row of the table `runs`.
+    """Return the row of one run in the table of runs, with its settings, its status and its
+    results.
 
     The values come from the summary; without one from the start record; without that from the saved
     configuration.
@@ -121,7 +123,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **settings,
         **_place(config, run.meta),
         **found_out,
-        **_branch(events),
+        **_beginning_at_checkpoint(events),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -133,7 +135,9 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run, by the names of their columns in `Study.runs`."""
+    """Return the settings in a run's configuration by the names of their columns in the table of
+    runs.
+    """
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {
         column: value for column, key, value in told if column and not is_left_out(key, value)
@@ -145,8 +149,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run recorded at its start that its configuration does not say, such as its
-    device.
+    """Return facts that a run recorded at its start and that its configuration does not contain,
+    such as its device.
     """
     classes = start.get("classes", ())
     return {
@@ -163,9 +167,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _branch(events: Rows) -> dict[str, Any]:
-    """Return the id of the run whose checkpoint this run began at, and that run's steps and seconds
-    until there; empty if there is none.
+def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
+    """Return, for a run that began at a checkpoint of another run, the id of that other run and the
+    steps and seconds trained until the checkpoint; return an empty mapping for other runs.
     """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:
@@ -175,8 +179,8 @@ def _branch(events: Rows) -> dict[str, Any]:
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that say where a run's workers ran, such as nodes and threads, from its
-    configuration and its hosts.
+    """Return the columns that say where the workers of a run were: on which hosts, with which
+    network interface, memory limit and threads.
     """
     launch, strategy, num_workers = (
         config.get("launch", {}),
@@ -201,8 +205,8 @@ def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _saved_config(folder: Path) -> Mapping[str, Any]:
-    """Return the saved configuration of a run that has no start record, with both batch sizes
-    filled in.
+    """Return the configuration that a run without a start record saved in its folder, with the
+    local and the global batch filled in.
     """
     path = RunPaths(folder).config
     try:
@@ -217,7 +221,9 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
 
 
 def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each parameter server of a run, summed over its epochs."""
+    """Return one row for each parameter server of a run, with its bytes, pushes and seconds summed
+    over the run's epochs.
+    """
     rows = []
     told = [servers for epoch in epochs if (servers := epoch.get("servers"))]
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if told else 0.0
@@ -251,7 +257,7 @@ _BY_WORKER = {
 
 
 def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each round and worker of a run."""
+    """Return one row for each round and worker of a run, given the run's records of rounds."""
     rows = []
     for record in rounds:
         # Only some strategies record `exposed_exchange_seconds`.
@@ -269,8 +275,8 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `meta.json` by dotted names, with the paths of data in its command cut to their last
-    part.
+    """Return the contents of a run's `meta.json` under dotted names, such as `versions.torch`;
+    paths of data in the recorded command keep only their last part.
     """
     flat = _flat(meta)
     command = flat.get("command") or ""
@@ -284,8 +290,8 @@ def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _column(key: str) -> str:
-    """Return the column of `runs` that a key of the configuration fills; empty if it
-    is no setting.
+    """Return the name of the column in the table of runs that a configuration key fills; empty if
+    the key is no setting.
     """
     is_setting = key in _SHORT_NAMES or not (
         key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch.")
@@ -294,7 +300,9 @@ def _column(key: str) -> str:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of a tree by their dotted keys, with lists as text."""
+    """Return the values of a nested mapping, such as a configuration, by dotted keys, with lists as
+    text.
+    """
     leaves = flatten(tree)
     lists = {key: value for key, value in leaves.items() if isinstance(value, list | tuple)}
     return {**leaves, **{key: ", ".join(map(setting_text, value)) for key, value in lists.items()}}

@@ -1,5 +1,5 @@
-"""The published parameter-sharding study (VGG-16, by layer or by memory), a model of it, and
-measured runs to compare with both.
+"""The numbers of a published study that spread VGG-16 over parameter servers in whole layers or in
+equal parts, a model of them, and measured runs for comparison.
 
 In the model, a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x.
 There are w workers, the fullest server holds the share s of the parameters, and x seconds bring all
@@ -27,14 +27,16 @@ VGG16_LAYERS = (
     *((9 * before + 1) * after for before, after in pairwise(_CHANNELS)),
     *((before + 1) * after for before, after in pairwise(_FEATURES)),
 )
-"""Parameters of each layer, weights and biases: 13 convolutions of 3x3, then 3 linear layers."""
+"""The number of parameters in each layer of VGG-16, weights and biases: 13 convolutions of 3x3,
+then 3 linear layers.
+"""
 
 Sharding = Literal["layer", "memory"]
 
 
 def published_gains() -> pd.DataFrame:
-    """Return the published speed of memory sharding divided by that of layer sharding, less one, by
-    `num_workers`.
+    """Return the published gain in speed if each parameter server holds an equal part of the
+    parameters (`memory`) rather than whole layers (`layer`), for each number of workers.
 
     Columns: `num_servers`, `gain`. `results/published/README.md` names their source.
 
@@ -46,7 +48,8 @@ def published_gains() -> pd.DataFrame:
 
 
 def largest_share(sharding: Sharding, num_servers: int) -> float:
-    """Return the fraction of VGG-16's parameters that is on the fullest server.
+    """Return the fraction of VGG-16's parameters that the fullest parameter server holds, by layer
+    (whole layers) or by memory (equal parts).
 
     By layer, layers go, the largest first, to the server that has the least so far. By memory, all
     servers hold equal parts.
@@ -62,7 +65,8 @@ def largest_share(sharding: Sharding, num_servers: int) -> float:
 def predicted_gain(
     num_workers: int, ratio: float, shares: tuple[float, float] | None = None
 ) -> float:
-    """Return by how much memory sharding is faster than layer sharding, as a fraction.
+    """Return the predicted gain in speed, as a fraction, if each parameter server holds an equal
+    part of the parameters (`memory`) rather than whole layers (`layer`).
 
     Args:
         num_workers: w; the published study has one server for two workers.
@@ -85,8 +89,8 @@ def predicted_gain(
 
 
 def fit_ratio(gains: pd.Series[float]) -> float:
-    """Return the ratio of computing to exchange time with which `predicted_gain` fits the given
-    gains best, by least squares.
+    """Return the ratio of computing time to exchange time with which the model of sharded parameter
+    servers fits the given gains best, by least squares.
 
     Args:
         gains: The gains as fractions, indexed by `num_workers`.
@@ -105,11 +109,11 @@ def fit_ratio(gains: pd.Series[float]) -> float:
 
 @once
 def sharding_gains(study: Study) -> pd.DataFrame:
-    """Return the measured gain of memory sharding over layer sharding, where VGG-16 was measured
-    with both.
+    """Return the measured gain in speed of VGG-16 if each parameter server holds an equal part of
+    the parameters (`memory`) rather than whole layers (`layer`).
 
-    Everything else is equal. The table is indexed by what tells the cells of such runs apart,
-    without the sharding.
+    The gain is given for settings that were measured with both; everything else is equal. The table
+    is indexed by what tells the cells of such runs apart, without the sharding.
 
     Columns:
         `layer_share`, `memory_share`: The recorded shares of the fullest server.
@@ -154,13 +158,14 @@ def sharding_gains(study: Study) -> pd.DataFrame:
 
 
 def sharding_fit(study: Study) -> Line | None:
-    """Return the line fitted to a step's seconds over max(1, w s) in measured runs of VGG-16, with
-    w workers and the share s on the fullest server.
+    """Fit a line to the measured seconds of a step of VGG-16 over the load of the fullest parameter
+    server.
 
-    Its `intercept` estimates C and its `slope` x. The intercept is all time that does not grow with
-    the load, so it is not a measured computing time; see `computing_seconds`. The result is None if
-    fewer than three such loads were measured, or if there are several batch sizes, each with its
-    own C.
+    The load is max(1, w s), for w workers and the share s of the parameters on that server. The
+    `intercept` of the line estimates C and its `slope` x. The intercept is all time that does not
+    grow with the load, so it is not a measured computing time; see `computing_seconds`. The result
+    is None if fewer than three such loads were measured, or if there are several batch sizes, each
+    with its own C.
 
     Args:
         study: The study.
@@ -176,8 +181,8 @@ def sharding_fit(study: Study) -> Line | None:
 
 
 def computing_seconds(study: Study) -> tuple[float, float] | None:
-    """Return the shortest and the longest time that completed runs of VGG-16 computed in a step, in
-    seconds.
+    """Return the shortest and the longest computing time of a step among the completed runs of
+    VGG-16, in seconds.
 
     The result is None if no such time was measured.
 
@@ -195,8 +200,8 @@ def computing_seconds(study: Study) -> tuple[float, float] | None:
 
 
 def _measured(study: Study) -> pd.DataFrame:
-    """Return the completed runs of VGG-16 on synchronous parameter servers, with the
-    `largest_share` of these servers.
+    """Return the completed runs of VGG-16 on synchronous parameter servers, with the share of the
+    parameters on the fullest server.
     """
     shares = study.servers.groupby("run_id")["share"].max()
     # These settings do not change how long a step takes.

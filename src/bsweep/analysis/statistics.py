@@ -19,7 +19,8 @@ CHANCE_ALPHA = 0.001  # small, because a study tests each of its cells
 def over_seeds(
     runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] | pd.Index
 ) -> pd.DataFrame:
-    """Return means over the seeds of each group of runs; runs of equal seed are averaged first.
+    """Return means and intervals of metrics over the seeds of each group of runs; runs of equal
+    seed are averaged first.
 
     A run repeated with its seed shows how much a time varies, but nothing about other seeds.
 
@@ -38,9 +39,10 @@ def over_seeds(
 
 
 def seed_points(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """Return the values that `over_seeds` averages, as `<metric>_points`.
+    """Return the metrics of each group of runs as tuples with one value for each seed, in columns
+    `<metric>_points`.
 
-    Each is a tuple with one value for each seed, without missing values.
+    `over_seeds` averages these values. Missing values are left out.
     """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     return seeds.agg(_without_missing).add_suffix("_points")
@@ -53,8 +55,8 @@ def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
 def beats_chance(
     accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike
 ) -> pd.Series[bool]:
-    """Return True where guessing would give at least this accuracy with a probability below
-    `CHANCE_ALPHA`; NA if not known.
+    """Return for each test accuracy True if random guessing would reach it with a probability below
+    0.001 (`CHANCE_ALPHA`); NA where unknown.
 
     The test is a one-sided binomial test against 1 / `num_classes`. For a mean accuracy over seeds,
     give the number of answers of one test set, because all seeds answer the same questions.

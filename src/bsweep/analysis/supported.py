@@ -1,11 +1,13 @@
-"""Parts of a study, and a target for each part whose runs name no target that they reach.
+"""The choice of a target that most cells of a study reach, and the reduction of a study to some of
+its runs.
 
-That target is the highest test accuracy, in whole percents, that three quarters of the cells reach
-in all their runs. These cells have at least three batch sizes, if the study has as many. The target
-is thus as late in training as most cells can show, with few runs that are known by a bound only. If
-the accuracy that three quarters reach is not above chance, half of the cells are enough. If no
-accuracy was measured, the target is the lowest test loss, in hundredths. A run reaches what the
-median of three evaluations reaches, so one evaluation reaches nothing.
+The target is chosen for runs that name no target that they reach. It is the highest test accuracy,
+in whole percents, that three quarters of the cells reach in all their runs. These cells have at
+least three batch sizes, if the study has as many. The target is thus as late in training as most
+cells can show, with few runs that are known by a bound only. If the accuracy that three quarters
+reach is not above chance, half of the cells are enough. If no accuracy was measured, the target is
+the lowest test loss, in hundredths. A run reaches what the median of three evaluations reaches, so
+one evaluation reaches nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _IN_WORDS = {
 
 
 def part_of(study: Study, kept: pd.Series[bool]) -> Study:
-    """Return the study with only some of its runs, in all tables that a prediction reads.
+    """Return a study that keeps only the given runs, in all tables that a prediction reads.
 
     Args:
         study: The study.
@@ -49,8 +51,8 @@ def part_of(study: Study, kept: pd.Series[bool]) -> Study:
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:
-    """Return a target (an accuracy or a loss) that enough cells reach, and a sentence that says so;
-    None if there is none.
+    """Return a target (a test accuracy or loss) that at least half of the cells reach, and a
+    sentence that says so; None if there is none.
 
     The rule is that of this module's docstring.
     """
@@ -72,7 +74,9 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
 
 
 def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
-    """Return True if the accuracy is above chance on the smallest test set of the runs."""
+    """Return True if a test accuracy is above chance, judged by the smallest test set and the most
+    classes among the runs.
+    """
     if not math.isfinite(accuracy):
         return False
     is_beyond = beats_chance([accuracy], [runs["num_classes"].max()], [runs["num_test"].min()])
@@ -80,8 +84,10 @@ def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
-    """Return the highest score that a share of the cells reaches, with three batch sizes among
-    these cells; -inf if there is none.
+    """Return the highest accuracy, or negative loss, that a given share of the cells reaches,
+    rounded down to hundredths; -inf if there is none.
+
+    These cells have three batch sizes, if there are as many.
 
     Args:
         cells: Scores in descending order.
@@ -97,7 +103,8 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """Return the best score that all runs of a cell reach, by global batch and workers.
+    """Return for each cell, by global batch and workers, the best accuracy or negative loss that
+    all its runs reach.
 
     More is better; -inf means that a run reached nothing.
     """

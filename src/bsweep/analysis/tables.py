@@ -1,5 +1,5 @@
-"""Tables over the cells of a study: means and intervals, ratios of batch sizes, speed-up, and fits
-over batch sizes.
+"""Tables of the cells of a study: means and intervals over seeds, ratios between batch sizes,
+speed-up, and fits of the training time.
 
 A cell is the points that differ by seed only. `cells` is indexed by the settings that tell cells
 apart, `local_batch` last. The other tables are made from it and have the same index. Cells that
@@ -37,7 +37,9 @@ _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
 
 @dataclass(frozen=True)
 class Line:
-    """A line `y = intercept + slope * x`; `r_squared` is NaN if all y are equal."""
+    """A fitted line `y = intercept + slope * x`; its coefficient of determination `r_squared` is
+    NaN if all y are equal.
+    """
 
     intercept: float
     slope: float
@@ -46,8 +48,8 @@ class Line:
 
 @once
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each cell, indexed by `cell_keys`: means over the seeds of its completed
-    runs.
+    """Return a table with one row for each cell of a study: means of metrics, such as training time
+    and accuracy, over the seeds of the cell's completed runs. The table is indexed by `cell_keys`.
 
     Columns:
         `global_batch`, `learning_rate`: Those of the cell.
@@ -94,7 +96,8 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the index of `cells`, so that the runs of a cell share an index value.
+    """Return the table of runs indexed by the settings that tell cells apart, so that the runs of a
+    cell share an index value.
 
     Args:
         runs: The table `Study.runs`.
@@ -106,8 +109,8 @@ def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's metrics divided by those of the next smaller measured batch, everything
-    else being equal.
+    """Return each cell's metrics, such as its training time, divided by those of the next smaller
+    measured batch, all other settings being equal.
 
     These are the ratios of section 3.2 of the published batch-size study. Columns: `smaller_batch`,
     `<metric>_ratio`.
@@ -128,7 +131,8 @@ def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return speed-up and efficiency over workers at equal *local* batch: weak scaling.
+    """Return the speed-up and the efficiency of each worker count over the smallest count, at equal
+    local batch (weak scaling).
 
     Cells without a partner of another worker count are left out; see `unequal_threads`.
 
@@ -164,8 +168,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def unequal_threads(cells: pd.DataFrame) -> str:
-    """Return in a sentence how unequal threads keep `scaling` from comparing worker counts; empty
-    if they do not.
+    """Return a sentence on the worker counts for which a speed-up cannot be given because their
+    workers had unequal numbers of threads; empty if there are none.
 
     Args:
         cells: A table of `cells`.
@@ -184,8 +188,8 @@ def unequal_threads(cells: pd.DataFrame) -> str:
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
         threads_of = counts if had else counted(counts, "thread")
         had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers != 1)}")
-    where = "" if scaling(cells).empty else " between unequal threads"
-    return f"No speed-up{where}: {', '.join(had)}."
+    between_threads = "" if scaling(cells).empty else " between unequal threads"
+    return f"No speed-up{between_threads}: {', '.join(had)}."
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -206,10 +210,11 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return fits of a + c / local batch to the training times of each series with three batch
-    sizes or more.
+    """Return fits of a + c / local batch to training times, one for each series of cells that
+    differ in their local batch only.
 
-    Each completed run counts. The table is indexed by the series.
+    A series needs three batch sizes or more. Each completed run counts. The table is indexed by the
+    series.
 
     Columns:
         `fixed_seconds`: a, which does not depend on the batch size.
@@ -260,8 +265,8 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
 
 @once
 def step_times(study: Study) -> pd.DataFrame:
-    """Return the seconds of a training step and their parts, one row for each cell: means over its
-    completed runs.
+    """Return the seconds of a training step and of its parts, such as computing and exchange, as
+    means over the completed runs of each cell.
 
     If workers take unequal steps, all columns are for as many examples as `step_unit` says. Values
     that were not measured are NaN.
@@ -287,7 +292,11 @@ def step_times(study: Study) -> pd.DataFrame:
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
-    """Return the columns of `step_times` except `n`, indexed by `run_id`."""
+    """Return for each run the mean seconds of a training step and of its parts, and the bytes that
+    a worker sends in it.
+
+    The columns are those of `step_times` except `n`, and the index is `run_id`.
+    """
     epochs, runs = study.epochs, study.runs.reindex(columns=["run_id", "strategy.overlap"])
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
     # Where rounds overlap, workers compute while the codec does; waiting for it is part of the
@@ -325,11 +334,11 @@ def step_seconds(study: Study) -> pd.DataFrame:
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return 2 (p - 1) / p n by `run_id`: the bytes that each of p workers sends if a ring sums n
-    bytes of gradient.
+    """Return for each run the bytes that a worker would send to sum a gradient in a ring, 2 (p - 1)
+    / p n for p workers and n bytes of gradient.
 
-    The value is NaN for one worker. No all-reduce of the whole gradient among the workers alone
-    sends less (Patarasuk and Yuan, 2009).
+    The table is indexed by `run_id`. The value is NaN for one worker. No all-reduce of the whole
+    gradient among the workers alone sends less (Patarasuk and Yuan, 2009).
     """
     known = runs.set_index("run_id").reindex(columns=["num_workers", "num_parameters", "precision"])
     element_bytes = known["precision"].map({"fp64": 8}).fillna(4)
@@ -338,8 +347,8 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def step_unit(study: Study) -> str:
-    """Return the unit to which the seconds of `step_times` refer: `step`, or `1,000 examples` where
-    a run's workers take unequal local steps.
+    """Return the amount of training for which the table of step times gives seconds: a `step`, or
+    `1,000 examples` where a run's workers take unequal numbers of local steps.
 
     Args:
         study: The study.
@@ -357,8 +366,8 @@ def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
 
 @once
 def server_loads(study: Study) -> pd.DataFrame:
-    """Return how evenly parameter servers share their work, one row for each cell: means over its
-    completed runs.
+    """Return how evenly parameter servers share their work, one row for each cell: means over the
+    cell's completed runs.
 
     Columns: `n`; `num_servers`; `largest_share`, of the parameters; `busiest_load`, of the training
     time; `queue_seconds`, the seconds that a push waits for its server; `max_lead`, in clocks.
@@ -398,12 +407,12 @@ def server_shares(study: Study) -> pd.DataFrame:
 
 @once
 def epoch_curves(study: Study) -> pd.DataFrame:
-    """Return loss and accuracy by epoch, indexed by `cell_keys` and `epoch`: means and intervals
-    over seeds.
+    """Return the loss and the accuracy of each cell after each epoch, as means and intervals over
+    seeds.
 
-    Runs that did not complete are used only for cells in which no run completed; the column
-    `completed` is then False. Runs that end with a round are left out, because their last epoch is
-    a fragment.
+    The table is indexed by `cell_keys` and `epoch`. Runs that did not complete are used only for
+    cells in which no run completed; the column `completed` is then False. Runs that end with a
+    round are left out, because their last epoch is a fragment.
 
     Args:
         study: The study.
@@ -426,7 +435,7 @@ def epoch_curves(study: Study) -> pd.DataFrame:
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that did not complete, with status and message.
+    """Return a table of the runs that did not complete, with their status and message.
 
     Args:
         runs: The table `Study.runs`.
@@ -450,9 +459,9 @@ def caveats(study: Study) -> list[str]:
     """
     changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
     lines = [
-        f"{what} together with the batch size or the number of workers, so curves show both "
+        f"{change} together with the batch size or the number of workers, so curves show both "
         "effects."
-        for what in changing
+        for change in changing
     ]
     completed = study.runs["status"] == "completed"
     repeated = int(
@@ -470,8 +479,8 @@ _CHANGING = {"threads": "The threads of a worker change", "lr": "The base learni
 
 
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
-    """Return means over the seeds of the completed runs of each cell, from a table indexed by
-    `run_id`.
+    """Return for each cell the means of a table's columns over the seeds of the cell's completed
+    runs, where the table has one row for each run.
     """
     known, keys = keyed(study.runs), cell_keys(study.runs)
     joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(

@@ -1,5 +1,5 @@
-"""The rule for when a run reaches a target, for all figures, tables and predictions and for runs
-that end at it.
+"""The rule that decides when a run reaches its target accuracy or loss, for all figures, tables and
+predictions.
 
 1. A run's curve is its evaluations. Each is smoothed by the median of itself and its two
    neighbours, so that one lucky evaluation reaches nothing: two of the three must be as good as the
@@ -44,7 +44,7 @@ _TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
 class _Evaluated(Protocol):
-    """The interface of a study that this module needs: a table of evaluations.
+    """The interface of an object that has a table of evaluations, such as a study.
 
     It stands for `Study`, because `bsweep.analysis.loaded` imports this module.
     """
@@ -55,8 +55,10 @@ class _Evaluated(Protocol):
 
 @once
 def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
-    """Return the seconds, steps, epochs and examples that each run needs to reach a target, one row
-    for each run that was evaluated, indexed by `run_id`.
+    """Return the seconds, steps, epochs and examples that each evaluated run needs to reach a
+    target, one row for each run.
+
+    The table is indexed by `run_id`.
 
     The rule is that of this module's docstring.
 
@@ -81,8 +83,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with added columns: whether each run reached the target that it names, and
-    after how many seconds, steps, epochs and examples.
+    """Return the table of runs with added columns: whether each run reached the target in its
+    settings, and after how many seconds, steps, epochs and examples.
 
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
@@ -103,8 +105,10 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
 
 
 def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
-    """Return the table that `to_target` returns, from evaluations in the form of
-    `Study.evaluations`.
+    """Return the seconds, steps, epochs and examples that each run needs to reach a target, given a
+    table of evaluations.
+
+    The table has the form of `Study.evaluations`. `to_target` describes the columns of the result.
     """
     known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
     rows = {
@@ -123,8 +127,8 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each value and its two neighbours; a missing neighbour counts as the
-    worst.
+    """Return a sequence of values smoothed by the median of each value and its two neighbours; a
+    missing neighbour counts as the worst value.
 
     Args:
         values: Values of which more is better, shape (evaluations,).
@@ -136,7 +140,8 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_run(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> Iterator[tuple[str, float | bool]]:
-    """Yield the name and the value of each column of a run's row of `to_target`.
+    """Yield, by name and value, the columns of one run's row in the table of the amounts that runs
+    need to reach a target (`to_target`).
 
     Args:
         amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).

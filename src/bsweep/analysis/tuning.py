@@ -1,4 +1,6 @@
-"""The best learning rate of each cell, for studies that ran several rates."""
+"""The best learning rate for each combination of the other settings, in studies that ran several
+rates.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ TUNED = "best of each cell"  # stands for the rule where each cell is taken at i
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the settings in `RATES` by which some cell was run at several learning
-    rates.
+    """Return the names of the learning-rate settings, such as `lr`, in which runs differ, if runs
+    with otherwise equal settings had several learning rates.
 
     The list is empty if each cell was run at one rate.
     """
@@ -42,8 +44,8 @@ def rate_settings(runs: pd.DataFrame) -> list[str]:
 
 @once
 def rates(study: Study) -> pd.DataFrame:
-    """Return the score (accuracy or seconds to a target) of each learning rate of each cell,
-    indexed by `cell_keys`.
+    """Return the score (test accuracy or seconds to a target) of each learning rate that was tried,
+    for each combination of the other settings.
 
     The table is empty if no cell was run at several rates.
 
@@ -75,7 +77,8 @@ def rates(study: Study) -> pd.DataFrame:
 
 
 def scores_by_seed(study: Study) -> pd.DataFrame:
-    """Return the score of each seed (columns) for each row of `rates`.
+    """Return a table of scores (test accuracy or seconds to a target), with a row for each cell and
+    learning rate and a column for each seed.
 
     The score is NaN for a seed that missed, and inf for one that was not run.
     """
@@ -88,8 +91,10 @@ def scores_by_seed(study: Study) -> pd.DataFrame:
 
 
 def _scored(study: Study) -> pd.DataFrame:
-    """Return the completed and diverged runs with their `score` and with the settings columns that
-    `keyed` gives.
+    """Return the completed and diverged runs with an added column `score`: the seconds to the
+    target, or else the test accuracy.
+
+    Missing settings are filled in as in `keyed`.
 
     The score is NaN for a run that missed its target and, where no target is scored, for one that
     diverged.
@@ -132,8 +137,8 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tuned(study: Study) -> Study:
-    """Return the study with only the runs at the best learning rate of each cell, as if one rule
-    had chosen these rates.
+    """Return the study with only the runs at the best learning rate for each combination of the
+    other settings, as if one rule had chosen these rates.
 
     The study is unchanged if each cell has one rate. A cell that missed at all of its rates keeps
     all its runs, because each says that the target takes more than it trained.

@@ -1,4 +1,6 @@
-"""The settings classes (cards) of the codecs, which decide what part of a gradient is sent."""
+"""The settings classes (cards) of the codecs, which make an exchange send less than the whole
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class FP16Config(CodecConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(CodecConfig):
-    """The base of codecs that send only the largest elements of a gradient."""
+    """The base class of the cards of codecs that send only the largest elements of a gradient."""
 
     density: Density
     warmup_densities: tuple[Density, ...]
@@ -45,9 +47,10 @@ class SparseConfig(CodecConfig):
     def warnings(self, point: Point) -> Iterator[str]:
         if len(self.warmup_densities) >= point.epochs:
             yield (
-                f"compression.density={self.density:g} is never reached: the warm-up has "
-                f"{len(self.warmup_densities)} densities, one for each epoch, and "
-                f"epochs={point.epochs}"
+                f"compression.density={self.density:g} is never reached, because "
+                "compression.warmup_densities has one density for each epoch, "
+                f"{len(self.warmup_densities)} in all, and epochs={point.epochs}: use more epochs "
+                "or fewer warm-up densities"
             )
         else:
             yield from super().warnings(point)

@@ -28,7 +28,7 @@ DOWNLOAD_ERRORS = (RuntimeError, OSError, EOFError, tarfile.TarError, http.clien
 
 
 def info(config: Cifar10Config) -> DataInfo:
-    """Return the sizes, example shape and classes of CIFAR-10; see `load`."""
+    """Return the numbers of training and test images of CIFAR-10, their shape and their classes."""
     return cached_info(_NAME, lambda: _from_torchvision(config))
 
 
@@ -61,12 +61,14 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
             train = CIFAR10(root, train=True, download=config.download)
             test = CIFAR10(root, train=False)
     except DOWNLOAD_ERRORS as error:
-        found = "it could not be downloaded" if config.download else "data.download=false"
+        why_not_downloaded = (
+            "it could not be downloaded" if config.download else "data.download=false"
+        )
         raise ValueError(
             f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and "
-            f"{found} ({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
-            "data=digits, which needs no download, or on your own images with data=imagefolder "
-            "data.root=DIR."
+            f"{why_not_downloaded} ({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, "
+            "or run on data=digits, which needs no download, or on your own images with "
+            "data=imagefolder data.root=DIR."
         ) from error
     return from_images(_tensors(train), _tensors(test), train.classes)
 
@@ -80,7 +82,7 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Limit the seconds for which a download inside the block may wait for the next bytes.
+    """Limit the seconds for which a download inside the `with` block may wait for the next bytes.
 
     Without a limit torchvision would wait for ever behind some firewalls.
     """

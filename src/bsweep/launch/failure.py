@@ -67,7 +67,7 @@ def _outcome_of_codes(
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
 ) -> Outcome:
-    """Return which process failed first and why, judged by exit codes alone.
+    """Return which process of a point failed first, and why, judged by exit codes alone.
 
     The ranks in `silent` are those failures that recorded no error.
     """
@@ -81,14 +81,16 @@ def _outcome_of_codes(
             "kernel finds no room"
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
-    who = f"{config.process_name(rank)} {_cause(code)}"
+    process_and_cause = f"{config.process_name(rank)} {_cause(code)}"
     # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
-        who = (
+        process_and_cause = (
             f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
-            f"{who}"
+            f"{process_and_cause}"
         )
-    return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
+    return Outcome(
+        "failed", f"{process_and_cause}\n{_last_lines(paths, rank)}".strip(), may_pass=True
+    )
 
 
 def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
@@ -109,7 +111,8 @@ def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
 def _lost_hosts(
     config: RunConfig, silent: Sequence[tuple[int, int]], console: Path, codes: Sequence[int | None]
 ) -> list[str]:
-    """Return the hosts that ssh could not reach or whose connection it lost.
+    """Return the hosts of a failed run that ssh or SLURM could not reach, or to which the
+    connection was lost.
 
     In both cases ssh ends with an exit code of its own. Under SLURM, srun's messages tell.
     """
@@ -135,7 +138,9 @@ _LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.,\[\
 
 
 def _spelled_out(listed: str) -> list[str]:
-    """Return the host names in a SLURM host list; return other text unchanged as the only item."""
+    """Return the host names in a SLURM host list such as `n[1-2]`. Return any other text unchanged,
+    as the only item.
+    """
     try:
         return names_in(listed)
     except ValueError:
@@ -143,7 +148,8 @@ def _spelled_out(listed: str) -> list[str]:
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:
-    """Return a message that names lost hosts, why each is lost, and what to do.
+    """Return an error message that names the lost hosts, why each was lost, and what the user can
+    do.
 
     Args:
         hosts: The reason for each lost host.
@@ -154,9 +160,11 @@ def loss(hosts: Mapping[str, str], more: str) -> str:
 
 
 def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
-    """Return a message on why the launcher's commands ended, if no failed worker is known."""
+    """Return an error message on why launcher commands such as torchrun ended, if no worker is
+    known to have failed.
+    """
     began = any(paths.logs.glob("rank.*/alive"))
-    what = (
+    event = (
         "the workers' launcher ended while they trained"
         if began
         else "the workers could not be started"
@@ -172,7 +180,7 @@ def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | Non
     )
     why = why or (_KILLED if signal.SIGKILL in signals else "")
     why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
-    return f"{what} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
+    return f"{event} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
 
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b|.*\berror:", re.IGNORECASE)
@@ -187,13 +195,15 @@ def _cause(code: int) -> str:
 
 
 def _signal(code: int) -> signal.Signals | None:
-    """Return the signal that ended a process, from its exit code or that of a shell around it."""
+    """Return the signal that ended a process, or None, given the exit code of the process or of the
+    shell around it.
+    """
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:
-    """Return the last lines of a process's stderr."""
+    """Return the last lines that a worker or server wrote to its standard error."""
     stderr = paths.rank_logs(rank) / "stderr"
     if not stderr.exists():
         return ""
@@ -209,7 +219,9 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    """Return lines without launcher prefixes and without traceback lines that only name code."""
+    """Return the lines of a program's output without horovodrun's prefixes and without traceback
+    frames.
+    """
     said = (re.sub(r"^\[\d+\]<\w+>:", "", line).rstrip() for line in lines)
     return [
         line

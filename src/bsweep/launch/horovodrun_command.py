@@ -1,4 +1,5 @@
-"""The horovodrun command with extra options for ssh, and with servers that listen at one address.
+"""A program that runs horovodrun with extra ssh options, by which ssh ends its connection to a host
+that no longer answers, and with servers that listen at one address.
 
 `python horovodrun_command.py OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no option for how it
 starts ssh, and would wait for hours after a network link is cut. Its rendezvous server would listen

@@ -1,4 +1,6 @@
-"""A context in which computing with a model leaves no trace in its training."""
+"""A context manager that lets passes through a model change none of the model's buffers, no given
+tensor and no random number generator of torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *others: Tensor) -> Iterator[None]:
-    """Restore a model's buffers, other tensors and the random number generators after the block.
+    """Restore a model's buffers, the given tensors and the random number generators after the
+    `with` block.
 
     They are restored even if the block raises an error, such as a capture that breaks off.
     """

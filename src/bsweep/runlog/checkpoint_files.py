@@ -1,14 +1,23 @@
-"""The checkpoints of a run, as far as they can be read without torch, and the request to save one.
+"""The folders and files of a run's checkpoints, and the request that a run saves one and stops.
+
+This module needs no torch, so it does not read the tensors in a checkpoint.
 
 A checkpoint is a folder. Its `complete.json` is written last, when all files of workers and
 parameter servers are on the disk, and it is removed first. A folder without it is incomplete: a
 killed run left it, or a run is writing it now.
+
+`complete.json` has checksums of the other files and of the records until then. `soundest` holds the
+files against them before a run resumes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +27,14 @@ from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
 
 _NUM_KEPT = 2
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of a checkpoint, and its `complete.json` if there is one."""
+    """A checkpoint's folder, which has a file `complete.json` once all its other files are
+    written.
+    """
 
     folder: Path
 
@@ -32,8 +44,8 @@ class Checkpoint:
         return self.folder / "shared.pt"
 
     def own(self, rank: int) -> Path:
-        """Return the path of the file with the training state that only the worker of this rank
-        has.
+        """Return the path of the file with the training state that only the worker with the rank
+        `rank` has.
         """
         return self.folder / f"rank.{rank}.pt"
 
@@ -45,7 +57,11 @@ class Checkpoint:
         return self.folder / "complete.json"
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the content of `complete.json` (a `Saved`); None if it is missing or damaged."""
+        """Return the content of the checkpoint's `complete.json`; None if the file is missing or
+        damaged.
+
+        Its schema is `Saved`.
+        """
         try:
             facts = read_json(self._marker)
             if facts is not None:
@@ -54,8 +70,31 @@ class Checkpoint:
             return None
         return facts
 
-    def complete(self, facts: dict[str, Any]) -> None:
-        write_json(self._marker, facts)
+    def complete(self, facts: Mapping[str, Any]) -> None:
+        """Write `complete.json`, with a checksum of `facts`, the other keys of a `Saved`."""
+        write_json(self._marker, {**facts, "facts_crc32": _crc32_of_facts(facts)})
+
+    def damage(self, metrics: Path) -> str:
+        """Return which file of this checkpoint or of its run's records is not as it was written;
+        empty if all are, or if the checkpoint was never completed.
+
+        Args:
+            metrics: The run's `metrics.jsonl`.
+        """
+        facts = self.facts()
+        if facts is None:
+            return f"{self._marker} is damaged" if self._marker.exists() else ""
+        if facts.get("facts_crc32") not in (None, _crc32_of_facts(facts)):
+            return f"{self._marker} is damaged"
+        for name, sha256 in (facts.get("sha256") or {}).items():
+            if not (self.folder / name).is_file():
+                return f"{self.folder / name} is missing"
+            if _sha256_of(self.folder / name) != sha256:
+                return f"{self.folder / name} is damaged"
+        crc32, num_bytes = facts.get("metrics_crc32"), facts["metrics_bytes"]
+        if crc32 is not None and crc32_of_records(metrics, num_bytes) != crc32:
+            return f"the first {num_bytes} bytes of {metrics} are missing or damaged"
+        return ""
 
     def remove(self) -> None:
         self._marker.unlink(missing_ok=True)
@@ -63,7 +102,8 @@ class Checkpoint:
 
 
 def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
-    """Return a run's checkpoint after `position` examples of an epoch; its folder need not exist.
+    """Return the checkpoint that a run saves after `position` examples of an epoch; its folder need
+    not exist.
 
     Args:
         paths: The paths of the run.
@@ -79,8 +119,39 @@ def checkpoints(paths: RunPaths) -> list[Checkpoint]:
     return [checkpoint for checkpoint in _all(paths) if checkpoint.facts()]
 
 
+def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
+    """Return a run's latest checkpoint without damage, and what is damaged in the latest one of
+    all.
+
+    Args:
+        paths: The paths of the run.
+
+    Returns:
+        The checkpoint, or None if there is none without damage; the damage, or an empty text.
+    """
+    damage = ""
+    for checkpoint in _all(paths):
+        found = checkpoint.damage(paths.metrics)
+        damage = damage or found
+        if not found and checkpoint.facts():
+            return checkpoint, damage
+    return None, damage
+
+
+def crc32_of_records(metrics: Path, num_bytes: int) -> int | None:
+    """Return the CRC-32 of the first `num_bytes` bytes of a run's records, or None if there are
+    fewer.
+    """
+    try:
+        with metrics.open("rb") as file:
+            content = file.read(num_bytes)
+    except OSError:
+        return None
+    return zlib.crc32(content) if len(content) == num_bytes else None
+
+
 def is_saving(paths: RunPaths) -> bool:
-    """Return True if a checkpoint is being written.
+    """Return True if a checkpoint of the run is being written now.
 
     An incomplete checkpoint counts as being written: a run that goes on removes those that an
     earlier attempt left incomplete.
@@ -89,21 +160,33 @@ def is_saving(paths: RunPaths) -> bool:
 
 
 def prune(paths: RunPaths) -> None:
-    """Remove all checkpoints of a run but the latest two complete ones."""
+    """Remove all checkpoints of a run except the latest two complete ones."""
     kept = {checkpoint.folder for checkpoint in checkpoints(paths)[:_NUM_KEPT]}
     for checkpoint in _all(paths):
         if checkpoint.folder not in kept:
             checkpoint.remove()
 
 
+def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
+    """Remove a run's checkpoints later than the one from which it resumes, and incomplete ones."""
+    for other in _all(paths):
+        if other.folder.name > checkpoint.folder.name:
+            other.remove()
+    prune(paths)
+
+
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut `metrics.jsonl` after `num_bytes` bytes; a resumed run writes later records again."""
+    """Cut a run's `metrics.jsonl` after `num_bytes` bytes; the resumed run writes the removed
+    records again.
+    """
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:
-    """Ask a run's workers to save a checkpoint and end, and ask the run's sweep to end."""
+    """Ask a run's workers to save a checkpoint and end, and ask the sweep that started them to
+    end.
+    """
     paths.stop.write_text("stop\n")
 
 
@@ -119,3 +202,16 @@ def is_stop_requested(paths: RunPaths) -> bool:
 def _all(paths: RunPaths) -> list[Checkpoint]:
     folders = paths.checkpoints.iterdir() if paths.checkpoints.exists() else ()
     return [Checkpoint(folder) for folder in sorted(folders, reverse=True) if folder.is_dir()]
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _crc32_of_facts(facts: Mapping[str, Any]) -> int:
+    others = {key: value for key, value in facts.items() if key != "facts_crc32"}
+    return zlib.crc32(json.dumps(others, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""The files of a run's folder: every path, and the code that writes them.
+"""The paths of all files in a run's folder, and the functions that write records and JSON files.
 
 One record is one line, written whole and flushed, so that a kill can tear only the last line.
 `RunLog` cuts a torn line before it appends; readers leave it out and say so. `summary.json` is
@@ -73,6 +73,14 @@ class RunPaths:
         return self.logs / "launcher.log"
 
     @property
+    def claim(self) -> Path:
+        """The file that the process which runs the point locks, beside the study's own lock for it.
+
+        It keeps others out even after somebody has removed the study's folder of locks.
+        """
+        return self.folder / ".claim"
+
+    @property
     def lifeline(self) -> Path:
         """The file that tells the run's processes on other hosts whether to continue or to end.
 
@@ -82,14 +90,15 @@ class RunPaths:
 
     @property
     def environment(self) -> Path:
-        """The file of environment variables with which the run's processes start, as sh reads them.
+        """The shell file with the environment variables that the run's processes start with.
 
         Only the file's owner can read it, and it is removed when the processes have begun.
         """
         return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
-        """Return the folder of a process's `stdout`, `stderr` and, if it failed, `error.json`.
+        """Return the folder with the output of the process `rank`: `stdout`, `stderr` and, if it
+        failed, `error.json`.
 
         The parameter servers' numbers follow the workers' ranks.
         """
@@ -99,7 +108,8 @@ class RunPaths:
         return self.rank_logs(rank) / "alive"
 
     def server_clocks(self, server: int) -> Path:
-        """Return the path of the table of all pushes that a parameter server received.
+        """Return the path of the CSV file that lists every push from a worker to a parameter
+        server.
 
         Its columns are the worker, the worker's clock, and the slowest worker's clock when the
         server answered.
@@ -114,8 +124,9 @@ class SignOfLife:
         self._path, self._shown_at = path, float("-inf")
 
     def show(self) -> None:
-        """Set this file's modification time to now, at most once a second. Workers call this at
-        every step.
+        """Set the modification time of the worker's file to now, at most once a second.
+
+        Workers call this at every step.
         """
         if time.monotonic() - self._shown_at > 1:
             self._shown_at = time.monotonic()
@@ -127,6 +138,10 @@ class RunLog:
     """The writer that appends records to a run's `metrics.jsonl`.
 
     It opens the file for its first record. Only one process at a time may write.
+
+    Raises:
+        OSError: From `write`, if the disk is full, or if somebody has removed or replaced the file
+            since the first record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,6 +154,11 @@ class RunLog:
             self._file = self._path.open("a", encoding="utf-8")
         line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
         text = json.dumps(line, allow_nan=False) + "\n"
+        if not _is_open_file(self._path, self._file):
+            raise OSError(
+                f"{self._path} was removed or replaced while the run wrote to it, so its records "
+                "are lost. The same sweep repeats the run."
+            )
         with space_for(self._path):
             self._file.write(text)
             self._file.flush()
@@ -163,6 +183,13 @@ class RunLog:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file so that it exists whole or not at all, even after a power cut."""
     write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
+
+
+def _is_open_file(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _cut_torn_tail(path: Path) -> None:

@@ -46,9 +46,11 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The content of `complete.json`: how far a run had trained when its checkpoint was saved.
+    """The content of `complete.json`: how far a run had trained when its checkpoint was saved, and
+    checksums by which damage to the checkpoint and to the earlier records is noticed.
 
-    `position` is the number of examples of the epoch that the run has trained on.
+    `position` is the number of examples of the epoch that the run has trained on. Checksums are
+    missing in the checkpoints of earlier versions of bsweep.
     """
 
     epoch: Count
@@ -57,6 +59,9 @@ class Saved:
     members: tuple[Natural, ...]  # ranks that had not been lost
     num_workers: Count
     metrics_bytes: Natural
+    metrics_crc32: Natural | None = None  # of the first `metrics_bytes` bytes of `metrics.jsonl`
+    sha256: Mapping[str, str] | None = None  # of the checkpoint's files, by name
+    facts_crc32: Natural | None = None  # of all other keys of this file
     time: Finite
     train_seconds: Amount
 

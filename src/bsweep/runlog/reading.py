@@ -6,7 +6,7 @@ A damaged file raises an error that names it, so that a reader of a study can le
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,14 +38,14 @@ _TYPES: Mapping[str, type] = {
 
 
 class Damaged(ValueError):
-    """The error of a file of a run that does not have the content that bsweep writes.
+    """The error about a file in a run's folder whose content is not what bsweep writes.
 
     Likely causes are a full disk, a power cut, and an edit by hand.
     """
 
 
 class Newer(ValueError):
-    """The error of a file that a newer bsweep wrote."""
+    """The error about a file that a newer version of bsweep wrote."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Run:
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
-    """Return the content of a run's folder.
+    """Read a run's folder and return its records, its summary and the facts about its start.
 
     Args:
         folder: The run's folder.
@@ -78,19 +78,15 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     paths = RunPaths(folder)
     summary = read_summary(paths)
     records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
-    if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
+    if summary and summary["epochs"] != (num_epochs := len(numbered(records, "epoch"))):
         raise Damaged(
-            f"{paths.metrics}: it has {found} epochs, but {paths.summary.name} says "
+            f"{paths.metrics}: the file has {num_epochs} epochs, but {paths.summary.name} says "
             f"{summary['epochs']}. {REMEDY}"
         )
-    if (
-        summary
-        and summary["status"] == "completed"
-        and not any(record["type"] == "start" for record in records)
-    ):
-        raise Damaged(
-            f"{paths.metrics}: the run completed, but the file has no start record. {REMEDY}"
-        )
+    if summary and summary["status"] == "completed":
+        refuse_incomplete(records, paths.metrics)
+    else:
+        refuse_repeated(records, paths.metrics)
     return Run(
         run_id=folder.name,
         folder=folder,
@@ -101,8 +97,47 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     )
 
 
+def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None:
+    """Raise Damaged unless the epochs of a run's records are 1, 2, 3 and so on, each once.
+
+    An epoch is on record twice if two processes trained the run at the same time.
+    """
+    epochs = (record["epoch"] for record in records if record["type"] == "epoch")
+    for expected, epoch in enumerate(epochs, 1):
+        if epoch < expected:
+            raise Damaged(f"{metrics}: epoch {epoch} is on record twice. {REMEDY}")
+        if epoch > expected:
+            raise Damaged(f"{metrics}: epoch {expected} is not on record. {REMEDY}")
+
+
+def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> None:
+    """Raise Damaged unless the records of a completed run are complete: a start record, each epoch
+    once, and as many epochs and steps as the end record says.
+
+    Records that an earlier version of bsweep wrote do not say the number of epochs and steps. After
+    a worker was lost, another worker may have written the records, and may have counted its own
+    steps.
+    """
+    refuse_repeated(records, metrics)
+    if not any(record["type"] == "start" for record in records):
+        raise Damaged(f"{metrics}: the run completed, but the file has no start record. {REMEDY}")
+    ends = [r for r in records if r["type"] == "end" and r["status"] == "completed"]
+    if not ends:
+        raise Damaged(f"{metrics}: the run completed, but the file has no end record. {REMEDY}")
+    epochs = [record for record in records if record["type"] == "epoch"]
+    found = {"epochs": len(epochs), "num_steps": sum(epoch["num_steps"] for epoch in epochs)}
+    if lost_workers(records):
+        del found["num_steps"]
+    for key, number in found.items():
+        if (wanted := ends[-1].get(key)) is not None and wanted != number:
+            raise Damaged(
+                f"{metrics}: {key}={number} on record, but the run trained {wanted}. {REMEDY}"
+            )
+
+
 def read_told(folder: Path) -> Run:
-    """Return the content of a run's folder, with only those records that tables need.
+    """Read a run's folder and return its content, with only the records that the tables of the
+    analysis need.
 
     The `step` records are included only if the run's batch size changed.
     """
@@ -134,7 +169,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the summary of a run, or None while it has not ended.
+    """Return the content of a run's `summary.json`; None while the run has not ended.
 
     Raises:
         Damaged: As in `read_run`.
@@ -149,7 +184,7 @@ def read_summary(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def read_meta(paths: RunPaths) -> dict[str, Any]:
-    """Return the content of a run's `meta.json`, empty if there is none.
+    """Return the content of a run's `meta.json`; it is empty if there is no such file.
 
     Raises:
         Damaged: As in `read_run`.
@@ -163,7 +198,8 @@ def read_meta(paths: RunPaths) -> dict[str, Any]:
 def read_records(
     path: Path, with_steps: bool = True, crc32: int | None = None
 ) -> tuple[tuple[dict[str, Any], ...], str | None]:
-    """Return the records of a `metrics.jsonl` and, if its last line was torn, a warning about it.
+    """Return the records of a `metrics.jsonl`, and a warning if the last line of the file is
+    incomplete.
 
     Args:
         path: The file; it need not exist.
@@ -200,7 +236,7 @@ def read_records(
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:
-    """Return the record in a line of `metrics.jsonl` after checking it against its schema.
+    """Return the record in a line of `metrics.jsonl`, after checking the record against its schema.
 
     Args:
         line: The line, without its newline.
@@ -238,8 +274,9 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
 
 
 def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
-    """Raise Damaged, with the file or line `place` in its message, if an object does not fit a
-    schema.
+    """Raise Damaged if a JSON object does not fit a schema.
+
+    The message names the file or line `place`.
     """
     try:
         adapter(schema).validate_json(to_json(value), strict=True)
@@ -259,7 +296,7 @@ def numbered(
     kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
     by: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the records of one kind, such as `epoch`, in ascending order of their numbers.
+    """Return the records of one kind, such as `epoch`, sorted by their epoch, round or step number.
 
     If a run was resumed, several records may have the same number; the last one is kept.
 
@@ -279,7 +316,7 @@ def numbered(
 
 
 def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if the batch size changed while a run trained."""
+    """Return True if, by its records, a run changed its batch size while it trained."""
     return any(record.get("event") == "batch_changed" for record in records)
 
 
@@ -296,7 +333,7 @@ def warnings_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
 
 
-def lost_workers(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+def lost_workers(records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the messages about the workers that a run lost, one for each lost worker."""
     return tuple(
         one["message"]

@@ -1,4 +1,4 @@
-"""The summary of a run that has ended, and the check that its files are whole."""
+"""The summary file of a run that has ended, and the check that the run's files are undamaged."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bsweep.runlog.reading import (
     read_records,
     read_summary,
     read_told,
+    refuse_incomplete,
     warnings_in,
 )
 from bsweep.runlog.records import SCHEMA, Status
@@ -28,13 +29,19 @@ from bsweep.runlog.records import SCHEMA, Status
 
 def write_summary(
     paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
-) -> None:
+) -> tuple[Status, str]:
     """Write `summary.json`: how a run ended and the totals of its records.
 
-    This file is the last one that a run writes. If the records are damaged, the status is `failed`.
+    This file is the last one that a run writes.
+
+    Returns:
+        The status and the message in the file. They are the given ones, but the status is `failed`
+        if the records are damaged, or if a completed run's records are not complete.
     """
     try:
         records, _ = read_records(paths.metrics)
+        if status == "completed":
+            refuse_incomplete(records, paths.metrics)
         checksum = _crc32(paths)
     except Damaged as error:
         records, status, message = (), "failed", f"{message}\n{error}".strip()
@@ -72,10 +79,11 @@ def write_summary(
         with paths.metrics.open("rb") as file:
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
+    return status, message
 
 
 def ended(paths: RunPaths) -> Status | None:
-    """Return the status of a run that has ended; None if it has not ended or must be repeated.
+    """Return the status of a run that has ended; None if the run has not ended or must be repeated.
 
     A run must be repeated if its files are damaged, so that reports cannot read it.
 
@@ -90,7 +98,8 @@ def ended(paths: RunPaths) -> Status | None:
 
 
 def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the summary and the `meta.json` of a run that has ended; None if it has not.
+    """Return the contents of `summary.json` and `meta.json` of a run that has ended; None if the
+    run has not ended.
 
     Raises:
         Damaged: As in `read_run`.
@@ -109,7 +118,8 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """Return the CRC-32 of a run's `metrics.jsonl`, and read an unchanged file only once.
+    """Return the CRC-32 of a run's `metrics.jsonl`; read the file only if it has changed since the
+    last call.
 
     A command that watches a study asks for it every few seconds.
     """

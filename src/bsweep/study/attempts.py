@@ -1,4 +1,6 @@
-"""The life of one point as a run: claim it, start or resume it, retry it, and record its end."""
+"""The run of one point: claim its folder, start or resume the training, retry after a failure, and
+record the end.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,9 @@ import itertools
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bsweep import data
 from bsweep.config import own
@@ -18,10 +19,15 @@ from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
 from bsweep.runlog import calibration_file
-from bsweep.runlog.checkpoint_files import checkpoints, cut_records, is_stop_requested
+from bsweep.runlog.checkpoint_files import (
+    Checkpoint,
+    cut_records,
+    is_stop_requested,
+    keep_until,
+    soundest,
+)
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.hardware import hardware_words
-from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.reading import Damaged, read_meta, read_records, read_summary, warnings_in
 from bsweep.runlog.records import Event
 from bsweep.runlog.summary import ended, write_summary
@@ -31,7 +37,7 @@ from bsweep.study.provenance import provenance, surroundings
 
 
 class StopRequested(KeyboardInterrupt):
-    """A request to stop a run, which ends its sweep, too.
+    """An exception that says that somebody asked a run to stop; it also ends the sweep of that run.
 
     Args:
         by_signal: True if a signal asked for the stop, False if only the run's file `stop` did.
@@ -46,8 +52,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Ask the first point that runs in each study to measure the fastest precision and memory
-    format for all points of that study.
+    """Request that the first point that runs in each study measures the fastest precision and
+    memory format for that study.
 
     See `calibration_file.request`.
 
@@ -65,23 +71,24 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
 
 
 def result_of(config: RunConfig) -> str | None:
-    """Return a point's status if it ended with a result, and None otherwise.
+    """Return the status of a point if its run ended in a way that a repetition would most likely
+    reach again, else None.
 
-    A result is "completed", or another end that a repetition would most likely reach again. A sweep
-    does not run such a point again.
+    Such a status is a result: completed, diverged or out_of_memory. A sweep does not run such a
+    point again.
     """
     status = ended(paths_of(config))
     return status if status in states.RESULTS else None
 
 
 def is_running(config: RunConfig) -> bool:
-    """Return True if a process is running the point."""
-    return is_claimed(attendance.claim_of_run(paths_of(config).folder))
+    """Return True if some process, on any host, is running the point now."""
+    return attendance.is_run_claimed(paths_of(config).folder)
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the status of a point that another process ran; None if that process did not finish
-    the point.
+    """Return the final status of a point that another process ran; return None if that process left
+    the run unfinished.
     """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
@@ -105,7 +112,8 @@ _SKIPPED = {
 def run_point(
     config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
 ) -> str:
-    """Run one point to its end, unless it has a result already, and return its status.
+    """Run one point to its end and return its status; skip a point that already has a result, such
+    as completed.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is
     resumed if it left a checkpoint. Otherwise it is moved to the study's `.previous` folder.
@@ -126,7 +134,7 @@ def run_point(
     if result := result_of(config):
         progress.skip(config, _SKIPPED[result])
         return result
-    with claimed(attendance.claim_of_run(paths.folder)) as is_ours:
+    with attendance.run_claimed(paths.folder) as is_ours:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
@@ -160,17 +168,40 @@ def _attempt(
     warnings: list[str],
     *events: Event,
 ) -> Outcome:
-    """Train the rest of a point and write its summary; see `run_point` for what is raised."""
-    seconds_before, said = _prepare_folder(config, paths)
-    began = time.monotonic()  # not disturbed when the clock is set
-    _write_beginning(config, paths, seconds_before)
-    with RunLog(paths.metrics) as log:
-        for warning in warnings:
-            if warning not in said:
-                log.write(Event(event="warning", message=warning))
-        for event in events:
-            log.write(event)
-    progress.begin(config, paths, warnings)
+    """Start or resume a point's run, wait for its end, write its summary, and return how it ended.
+
+    See `run_point` for what is raised.
+    """
+    found = _prepare_folder(config, paths)
+    warnings = [*warnings, *found.damage]
+    with attendance.folder_locked(paths.folder):
+        began = time.monotonic() - found.wall_seconds  # not disturbed when the clock is set
+        _write_beginning(config, paths, found.wall_seconds)
+        with RunLog(paths.metrics) as log:
+            for warning in warnings:
+                if warning not in found.warnings:
+                    log.write(Event(event="warning", message=warning))
+            for event in events:
+                log.write(event)
+        progress.begin(config, paths, warnings)
+        return _train_rest(config, paths, progress, launch_point, began)
+
+
+def _train_rest(
+    config: RunConfig, paths: RunPaths, progress: Progress, launch_point: Launch, began: float
+) -> Outcome:
+    """Launch the workers of a point in its prepared folder, and write the summary when they end.
+
+    Args:
+        config: The point.
+        paths: The run's folder.
+        progress: Shows the run to the user.
+        launch_point: Launches the point's workers and waits for them.
+        began: The time by the monotonic clock, in seconds, from which the run's wall seconds count.
+
+    Raises:
+        StopRequested: If somebody asked the run to stop.
+    """
     outcome = Outcome("interrupted", "interrupted while it ran")
     stopping = Stopping(config, paths, progress.note)
     try:
@@ -182,8 +213,11 @@ def _attempt(
         traceback.print_exc()
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
     finally:
-        wall_seconds = seconds_before + time.monotonic() - began
-        write_summary(paths, config, outcome.status, outcome.message, wall_seconds)
+        wall_seconds = time.monotonic() - began
+        status, message = write_summary(
+            paths, config, outcome.status, outcome.message, wall_seconds
+        )
+        outcome = replace(outcome, status=status, message=message)
         progress.end(outcome)
         if outcome.status in ("completed", "diverged"):
             # Such a run is never resumed.
@@ -196,7 +230,7 @@ def _attempt(
 
 
 def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
-    """Write the files that workers and launchers read in a run folder: the configuration, the
+    """Write the files that workers and launchers read from a run folder: the configuration, the
     user's own code and facts about the launch.
 
     Args:
@@ -215,50 +249,78 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
 
 
 def set_aside(config: RunConfig) -> None:
-    """Move a point's run to the study's `.previous` folder, unless a process is running it.
+    """Move the run folder of a point to the study's folder `.previous`, unless a process is running
+    the point.
 
     The point counts as new from then on.
     """
     folder = paths_of(config).folder
-    with claimed(attendance.claim_of_run(folder)) as is_ours:
+    with attendance.run_claimed(folder) as is_ours:
         if is_ours:
             _set_aside(folder, folder)
 
 
-def _set_aside(folder: Path, part: Path) -> None:
-    """Move files of an earlier attempt to the study's `.previous` folder.
+def _set_aside(folder: Path, part: Path) -> Path | None:
+    """Move the run folder of an earlier attempt, or a part of that folder, to the study's folder
+    `.previous`.
 
     Args:
         folder: The run's folder.
         part: What to move: the folder itself or a part of it.
+
+    Returns:
+        Where the files are now; None if there were none.
     """
     if not part.exists():
-        return
+        return None
     RunPaths(folder).environment.unlink(missing_ok=True)  # stays behind if the launcher was killed
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
     numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
-    shutil.move(part, next(path for path in numbered if not path.exists()))
+    free = next(path for path in numbered if not path.exists())
+    shutil.move(part, free)
+    return free
 
 
-def _prepare_folder(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
-    """Prepare a run's folder for a new start or for resuming.
+@dataclass(frozen=True)
+class _Earlier:
+    """The part of a run that earlier attempts trained and this attempt resumes.
 
-    Returns:
-        The wall seconds that the run took so far, and the warnings that its record has already.
+    `warnings` are on record already. `damage` says which files of earlier attempts are damaged, and
+    what happens instead of resuming from them.
     """
-    for latest in checkpoints(paths)[:1]:
-        with suppress(Damaged):  # a damaged checkpoint: the run is repeated
-            return _take_up(paths, latest.facts() or {})
-    _set_aside(paths.folder, paths.folder)
+
+    wall_seconds: float = 0.0
+    warnings: Sequence[str] = ()
+    damage: Sequence[str] = ()
+
+
+def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
+    """Prepare a run's folder for a new start, or for resuming from the latest checkpoint without
+    damage.
+    """
+    latest, damage = soundest(paths)
+    if latest:
+        try:
+            earlier = _take_up(paths, latest)
+            said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
+            return replace(earlier, damage=(said,) if damage else ())
+        except Damaged as error:
+            damage = str(error)
+    moved = _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
     if config.resume_from:
         branching.begin(config, paths)
-    return 0.0, ()
+    said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
+    return _Earlier(damage=(said,) if damage else ())
 
 
-def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
-    """Cut a run's records at the checkpoint where its workers resume; see `_prepare_folder`."""
+def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
+    """Prepare a run folder for resuming: remove the records and the checkpoints that were written
+    after the checkpoint from which the workers resume.
+    """
+    facts = checkpoint.facts()
+    assert facts, checkpoint
     _set_aside(paths.folder, paths.logs)
     meta, summary = read_meta(paths), read_summary(paths)
     if summary:
@@ -269,9 +331,10 @@ def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence
             0.0, facts["time"] - launched_at
         )
     paths.summary.unlink(missing_ok=True)
+    keep_until(paths, checkpoint)
     cut_records(paths, facts["metrics_bytes"])
-    where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
-    said = warnings_in(read_records(paths.metrics)[0])
+    last_step = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
+    warnings = tuple(warnings_in(read_records(paths.metrics)[0]))
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="resumed", message=f"resumed after {where}"))
-    return float(wall_seconds), said
+        log.write(Event(event="resumed", message=f"resumed after {last_step}"))
+    return _Earlier(float(wall_seconds), warnings)

@@ -1,4 +1,6 @@
-"""A record of the sweeps at work in a study, on any host, and of the points that they run."""
+"""Lock files that show which sweeps, on any host, are at work in a study, and which points they
+run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import shutil
 import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bsweep.core import terminal
@@ -25,12 +28,38 @@ _NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
 def claim_of_run(folder: Path) -> Path:
-    """Return the path of the file that a process locks while it runs the point of a folder."""
+    """Return the path of the file that a process locks before it touches the folder of a run."""
     return folder.parent / ".locks" / folder.name
 
 
+def is_run_claimed(folder: Path) -> bool:
+    """Return True if a process runs the point of a folder, even if somebody has removed the
+    study's folder of locks since.
+    """
+    return is_claimed(claim_of_run(folder)) or is_claimed(RunPaths(folder).claim)
+
+
+@contextmanager
+def run_claimed(folder: Path) -> Iterator[bool]:
+    """Yield True if this process alone may touch the folder of a run; False if another process
+    runs the point.
+    """
+    with claimed(claim_of_run(folder)) as is_ours:
+        yield is_ours and not is_claimed(RunPaths(folder).claim)
+
+
+def folder_locked(folder: Path) -> ExitStack:
+    """Lock a run's folder itself, until the returned context ends.
+
+    Raises:
+        OSError: If another process holds the lock, which it got because somebody removed the
+            study's folder of locks.
+    """
+    return _own_claim(RunPaths(folder).claim, "another sweep runs this point")
+
+
 class Attendance:
-    """The registration of this process in the studies whose points it runs.
+    """The registration of this process as a sweep in each study whose points it runs.
 
     Others can see that it works there, and can ask it to stop.
     """
@@ -40,7 +69,7 @@ class Attendance:
         self._has_left = threading.Event()
 
     def join(self, study_dir: Path) -> None:
-        """Register this process as a sweep of a study.
+        """Register this process as a sweep that is at work in a study.
 
         From then on, a request to stop the sweep sends SIGTERM to this process.
         """
@@ -49,7 +78,9 @@ class Attendance:
             return
         _forget_killed(study_dir)
         _request(path).unlink(missing_ok=True)  # left by a killed sweep with the same process id
-        self._claims[path] = _own_claim(path)
+        self._claims[path] = _own_claim(
+            path, "check whether another sweep has the same host name and process id"
+        )
         if len(self._claims) == 1:
             self._has_left.clear()
             threading.Thread(target=self._listen, daemon=True).start()
@@ -72,11 +103,18 @@ class Attendance:
                     return
 
 
-def _own_claim(path: Path) -> ExitStack:
-    """Claim the lock file that registers this process in a study, and return the claim. Try again
-    while another process holds the file.
+def _own_claim(path: Path, otherwise: str) -> ExitStack:
+    """Claim a lock file that no other process should want, and return the claim. Try again for some
+    seconds while another process holds the file.
 
-    Nobody else wants the claim, but a process that checks whether it is held holds it for a moment.
+    A process that checks whether the file is held holds it for a moment.
+
+    Args:
+        path: The lock file.
+        otherwise: The end of the message if another process still holds the file.
+
+    Raises:
+        OSError: If another process still holds the file.
     """
     for _ in range(_MOST_TRIES):
         claim = ExitStack()
@@ -84,10 +122,7 @@ def _own_claim(path: Path) -> ExitStack:
             return claim
         claim.close()
         time.sleep(_TRY_SECONDS)
-    raise OSError(
-        f"another process holds {path}: check whether another sweep has the same host name and "
-        "process id"
-    )
+    raise OSError(f"another process holds the lock on {path}: {otherwise}")
 
 
 def sweeps(study_dir: Path) -> list[str]:
@@ -108,7 +143,7 @@ def _attending(study_dir: Path) -> list[Path]:
 
 
 def _forget_killed(study_dir: Path) -> None:
-    """Remove the files of sweeps that were killed before they could remove them."""
+    """Remove the files that killed sweeps have left behind in a study's folder."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
             is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS
@@ -124,7 +159,7 @@ def _forget_killed(study_dir: Path) -> None:
             if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
     for left in study_dir.glob(f"[!.]*/{RunPaths(study_dir).environment.name}"):  # may hold secrets
-        if not is_claimed(claim_of_run(left.parent)):
+        if not is_run_claimed(left.parent):
             left.unlink(missing_ok=True)
 
 

@@ -1,4 +1,6 @@
-"""The setting `resume_from`: a run continues another run with other workers or batches."""
+"""The setting `resume_from`, by which a run continues from another run's checkpoint with other
+workers or batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten, show
-from bsweep.runlog.checkpoint_files import Checkpoint, checkpoints, cut_records
+from bsweep.runlog.checkpoint_files import (
+    Checkpoint,
+    checkpoints,
+    crc32_of_records,
+    cut_records,
+    soundest,
+)
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.reading import read_meta
 from bsweep.runlog.records import Continued
@@ -40,10 +48,17 @@ def check_branch(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, paths: RunPaths) -> None:
-    """Copy the records and the latest checkpoint of `resume_from` to a new run's folder."""
+    """Copy the records and the latest checkpoint of the run that `resume_from` names to the folder
+    of a new run.
+
+    Raises:
+        ValueError: If each checkpoint of that run is damaged.
+    """
     assert config.resume_from is not None
     source = RunPaths(Path(config.resume_from).expanduser())
-    latest = checkpoints(source)[0]
+    latest, damage = soundest(source)
+    if latest is None:
+        raise ValueError(f"resume_from={source.folder}: {damage}. Give another run.")
     facts = latest.facts() or {}
     copied = Checkpoint(paths.checkpoints / latest.folder.name)
     shutil.copytree(latest.folder, copied.folder, ignore=shutil.ignore_patterns("complete.json"))
@@ -63,15 +78,18 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
                 train_seconds=facts["train_seconds"],
             )
         )
-    copied.complete({**facts, "metrics_bytes": paths.metrics.stat().st_size})
+    num_bytes = paths.metrics.stat().st_size
+    crc32 = crc32_of_records(paths.metrics, num_bytes)
+    copied.complete({**facts, "metrics_bytes": num_bytes, "metrics_crc32": crc32})
 
 
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read_config(source.config)
     if not checkpoints(source):
         yield (
-            "that run has no checkpoint: a completed run keeps none. Give a run that has not "
-            "completed."
+            "that run has no complete checkpoint. bsweep removes the checkpoints of runs that "
+            "completed or diverged: give a run that was interrupted after it had saved a "
+            "checkpoint."
         )
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.can.replicates or run.compression.builds:

@@ -1,4 +1,4 @@
-"""The tracker MLflow: each run is a run of the study's experiment.
+"""The module that writes runs to the tracker MLflow, where each study is an experiment.
 
 By default, the experiment is in an SQLite file beside the runs.
 """
@@ -22,33 +22,33 @@ _RUN_ID, _FINGERPRINT = "bsweep.run_id", "bsweep.fingerprint"
 
 
 def place(study_dir: Path) -> str:
-    """Return the address in MLFLOW_TRACKING_URI or, if it is unset, the path of a file in the
-    study.
+    """Return the address in MLFLOW_TRACKING_URI or, if it is unset, the path of `mlflow.db` in the
+    study's folder.
     """
     return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
 
 
-def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
-    client = _client(where)
+def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
+    client = _client(stored_in)
     return [
         run.data.tags.get(_FINGERPRINT)
-        for run in _runs(client, _experiment(client, where, study), run_id)
+        for run in _runs(client, _experiment(client, stored_in, study), run_id)
     ] == [fingerprint]
 
 
-def view(where: str) -> str:
-    return f"mlflow ui --backend-store-uri {_uri(where)}"
+def view(stored_in: str) -> str:
+    return f"mlflow ui --backend-store-uri {_uri(stored_in)}"
 
 
 class Tracked:
-    """A run in MLflow; see `bsweep.trackers.Tracked`.
+    """One run in MLflow, with the methods of `bsweep.trackers.Tracked`.
 
     MLflow keeps a replaced run, marked as deleted, until `mlflow gc`.
     """
 
-    def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
-        self._client = _client(where)
-        experiment = _experiment(self._client, where, study)
+    def __init__(self, stored_in: str, study: str, run_id: str, began_at: float) -> None:
+        self._client = _client(stored_in)
+        experiment = _experiment(self._client, stored_in, study)
         for earlier in _runs(self._client, experiment, run_id):
             self._client.delete_run(earlier.info.run_id)
         self._id = self._client.create_run(
@@ -86,21 +86,25 @@ def _milliseconds(seconds: float) -> int:
     return int(1000 * seconds)
 
 
-def _uri(where: str) -> str:
-    """Return `where` as an address for MLflow: a path becomes the address of an SQLite file."""
-    return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
+def _uri(stored_in: str) -> str:
+    """Return a path or an address in the form that MLflow needs; a path becomes the address of an
+    SQLite file.
+    """
+    return stored_in if ":" in stored_in else f"sqlite:///{Path(stored_in).absolute()}"
 
 
-def _client(where: str) -> MlflowClient:
-    return MlflowClient(tracking_uri=_uri(where))
+def _client(stored_in: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=_uri(stored_in))
 
 
-def _experiment(client: MlflowClient, where: str, study: str) -> str:
+def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
     found = client.get_experiment_by_name(study)
     if found:
         return str(found.experiment_id)
     artifacts = (
-        None if ":" in where else (Path(where).absolute().parent / "mlflow-artifacts").as_uri()
+        None
+        if ":" in stored_in
+        else (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
     )
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))

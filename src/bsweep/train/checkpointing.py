@@ -1,4 +1,6 @@
-"""Checkpoints, from which an interrupted run goes on: what is saved, and when."""
+"""Checkpoints, from which an interrupted run resumes: what they store, and when workers save
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from bsweep.runlog.checkpoint_files import (
     Checkpoint,
     checkpoint_at,
     checkpoints,
-    cut_records,
+    crc32_of_records,
     is_stop_requested,
     prune,
 )
@@ -38,7 +40,7 @@ _GO_ON, _SAVE, _STOP = range(3)
 
 
 class Keeper:
-    """The schedule of a run's checkpoints: all workers save at the same step.
+    """The schedule by which the workers of a run save checkpoints, all of them after the same step.
 
     They save as often as `checkpoint_every` says, and when the run is to stop. The first worker
     decides, by its clock and by whether a stop was requested. The others learn its decision in a
@@ -55,7 +57,9 @@ class Keeper:
         self._rounds_together = self._rounds_apart = 1
 
     def after_round(self, cursor: Cursor, clock: StepClock) -> float:
-        """Save or stop the run if it is time to; return the seconds that this took.
+        """Save a checkpoint if one is due after a round, and return the seconds that saving took.
+
+        If the run is to stop, save a checkpoint and raise `Stopped`.
 
         Raises:
             Stopped: If the run is to stop, after the checkpoint is saved.
@@ -76,8 +80,9 @@ class Keeper:
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
-        """Save the run at the beginning of the next epoch if it is time to; return the seconds that
-        this took.
+        """Save a checkpoint if one is due after an epoch, and return the seconds that saving took.
+
+        `cursor` is already at the beginning of the next epoch.
         """
         done, every = cursor.epoch - 1, self._every
         is_due = isinstance(every, int) and done % every == 0 and done < self._job.config.epochs
@@ -131,28 +136,29 @@ def _stop(job: Job, reason: str) -> NoReturn:
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """Write a checkpoint; all workers that still take part call this together.
+    """Write a checkpoint of the run; all workers that still take part call this together.
 
     If a checkpoint cannot be written, the run records a warning and goes on without it.
     """
     strategy = job.strategy
     checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
-    problem = ""
+    problem, sha256 = "", {}
+    files = [(checkpoint.own(job.place.rank), _own_state)]
+    if job.place.rank == strategy.members[0]:
+        files.append((checkpoint.shared, _shared_state))
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        tensor_files.write_tensors(_own_state(job, cursor), checkpoint.own(job.place.rank))
-        if job.place.rank == strategy.members[0]:
-            tensor_files.write_tensors(_shared_state(job, cursor), checkpoint.shared)
+        for path, state in files:
+            sha256[path.name] = tensor_files.write_tensors(state(job, cursor), path)
     except (OSError, RuntimeError) as error:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
     try:
-        strategy.save_elsewhere(checkpoint)
+        sha256 |= strategy.save_elsewhere(checkpoint)
     except OSError as error:
         problem = problem or f"{type(error).__name__}: {error}"
-    problems = [
-        one["problem"] for one in strategy.gather_json({"problem": problem}) if one["problem"]
-    ]
+    every = strategy.gather_json({"problem": problem, "sha256": sha256})
+    problems = [one["problem"] for one in every if one["problem"]]
     if job.place.rank == strategy.members[0]:
         if problems:
             checkpoint.remove()
@@ -162,7 +168,8 @@ def save(job: Job, cursor: Cursor) -> None:
                 )
             )
         else:
-            checkpoint.complete(_facts(job, cursor))
+            of_all = {name: digest for one in every for name, digest in one["sha256"].items()}
+            checkpoint.complete({**_facts(job, cursor), "sha256": of_all})
             prune(job.paths)
     # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))
@@ -171,6 +178,7 @@ def save(job: Job, cursor: Cursor) -> None:
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
     with job.paths.metrics.open("ab") as records:
         os.fsync(records.fileno())  # A power cut must not lose records that the checkpoint needs.
+    num_bytes = job.paths.metrics.stat().st_size
     return {
         "epoch": cursor.epoch,
         "position": cursor.position,
@@ -178,7 +186,8 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
         "members": list(job.strategy.members),
         "num_workers": job.place.num_workers,
-        "metrics_bytes": job.paths.metrics.stat().st_size,
+        "metrics_bytes": num_bytes,
+        "metrics_crc32": crc32_of_records(job.paths.metrics, num_bytes),
         "time": time.time(),
     }
 
@@ -214,39 +223,36 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Restore the latest readable checkpoint and return the position in the run from which training
-    continues; return None if there is no checkpoint.
+    """Restore the run from its latest checkpoint, and return the position from which training
+    continues.
 
-    All workers call this together. A worker that was lost when the others saved begins with a fresh
-    optimizer, and its sums of the epoch are lost.
+    Return None if there is no checkpoint. All workers call this together. The process that launched
+    them has checked the files for damage. A worker that was lost when the others saved begins with
+    a fresh optimizer, and its sums of the epoch are lost.
 
     Raises:
-        ValueError: If none of the run's checkpoints can be read.
+        ValueError: If a file of the checkpoint cannot be read.
     """
-    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)]
+    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)[:1]]
     names = job.strategy.gather_json({"names": found})[0]["names"]
-    leads = job.place.rank == job.strategy.members[0]
-    for name in names:
-        checkpoint = Checkpoint(job.paths.checkpoints / name)
-        shared, own = _read(job, checkpoint)
-        can_go_on = shared is not None and own is not None
-        can_go_on &= job.strategy.load_elsewhere(checkpoint)
-        if bool(job.strategy.gather(torch.tensor([can_go_on], dtype=torch.float64)).all()):
-            assert shared is not None
-            if leads:
-                _begin_at(job, checkpoint, is_latest=name == names[0])
-            return _put_back(job, shared, own)
-    if names:
+    if not names:
+        return None
+    checkpoint = Checkpoint(job.paths.checkpoints / names[0])
+    shared, own = _read(job, checkpoint)
+    is_read = shared is not None and own is not None
+    is_read &= job.strategy.load_elsewhere(checkpoint)
+    if not bool(job.strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
         raise ValueError(
-            f"none of the checkpoints in {job.paths.checkpoints} can be read (see the lines "
-            "above): remove that folder, and the run starts again from its beginning."
+            f"{checkpoint.folder} cannot be read (see the lines above). Remove this folder, and "
+            "the run resumes from an earlier checkpoint or starts from its beginning."
         )
-    return None
+    assert shared is not None
+    return _put_back(job, shared, own)
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return, from the files of a checkpoint, the state that all workers share and this worker's
-    own state.
+    """Read a checkpoint and return two states: the one that all workers share, and this worker's
+    own.
 
     A state is None if its file cannot be read. The own state is empty if this worker was lost when
     the others saved.
@@ -262,7 +268,8 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Return a worker's own state for a run that goes on with another number of workers.
+    """Return a worker's own training state from a checkpoint that another number of workers had
+    saved.
 
     `every` holds the own states of all earlier workers. Each new worker gets the mean of their
     statistics; rank 0 alone gets the totals of all. Random numbers and the strategy's own state
@@ -281,21 +288,6 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
         "buffers": buffers,
         **sums,
     }
-
-
-def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
-    """Remove the checkpoints and records that came after this checkpoint."""
-    if not is_latest:
-        for later in checkpoints(job.paths):
-            if later.folder.name > checkpoint.folder.name:
-                later.remove()
-        cut_records(job.paths, (checkpoint.facts() or {"metrics_bytes": 0})["metrics_bytes"])
-        message = (
-            "the latest checkpoint could not be read; the run resumes from an earlier one, "
-            f"{checkpoint.folder}"
-        )
-        job.record(Event(event="warning", message=message))
-    prune(job.paths)
 
 
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:

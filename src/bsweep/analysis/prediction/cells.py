@@ -1,4 +1,5 @@
-"""The likelihood of the runs of cells: log y = model + effect of the cell + noise of the run.
+"""The likelihood of y, the steps or seconds that runs took: log y = model + effect of the cell +
+noise of the run.
 
 The effect is normal with standard deviation tau. It is what the model misses at a cell, and all
 runs of the cell share it. The noise is normal with standard deviation sigma, and differs between
@@ -34,7 +35,8 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The steps or seconds that the runs of one cell need, as logarithms.
+    """The steps or seconds that the runs of one cell took, as logarithms; a censored run gives only
+    a bound.
 
     `exact` holds the values of uncensored runs. `above` and `below` hold the bounds of censored
     runs, whose values lie above or below them. `resolution` is the extra variance of an exact value
@@ -53,10 +55,12 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """The runs of several cells in order, with statistics of the uncensored runs of each cell.
+    """The logarithms of values that were measured in several cells, with the count and the mean of
+    each cell's uncensored values.
 
-    `count` is the number of exact runs, `mean` their mean, `within` the sum of squared deviations
-    from it, and `resolution` is that of `CellRuns`.
+    The values are the steps of runs to the target, or the seconds of steps, passes or exchanges.
+    `count` is the number of a cell's exact values, `mean` is the mean of their logarithms, `within`
+    is the sum of squared deviations from that mean, and `resolution` is that of `CellRuns`.
     """
 
     runs: tuple[CellRuns, ...]
@@ -79,7 +83,8 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
 def cell_runs(
     exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
 ) -> CellRuns:
-    """Return the runs of one cell, given their steps or seconds rather than logarithms.
+    """Return the logarithms of the steps or seconds that one cell's runs took, and of the bounds of
+    its censored runs.
 
     `spacing` is the distance between the evaluations around each exact value, NaN where it is not
     known.
@@ -90,8 +95,8 @@ def cell_runs(
 
 
 def mean_log(runs: CellRuns, sigma: float) -> float:
-    """Return the most likely mean of the logarithms of a cell's runs, whose standard deviation is
-    `sigma`.
+    """Return the most likely mean of the log steps or log seconds of a cell's runs, given the
+    standard deviation between runs.
 
     Censored runs count by their bounds. The result is NaN where only bounds are known.
     """
@@ -99,7 +104,9 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
         return float("nan")
 
     def slope(mean: float) -> float:
-        """Return the slope of the log likelihood at a mean, times sigma."""
+        """Return the derivative of the runs' log likelihood with respect to their mean, times their
+        standard deviation.
+        """
         total = float(np.sum(runs.exact - mean)) / sigma
         for bounds, sign in ((runs.above, 1), (runs.below, -1)):
             away = sign * (mean - bounds) / sigma
@@ -112,7 +119,8 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
 
 
 def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Return the log likelihood of all runs for each draw of the parameters, of shape (draws,).
+    """Return the log likelihood of all runs of several cells for each draw of the model's
+    parameters, of shape (draws,).
 
     Args:
         cells: The cells and their runs.
@@ -134,8 +142,8 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
 def draw_effects(
     cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
 ) -> Array:
-    """Return for each draw of the parameters a random draw of each cell's effect, given the cell's
-    runs.
+    """Return random draws of each cell's effect (its deviation from the model), given the cell's
+    runs, one for each draw of the model's parameters.
 
     The shape is (draws, cells).
     """
@@ -151,7 +159,8 @@ def draw_effects(
 
 
 def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Return the log likelihood of the exact runs, of shape (draws, cells).
+    """Return the log likelihood of each cell's uncensored runs for each draw of the model's
+    parameters, of shape (draws, cells).
 
     Each run is normal with variance sigma^2 plus its resolution. Any two runs of a cell have
     covariance tau^2.
@@ -165,7 +174,9 @@ def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
 
 
 def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
-    """Return the mean and the standard deviation of a cell's effect, given its uncensored runs."""
+    """Return the mean and the standard deviation of a cell's effect (its deviation from the model),
+    given the cell's uncensored runs.
+    """
     n = len(cell.exact)
     total = float(cell.exact.sum())
     own = sigma**2 + cell.resolution
@@ -174,8 +185,8 @@ def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Arr
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:
-    """Return the log probability of a cell's censored runs at each candidate effect, of shape
-    (draws, effects).
+    """Return the log probability of a cell's censored runs at each candidate value of the cell's
+    effect (its deviation from the model), of shape (draws, effects).
     """
     expected, scale = model[:, None] + effects, sigma[:, None]
     logs: NDArray[np.float64] = np.zeros(effects.shape)

@@ -1,10 +1,11 @@
-"""The critical batch size, E_min / S_min, estimated in three ways.
+"""Three estimates of the critical batch size: from the steps to a target, from the gradient noise
+scale, and from branches.
 
-The sources are the steps to a target, the gradient noise scale and branched runs. Their definitions
-differ, and the estimates normally agree within a factor of a few (McCandlish et al., arXiv
-1812.06162). The noise scale describes the gradient along one run. Steps to a target integrate over
-whole runs. Branches go on from one checkpoint. Each estimate has an interval, or a verdict that
-says why it is not identifiable.
+The first is E_min / S_min of the law in `steps`. The definitions of the three differ, and the
+estimates normally agree within a factor of a few (McCandlish et al., arXiv 1812.06162). The noise
+scale describes the gradient along one run. Steps to a target integrate over whole runs. Branches
+begin at one checkpoint. Each estimate has an interval, or a verdict that says why it is not
+identifiable.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TOLD = 0.7  # of the prior's width; a wider posterior owes too little to the ru
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """One estimate of the critical batch in examples, with its 90 % interval.
+    """An estimate of the critical batch size, in examples, with its 90 % interval.
 
     `verdict` is empty, or says why the estimate is not identifiable.
     """
@@ -51,7 +52,8 @@ class CriticalBatch:
         return not self.verdict
 
     def as_known(self) -> Known:
-        """Return the prior that this estimate gives for the fit of steps to a target.
+        """Return this estimate of the critical batch size as a prior for the fit of the steps to a
+        target.
 
         Its width combines the estimate's own width and the factor by which the definitions may
         differ.
@@ -61,7 +63,9 @@ class CriticalBatch:
 
 
 def from_steps(fit: StepsFit) -> CriticalBatch:
-    """Return the critical batch as estimated from steps to a target alone."""
+    """Return the estimate of the critical batch size that follows from the fitted law of the steps
+    to a target.
+    """
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
@@ -71,7 +75,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
 
 
 def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
-    """Return the critical batch as estimated from records of the gradient noise scale.
+    """Return the critical batch size as estimated from records of the gradient noise scale.
 
     It is the sum of variances over the sum of squared gradients. A ratio of averages is taken
     because a mean of ratios is dominated by those whose denominator is near zero. The interval
@@ -131,8 +135,8 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
-    """Return the column sums of bootstrap resamples of a run's records, of shape (resamples,
-    columns).
+    """Resample a run's gradient noise records by blocks, and return the column sums of each
+    resample, of shape (resamples, columns).
     """
     n = len(values)
     length = max(1, min(n, round(1.5 * n ** (1 / 3))))
@@ -142,7 +146,7 @@ def _block_sums(values: Array, rng: np.random.Generator) -> Array:
 
 
 def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> CriticalBatch:
-    """Return the critical batch as estimated from runs that continue one checkpoint at several
+    """Return the critical batch size as estimated from runs that continue one checkpoint at several
     batch sizes.
 
     Args:
@@ -169,8 +173,8 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
-    """Return the table of runs that `from_branches` reads: runs that continued one checkpoint, and
-    the run that wrote it.
+    """Return a table of the branches of one checkpoint and of the run that wrote it, with the steps
+    that each run took from the checkpoint to the target.
 
     The target is that of the prediction. It is given beforehand, so it is the same for any number
     of branches. A loss that the branches reached by chance would favour the branch from which it is
@@ -193,7 +197,9 @@ def branches_of(seen: Observed) -> pd.DataFrame:
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:
-    """Return the noise scale records of the predicted runs until each reached the target."""
+    """Return those records of the gradient noise scale that each run wrote before it reached the
+    target.
+    """
     ends = seen.runs.set_index("run_id")["steps_to_target"].fillna(np.inf)
     records = seen.study.noise_scales
     records = records[records["run_id"].isin(ends.index)]
@@ -205,8 +211,9 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
             yield (
-                f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and "
-                f"by {other.source} ({number(other.low)} to {number(other.high)}) disagree beyond "
-                "their intervals: the two are defined differently, and unsuitable learning rates "
-                "change the first."
+                f"two estimates of the critical batch size disagree beyond their intervals: from "
+                f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
+                f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
+                "and learning rates that do not suit the batch sizes change estimates from steps "
+                "to the target."
             )

@@ -1,4 +1,6 @@
-"""The two fits of a prediction, the critical batch estimates, and the leave-one-out error."""
+"""The two fits of a prediction (of the steps to the target and of the seconds of a step), the
+estimates of the critical batch size, and the leave-one-out error.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _MOST_LEFT_OUT = 16  # cells at the most
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """The fits of steps and of step time, and the critical batch by steps, noise scale and
-    branches.
+    """The fits of the steps to the target and of the seconds of a step, with three estimates of the
+    critical batch size.
     """
 
     steps: StepsFit
@@ -41,8 +43,8 @@ def fit(
     *,
     from_one_batch: bool = False,
 ) -> Fits:
-    """Return the fits of the steps to the target and of the seconds of a step, with estimates of
-    the critical batch.
+    """Fit one formula to the steps that runs took to the target and one to the seconds of their
+    steps, and estimate the critical batch size.
 
     If fewer than three batch sizes reached the target, another estimate of the critical batch
     counts too: that of branches, or else that of the noise scale. Its prior includes a factor of
@@ -88,8 +90,8 @@ def _with_help(
 
 
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Predict the time to the target of each measured cell from all other cells, and return a table
-    of the errors.
+    """Predict the time to the target of each measured cell from the runs of all other cells, and
+    return a table of the errors.
 
     The columns are `CELL` and:
 

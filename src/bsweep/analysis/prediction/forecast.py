@@ -1,6 +1,8 @@
-"""The predicted time to a target, T(B, N) = S(B) t(B, N), for every cell of a grid.
+"""The predicted time to a target for every cell of a grid: T(B, N) = S(B) t(B, N), for global batch
+B and N workers.
 
-Each cell has draws from the posterior and a row in a table, whether it was measured or not.
+S(B) is the number of steps, and t(B, N) is the seconds of a step. Each cell has draws from the
+posterior and a row in a table, whether it was measured or not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ PARTS = ("fixed", "computing", "large_batch", "exchange", "waiting")
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """The predictions for a grid: a table of its cells, and draws of shape (draws, cells).
+    """The predicted times of the cells of a grid: a table with a row for each cell, and posterior
+    draws of shape (draws, cells).
 
     `cells` has a row for each cell; see `forecast` for its columns. `log_seconds` are of a typical
     run, the median over seeds; cells are compared by them. `log_run_seconds` are of one further run
@@ -39,9 +42,10 @@ class Forecast:
 
 
 def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
-    """Return the cells of all batch sizes and worker counts of the runs, with doublings between.
+    """Return the grid that a prediction covers by default: cells with the batch sizes and worker
+    counts of the runs, and with doublings between these batch sizes.
 
-    The global batches are those of the runs, and doublings from the smallest to the largest.
+    The doublings go from the smallest global batch of the runs to the largest.
     """
     measured = {int(batch) for batch in seen.runs["global_batch"]}
     batch = min(measured)
@@ -56,8 +60,8 @@ def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
 def grid(
     seen: Observed, batches: Sequence[int], workers: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Return global batch, workers and passes of the cells that can be trained, among all pairs of
-    a batch size and a worker count.
+    """Return the cells (global batch, workers, passes) that can be trained, among all pairs of the
+    given batch sizes and worker counts.
 
     A pair is kept if every worker gets equal batches in the number of passes that most runs take,
     and if the batch is no larger than the training set.
@@ -76,7 +80,8 @@ def forecast(
     of: Sequence[tuple[int, int, int]],
     price_per_worker_hour: float | None = None,
 ) -> Forecast:
-    """Predict the time to the target for each cell of a grid.
+    """Predict the time to the target for each cell of a grid, from the fits of the steps to the
+    target and of the seconds of a step.
 
     The columns of `cells` are:
 
@@ -135,8 +140,8 @@ def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFr
 def _parts(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequence[Cell]
 ) -> pd.DataFrame:
-    """Return for each cell the shares of its time to a target (such as computing and exchange),
-    which sum to 1. They are means over the draws.
+    """Divide the predicted time to the target of each cell into shares, such as computing and
+    exchange, which sum to 1. The shares are means over the posterior draws.
     """
     exposed, waiting = (seen.runs[name].where(seen.runs["num_workers"] > 1) for name in _EXPOSED)
     share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())
@@ -172,7 +177,7 @@ def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.Dat
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:
-    """Return the mean log seconds to the target of a cell's runs.
+    """Return the mean of the log seconds that the runs of one cell took to the target.
 
     The scatter between runs is the one that the fits found. Runs that did not reach the target
     count as longer than they trained, because the mean of the others alone would favour fast runs.
@@ -184,7 +189,8 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
 
 
 def unreached(runs: pd.DataFrame) -> set[int]:
-    """Return the batch sizes whose runs trained to their end without any reaching the target.
+    """Return the global batch sizes at which runs trained to their end and no run reached the
+    target.
 
     A completed run does not count if it trained on fewer examples than the quickest run took to the
     target. It was too short to tell.
@@ -204,7 +210,8 @@ def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Return for each cell a text on why it cannot be trained, or an empty text.
+    """Return for each cell of a grid why it cannot be trained, `out of memory` or `diverged`, or an
+    empty text.
 
     Either a local batch of this size ran out of memory, or all runs of the cell diverged.
     """

@@ -1,4 +1,5 @@
-"""The choice of the next run: the one with the largest expected gain per worker-second in a budget.
+"""The choice of the run that a search for the best cell trains next: the one that is expected to
+improve the recommendation most per worker-second, within a budget.
 
 The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
 (or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
@@ -25,10 +26,10 @@ SHARE = 0.05  # share of the grid's predicted cost that finding the best cell ma
 _LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 
 Key = tuple[int, int, int]
-"""A cell, as in `CELL`: global batch, workers, passes."""
+"""A cell as three numbers in the order of `CELL`: global batch, workers, passes of a step."""
 
 End = Literal["sure", "budget", "gain", "runs", ""]
-"""The reason why there is no next run, or empty.
+"""The reason why a search for the best cell trains no further run; empty if it trains one.
 
 `sure`: the choice is sure. `budget`: no run fits the budget. `gain`: no run gains enough.
 `runs`: no run is left.
@@ -37,7 +38,8 @@ End = Literal["sure", "budget", "gain", "runs", ""]
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that the search could make next in a cell.
+    """A run that a search for the best cell could begin or resume next, with its cell, the steps
+    that it has trained, and the most steps that it may have.
 
     `done_steps` is the number of steps already trained. `most_steps` is the most that it may have.
     """
@@ -49,7 +51,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a grid and the runs planned in them.
+    """The cells that a search for the best cell may train, with the number of runs planned in each
+    and the most steps of a run.
 
     `points` is the number of runs of each cell, and `most_steps` the most steps of each of them.
     `other_seconds`, by worker count, are the seconds of a run beside its steps: to start, and to
@@ -65,7 +68,8 @@ class Grid:
         return list(self.points)
 
     def worker_seconds(self, step_time: StepTimeFit, prediction: Prediction | None) -> float:
-        """Return the worker-seconds that the whole grid is predicted to take.
+        """Return the worker-seconds that training all planned runs of the grid is predicted to
+        take.
 
         Without a prediction each run takes the most steps that it may have.
         """
@@ -80,8 +84,8 @@ class Grid:
         )
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
-        """Return the worker-seconds that a run still takes, its start included, if it needs `steps`
-        in all.
+        """Return the worker-seconds that a run still takes, its start included, if it reaches the
+        target after the given number of steps.
         """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
@@ -91,7 +95,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Next:
-    """The run to make next, or the reason why there is none.
+    """The run that a search for the best cell trains next, with its cost and expected gain, or the
+    reason why the search ends.
 
     If `ends` is not empty there is no next run; `offer` is then the run that would come next if one
     were made. `gain` is the fraction that the run is expected to save, NaN before any run reached
@@ -114,7 +119,8 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
 def first_run(
     grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]
 ) -> Next:
-    """Return the run to begin with while none has reached the target. A started run goes first.
+    """Return the run that a search for the best cell trains next as long as no run has reached the
+    target. A run that was started before goes first.
 
     Args:
         grid: All cells.
@@ -143,8 +149,8 @@ def first_run(
 def next_run(
     grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
 ) -> Next:
-    """Return the run with the largest expected gain per worker-second among those that the budget
-    can pay for; see `first_run`.
+    """Return the run that a search trains next: the one that is expected to improve the
+    recommendation most per worker-second, within the budget. `first_run` describes the arguments.
     """
     table = _gains(grid, offers, prediction)
     if is_sure(prediction.choice):
@@ -159,13 +165,15 @@ def next_run(
 
 
 def is_sure(choice: Choice) -> bool:
-    """Return True if the recommended cell is within `CLOSE` of the best with probability `SURE`."""
+    """Return True if the recommended cell is within 5 % (`CLOSE`) of the best cell with a
+    probability of at least 0.9 (`SURE`).
+    """
     return choice.probability_close >= SURE
 
 
 def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.DataFrame:
-    """Return a row for each run that could be made, with its expected `gain`, its `cost` in
-    worker-seconds, and its `workers`.
+    """Return a table of the runs that a search could train next, with the expected `gain`, the
+    `cost` in worker-seconds and the `workers` of each.
     """
     fits: Fits = prediction.fitted
     objective: Objective = prediction.objective

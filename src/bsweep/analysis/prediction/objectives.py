@@ -1,4 +1,6 @@
-"""The objective to minimize and its limits, the cell that is chosen, and how sure the choice is."""
+"""The objective by which a cell is recommended, such as the least time or cost, the recommended
+cell, and how sure the recommendation is.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class Objective:
-    """The measure to minimize, and the limits that a recommended cell must keep.
+    """The measure by which a cell is recommended, such as seconds or money, and the limits that the
+    cell must keep.
 
     The chosen cell has the least `minimize` among cells on at most `max_workers` that finish before
     the deadline with probability `SURE`.
@@ -51,7 +54,7 @@ class Objective:
 
 
 def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Objective:
-    """Return the objective that a user's text describes.
+    """Return the objective that a user's text, such as `cheapest,workers<=4`, describes.
 
     With a price, worker-seconds become money.
 
@@ -93,7 +96,9 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in a text: `2h`, `30m`, `90s`, `1.5d` or a number of seconds."""
+    """Return the number of seconds that a text such as `2h`, `30m`, `90s` or `1.5d` means; a number
+    without a unit is in seconds.
+    """
     known = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)", text.strip())
     if not known or not float(known[1]):
         raise ValueError(f"{text!r} is not a time. Write a time as 90s, 30m, 2h or 1d.")
@@ -102,7 +107,8 @@ def parse_seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended cell, by its row in the table of cells, and how sure the recommendation is.
+    """The recommended cell, as the number of its row in the prediction's table, and how sure the
+    recommendation is.
 
     `probability_best` is the probability that no cell is better. `probability_close` is the
     probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
@@ -122,7 +128,8 @@ class Choice:
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
-    """Return the logarithm of the measure to minimize, by draw and cell.
+    """Return the logarithm of the measure that an objective minimizes, such as seconds or money,
+    for each posterior draw and cell.
 
     Raises:
         ValueError: If nothing is known of the measure.
@@ -144,8 +151,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return the table of cells with added columns: whether a cell is allowed, and the
-    probabilities that it is in time, the best, and close to the best.
+    """Return a prediction's table of cells with added columns: whether the objective allows the
+    cell, and the probabilities that it meets the deadline and that it is the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
@@ -179,7 +186,8 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Return the allowed cell with the least median of the objective.
+    """Choose the recommended cell: of the cells that keep the objective's limits, the one with the
+    least median of the measure to minimize.
 
     Raises:
         ValueError: If no cell is allowed. The message says what to change.
@@ -237,7 +245,8 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
 def gains(
     forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
 ) -> pd.DataFrame:
-    """Return the expected gain of measuring each cell next: its knowledge gradient.
+    """Return for each cell which fraction of time or cost one more measurement of the cell is
+    expected to save by a better choice: the cell's knowledge gradient.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
@@ -277,8 +286,8 @@ def gains(
 
 
 def _gain(values: Array, measured: Array, noise: float) -> float:
-    """Return by how much one more measurement is expected to lower the smallest of the cells' mean
-    values.
+    """Return by how much one more measurement is expected to lower the least mean among the log
+    times (or log costs) of cells.
 
     `values` has the shape (draws, cells).
     """

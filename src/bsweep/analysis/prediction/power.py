@@ -1,4 +1,4 @@
-"""The watts of a worker by cell, where runs recorded their energy.
+"""The electric power of a worker in each cell, in watts, from runs that recorded their energy.
 
 A smaller batch leaves a GPU idle more of the time, so the power depends on the cell:
 
@@ -23,7 +23,8 @@ _LEAST_SPREAD = 1.2  # the largest r over the smallest that is needed to tell P_
 
 
 def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
-    """Return the watts of a worker for each row of `cells`, NaN where no run recorded its energy.
+    """Return the power of one worker, in watts, for each cell of a table, measured or fitted; NaN
+    if no run recorded its energy.
 
     `cells` has the columns `CELL` and `step_seconds`. The energy of runs, `energy_joules`, covers
     their training steps, as `train_seconds` does.

@@ -22,22 +22,23 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on a prediction's learning rates, and on runs that contradict its formula for
-    the steps to a target.
+    """Yield warnings on the learning rates of the runs from which a prediction is made, and on
+    batch sizes whose runs contradict the formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
-                f"{rule}: {_RULES[rule]}. S_min + E_min / B holds for rates that suit each batch. "
-                "The prediction holds only for this rule, and is a guess beyond the batches of the "
-                "runs. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
+                f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, "
+                "S_min + E_min / B, needs a rate that suits each batch. The prediction holds only "
+                "for this rule, and is a guess beyond the batches of the runs. Use "
+                "optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
-            f"the learning rate follows a schedule ({how}) over the configured epochs of a run: "
-            "steps to a target depend on that length, and a run that ends at its target does not "
-            "reach the end of the schedule."
+            f"the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
+            "the steps to a target depend on the number of epochs, and a run that ends at its "
+            "target does not reach the end of the schedule."
         )
     if seen.rates:
         yield (
@@ -50,7 +51,8 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
-    """Yield a warning for runs that contradict every law of the form S_min + E_min / B.
+    """Yield warnings on batch sizes whose runs contradict every law of the form S_min + E_min / B
+    for the steps to a target at batch B.
 
     By that law examples to the target rise with the batch size and steps fall. Two batch sizes that
     reached the target contradict it if they differ by more than chance. If only a bound is known
@@ -62,7 +64,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
         sigma: Standard deviation of log steps between runs.
         rule: The learning-rate rule to name in the warning.
     """
-    for what, each in (("examples", 1), ("steps", 0)):
+    for examples_or_steps, each in (("examples", 1), ("steps", 0)):
         worst, found = 0.0, ""
         for small, large in combinations(sorted(runs), 2):
             more, less = (small, large) if each else (large, small)
@@ -78,17 +80,19 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 worst = least - most
                 needed = "took" if counts[0] else "did not reach the target in"
                 found = (
-                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch "
-                    f"{less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B cannot "
-                    f"describe this: the learning rate (rule: {rule}) causes it rather than the "
-                    "batch."
+                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {examples_or_steps}, "
+                    f"batch {less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B "
+                    f"cannot describe this: the learning rate (rule: {rule}) causes it rather than "
+                    "the batch."
                 )
         if found:
             yield found
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Return a lower bound of the mean log steps of runs, or NaN if a run has no lower bound."""
+    """Return a lower bound of the mean log steps that runs need to the target, or NaN if a run has
+    no lower bound.
+    """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan
 
@@ -114,7 +118,7 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
             if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
-                    f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker "
-                    "counts, but the prediction treats them as equal (BatchNorm sees only the "
-                    "local batch)."
+                    f"at global batch {batch:g}, the steps to the target differ by "
+                    f"{100 * change:.0f} % between worker counts, but the prediction treats them "
+                    "as equal. BatchNorm is a possible cause, because it sees only the local batch."
                 )

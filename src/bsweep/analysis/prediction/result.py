@@ -1,4 +1,6 @@
-"""A prediction as people, notebooks and programs see it: a sentence, tables and warnings."""
+"""The result of a prediction as people, notebooks and programs see it: a sentence, tables and
+warnings.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _WIDTH = 100
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """The result of `bsweep.predict`.
+    """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
+    the recommended cell.
 
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. The object prints as a
@@ -50,7 +53,8 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """A table that compares each measured cell with its prediction from the other cells.
+        """A table that compares the time to the target measured in each cell with its prediction
+        from the other cells.
 
         It is computed on first use, with two fits for each cell.
         """
@@ -58,20 +62,20 @@ class Prediction:
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
-        """Estimates of the critical batch from the steps to the target, the noise scale and
-        branched runs.
+        """The estimates of the critical batch size that belong to this prediction: from the steps
+        to the target, from the gradient noise scale and from branches.
         """
         return self.fitted.critical_batches
 
     @property
     def recommended(self) -> pd.Series[Any]:
-        """The recommended row of `cells`."""
+        """The row of the recommended cell in the prediction's table of cells."""
         return self.cells.iloc[self.choice.place]
 
     @property
     def fits(self) -> pd.DataFrame:
-        """A table of the parameters of both fits: their medians, and the ends of their 90 %
-        intervals.
+        """A table of the parameters of the two fitted formulas, for the steps to the target and for
+        the seconds of a step: medians and the ends of 90 % intervals.
         """
         steps, step = self.fitted.steps, self.fitted.step_time
         drawn = {
@@ -94,7 +98,8 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return the expected gain of measuring each cell next; see `objectives.gains`.
+        """Return for each cell which fraction of time or cost one more measurement of the cell is
+        expected to save by a better choice; see `objectives.gains`.
 
         Returns:
             Two rows for each cell: one for a run to the target, one for a few timed steps.
@@ -105,13 +110,13 @@ class Prediction:
 
     @property
     def amount(self) -> str:
-        """The objective's value at the recommended cell, with its interval, as text."""
+        """The predicted time or cost of the recommended cell, with its interval, as text."""
         value, low, high = map(number, (self.choice.value, self.choice.low, self.choice.high))
         return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
 
     def sentence(self) -> str:
-        """Return the recommended cell in words, how sure the recommendation is, and which cells are
-        equally good.
+        """Return sentences that say which cell is recommended, how sure the recommendation is, and
+        which cells are equally good.
 
         Returns:
             A text of several sentences.
@@ -290,7 +295,7 @@ _ADVERB = {
 
 
 def _basis(cell: pd.Series[Any]) -> str:
-    """Return a text that says whether the cell's own runs are behind its prediction."""
+    """Return a text that says whether the prediction of a cell rests on runs of the cell itself."""
     if cell["num_reached"]:
         return "Measured"
     return (
@@ -312,7 +317,9 @@ def _key(cell: pd.Series[Any]) -> dict[str, Any]:
 
 
 def _as_text(table: pd.DataFrame) -> str:
-    """Return a table as text for a terminal: texts on the left, numbers on the right."""
+    """Return a table as text for a terminal, with texts aligned on the left and numbers on the
+    right.
+    """
     rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     last = len(rows[0]) - 1
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -333,7 +340,9 @@ def _as_text(table: pd.DataFrame) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's types. JSON has neither NaN nor numpy's numbers."""
+    """Return a value converted to types that JSON has: None for NaN, and Python's numbers for
+    numpy's.
+    """
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -58,10 +58,10 @@ def _weights(logs: Array) -> Array:
 
 
 def _rise(heights: Array, most: float) -> float:
-    """Return by how much to raise the temperature t so that the reweighted points keep the wanted
-    effective share.
+    """Return by how much to raise t, the exponent of the likelihood, so that the reweighted points
+    keep half of their effective number.
 
-    The result is `most` if that rise leaves more.
+    The result is at most `most`.
     """
     wanted = _LEAST_SHARE * len(heights)
 
@@ -93,8 +93,8 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Return the points and their log likelihoods after a move of each half along differences of
-    two points of the other half.
+    """Move each half of the sampler's points along differences between points of the other half,
+    and return all points with their log likelihoods.
 
     The moves keep the tempered posterior.
     """

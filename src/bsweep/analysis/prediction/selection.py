@@ -1,4 +1,6 @@
-"""The selection of runs for a prediction: they may differ in batch size, workers and seed alone."""
+"""The selection of the runs that a prediction uses; these may differ only in batch size, worker
+count, learning rate and seed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The runs behind a prediction.
+    """The runs from which a prediction is made, with the target and the steps and seconds of each
+    run.
 
     `runs` has a row for each run, with the columns of `to_target` and three more, NaN where not
     measured. `passes` is the forward passes of a step. `step_seconds` is the mean over all steps of
@@ -53,8 +56,8 @@ class Observed:
     rates: Mapping[int, float] = field(default_factory=dict)
 
     def steps(self) -> dict[float, CellRuns]:
-        """Return the steps to the target by global batch. Runs that did not reach it give
-        bounds.
+        """Return the steps that the runs of each global batch took to the target. Runs that did not
+        reach it give bounds.
         """
         known = self.runs.dropna(subset="reached")
         return {
@@ -65,8 +68,8 @@ class Observed:
         }
 
     def timings(self) -> list[Timing]:
-        """Return the seconds of each run's steps and, with several workers, of the exposed part of
-        its exchange.
+        """Return the mean seconds of each run's steps and, for runs on several workers, of the
+        exposed part of the exchange.
         """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
@@ -79,7 +82,7 @@ class Observed:
         return found
 
     def without(self, cell: tuple[float, ...]) -> Observed:
-        """Return a copy without the runs of a cell."""
+        """Return a copy of the selected runs that leaves out the runs of one cell."""
         runs, continued = (
             table[~(table[CELL] == list(cell)).all(axis="columns")]
             for table in (self.runs, self.continued)
@@ -88,9 +91,10 @@ class Observed:
 
 
 def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
-    """Return the amount, `steps` or `seconds`, that runs of one cell need to the target.
+    """Return the steps, or the seconds, that each of the given runs took to the target, as
+    logarithms.
 
-    Runs that did not reach the target give bounds.
+    `amount` is `steps` or `seconds`. Runs that did not reach the target give bounds.
     """
     reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
     needed, trained = (
@@ -107,7 +111,8 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
 
 
 def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
-    """Return the runs of a study that the prediction of the time to a target uses.
+    """Select the runs of a study from which the time to a target can be predicted, and return them
+    with the steps and seconds that each took.
 
     Raises:
         ValueError: If no runs are left, their workers do not take every step together, or they
@@ -145,7 +150,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
 
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run whether it went on from a checkpoint of another run."""
+    """Return for each run True if it began at a checkpoint of another run."""
     return (
         runs["branch_of"].notna() & (runs["branch_of"] != "")
         if "branch_of" in runs
@@ -169,15 +174,16 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         kept = kept[texts == value]
     kept = of_one_batch(kept)
     if kept.empty:
+        chosen = "run that --where selects" if where else "run of the study"
         raise ValueError(
-            "no run of the study keeps one batch size from its beginning, so there is nothing to "
-            "predict from."
+            f"each {chosen} has a batching policy that may change its batch size, but a prediction "
+            "needs runs with a fixed batch size. Train some runs with batching=fixed."
         )
     return kept
 
 
 def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs whose batch size no policy changes."""
+    """Return the runs with a fixed batch size, which no policy changes during the run."""
     return (
         runs[runs["batching"].isna() | runs["batching"].isin(["", "fixed"])]
         if "batching" in runs
@@ -186,7 +192,8 @@ def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the settings that separate runs into parts which cannot be compared.
+    """Return the names of the settings that divide runs into parts which cannot be compared with
+    each other.
 
     Batch size and workers are not among them. See `keyed`.
     """
@@ -200,7 +207,8 @@ def _compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
-    """Return the strategies of the runs whose workers do not take every step together.
+    """Return the names of the strategies of those runs whose workers do not take every step
+    together.
 
     The steps of such runs are not counted.
     """
@@ -212,14 +220,15 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
 def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
     if names := unsynchronised(study, runs):
         raise ValueError(
-            f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B "
-            "holds only for steps with one gradient of the global batch. Choose other runs, as in "
-            "--where strategy=horovod."
+            f"the workers of the runs with {', '.join(names)} do not take every step together: a "
+            "prediction needs steps that all workers take with one gradient of the global batch. "
+            "Choose other runs, as in --where strategy=horovod."
         )
 
 
 def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
-    """Raise ValueError if runs differ in a setting that decides steps or seconds.
+    """Raise ValueError if runs differ in a setting that affects the number of their steps to a
+    target or the seconds of a step.
 
     Batch size, workers and learning rate may differ.
 
@@ -245,8 +254,8 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
 
 
 def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """Return the settings, with their values, that keep runs from being compared, and True if
-    learning rates differ too.
+    """Return the values of each setting whose difference prevents a comparison of runs, and True if
+    the learning rates of the runs differ too.
     """
     known = keyed(_compared(runs))
     found = {
@@ -257,8 +266,8 @@ def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
 
 
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
-    """Return a text with the `--where` options for each part of `runs` whose runs can be compared,
-    the largest part first.
+    """Return a text with the `--where` options that select each set of comparable runs, the largest
+    set first.
 
     Args:
         all_runs: All runs of the study.
@@ -288,13 +297,14 @@ def _makes_no_difference(runs: pd.DataFrame, name: str) -> bool:
 
 
 def schedule(runs: pd.DataFrame) -> str:
-    """Return the learning-rate schedule of the runs, in words if there are several."""
+    """Return the name of the runs' learning-rate schedule; several names are joined by `or`."""
     schedules = runs.get("optimizer.schedule", pd.Series(dtype=object)).dropna().unique()
     return " or ".join(map(str, schedules)) or "constant"
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Return the mean seconds of a step of each run, over all its steps, indexed by `run_id`.
+    """Return each run's mean seconds of a step, and of the exposed exchange and the waiting in a
+    step, indexed by `run_id`.
 
     For a run that went on from another run's checkpoint, only its own steps count.
     """
@@ -319,9 +329,8 @@ def _step_seconds(study: Study) -> pd.DataFrame:
 
 
 def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
-    """Return a text on why there are too few points to predict from, and how many are missing.
-
-    The text is empty if there are enough.
+    """Return a text that says why the runs are too few for a prediction, and which are missing;
+    empty if they are enough.
 
     Args:
         seen: The runs.
@@ -364,7 +373,8 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
 
 
 def rate_rule(seen: Observed) -> str:
-    """Return the configuration's name of the rule by which the learning rate follows the batch.
+    """Return the name of the learning-rate rule of a prediction's runs, as the configuration gives
+    it.
 
     If several rates were tried for a batch, the rates that were taken follow.
     """
@@ -377,7 +387,8 @@ def rate_rule(seen: Observed) -> str:
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
-    """Return the best learning rate of each global batch.
+    """Return for each global batch the learning rate with which the largest share of runs reaches
+    the target, and among equals in the fewest steps.
 
     The best is the one with which the largest share of runs reaches the target. Among equals it is
     the one with the fewest steps. A run that did not reach the target counts with the steps that it

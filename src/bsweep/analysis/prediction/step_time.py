@@ -1,4 +1,5 @@
-"""The fit of the seconds of a step by local batch and workers, from timed steps of a few cells.
+"""The fit of a formula for the seconds of a step, by local batch, workers and passes, to timed
+steps of a few cells.
 
 The form is that of Pollux (Qiao et al., OSDI 2021):
 
@@ -56,7 +57,8 @@ class Cell(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Measured seconds of one kind.
+    """The measured seconds of a step, or of a part of it such as the exchange, at one local batch
+    and worker count.
 
     The kind is a whole `step`, its passes alone (`compute`), the `exchange` alone, or the part of
     the exchange that computing did not hide (`exposed`).
@@ -69,7 +71,7 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
-    """Posterior draws of the parameters in the fit of a step's seconds.
+    """Posterior draws of the parameters of the formula for the seconds of a step.
 
     `cells` are those whose whole steps were timed; `effects` are by draw and cell.
     """
@@ -88,7 +90,8 @@ class StepTimeFit:
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:
-        """Return the logarithm of the predicted seconds of a step, one for each draw.
+        """Return the logarithm of the predicted seconds of a step in a cell, one value for each
+        posterior draw.
 
         It includes what the formula misses at the cell, but not the scatter of single runs.
         """
@@ -105,7 +108,8 @@ class StepTimeFit:
         )
 
     def shares(self, cell: Cell) -> tuple[Array, Array, Array]:
-        """Return the shares of a step's time, one for each draw: fixed cost, computing, exchange.
+        """Return the shares of fixed cost, computing and exchange in the predicted time of a step,
+        each with one value for each posterior draw.
 
         The fixed cost is that of the step's passes. Computing is the part that grows with the
         batch.
@@ -125,8 +129,9 @@ class StepTimeFit:
 def fit_step_time(
     timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> StepTimeFit:
-    """Fit the formula for a step's seconds to timings, of which at least one is of a whole step or
-    of its passes.
+    """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
+
+    At least one timing must be of a whole step or of a step's passes.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
@@ -191,7 +196,8 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     shared = sorted(set.intersection(*map(set, of_workers)))
     if not shared:
         raise ValueError(
-            f"{path}: its workers have no probed batch in common. Probe equal workers."
+            f"{path}: a prediction needs a local batch that was timed on every worker, and there "
+            "is none. Run `bsweep probe` with workers on the same GPU or CPU model."
         )
     slowest = {batch: max(float(of[batch]) for of in of_workers) for batch in shared}
     timings = [
@@ -207,8 +213,8 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:
-    """Return the seconds that the formula gives for each cell and kind of timing, of shape (draws,
-    cells).
+    """Return the seconds that the formula for a step gives for each cell, each with its kind of
+    timing such as `step` or `exchange`, of shape (draws, cells).
     """
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
@@ -224,7 +230,9 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
 
 
 def _doublings(value: float, measured: Sequence[float]) -> float:
-    """Return by how many doublings a value lies beyond the measured ones, above or below."""
+    """Return by how many doublings a value, such as a local batch, lies above the largest or below
+    the smallest measured value.
+    """
     if not measured:
         return 0.0
     return float(max(0.0, np.log2(value / max(measured)), np.log2(min(measured) / value)))

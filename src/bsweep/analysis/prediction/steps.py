@@ -1,9 +1,11 @@
-"""The fit of steps to a target by batch size: S(B) = S_min + E_min / B.
+"""The fit of the law S(B) = S_min + E_min / B to the steps that runs with global batch B take to a
+target.
 
-Some of the runs may not have reached the target. The law is from McCandlish et al. (arXiv
-1812.06162) and Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch size,
-tuned or by a rule within its range. All priors are weak. They are given as a median and a factor
-for one standard deviation:
+S_min is the limit of steps at large batches, and E_min the limit of examples at small ones. Some of
+the runs may not have reached the target. The law is from McCandlish et al. (arXiv 1812.06162) and
+Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch size, tuned or by a
+rule within its range. All priors are weak. They are given as a median and a factor for one standard
+deviation:
 
 - S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
 - critical batch E_min / S_min: B0, factor 10. If another measurement of it counts, that value and
@@ -30,8 +32,8 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 @dataclass(frozen=True)
 class Known:
-    """A critical batch known from another source: its median, and the factor that stands for one
-    standard deviation.
+    """A prior for the critical batch size, normal in its logarithm: the median, and the factor that
+    stands for one standard deviation.
     """
 
     critical_batch: float
@@ -40,7 +42,8 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class StepsFit:
-    """Posterior draws of the parameters in the fit of the steps to a target.
+    """Posterior draws of the parameters of S(B) = S_min + E_min / B, the law of the steps to a
+    target at global batch B.
 
     `minimum_steps`, `minimum_examples`, `sigma` and `tau` are by draw, `effects` by draw and batch.
     """
@@ -58,14 +61,14 @@ class StepsFit:
         return self.minimum_examples / self.minimum_steps
 
     def curve(self, batch: float) -> Array:
-        """Return the logarithm of the steps that the formula alone gives for a batch size, one for
-        each draw.
+        """Return the logarithm of the steps to the target that the law S_min + E_min / B alone
+        gives, one value for each posterior draw.
         """
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
     def log_steps(self, batch: float) -> Array:
-        """Return the logarithm of the predicted steps to the target at a batch size, one for each
-        draw.
+        """Return the logarithm of the predicted steps to the target at a batch size, one value for
+        each posterior draw.
 
         It includes what the formula misses at the batch size, but not the scatter of single runs.
         """
@@ -85,7 +88,8 @@ def fit_steps(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> StepsFit:
-    """Fit S(B) = S_min + E_min / B to the steps to the target that runs need at global batch B.
+    """Fit the law S(B) = S_min + E_min / B to the steps that runs with global batch B took to the
+    target.
 
     At least one run must have reached the target, or have an upper bound of its steps.
     """
