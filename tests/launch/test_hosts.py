@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,7 @@ def test_a_run_over_hosts(
     up: Callable[..., dict[str, str]], tmp_path: Path, hosts: str, more: tuple[str, ...]
 ) -> None:
     """Two workers train two points; a spare slot, or a parameter server beside each. A model may be
-    one's own.
+    one's own. Whatever listens does so at the interface that was named.
     """
     shutil.copy(ROOT / "scripts/examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
@@ -88,10 +90,12 @@ def test_a_run_over_hosts(
     )
     is_fresh = "strategy=horovod" in more  # the other run's processes are forks, also over ssh
     for_the_group = (*on("h1"), "sh", "-c", 'umask 027 && exec "$@"', "sh")
-    result = bsweep("run", *arguments, cwd=tmp_path, prefix=for_the_group, fresh=is_fresh)
+    with listeners_watched("h1", "h2") as listened_at:
+        result = bsweep("run", *arguments, cwd=tmp_path, prefix=for_the_group, fresh=is_fresh)
     assert result.returncode == 0, result.stderr
     written = list((tmp_path / "results").rglob("*"))
     assert [path for path in written if path.stat().st_mode & 0o027] == []
+    assert listened_at - {"10.213.7.2"} == {"10.213.7.1"}
     summary, other = (tmp_path / "results/s").glob("*/summary.json")
     assert (
         json.loads(summary.read_text())["status"]
@@ -104,6 +108,22 @@ def test_a_run_over_hosts(
     assert "Accepted publickey" in log, "the other worker was started over ssh"
 
 
+def test_what_trains_on_one_machine_listens_to_that_machine_alone(
+    up: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    up("1")
+    point = ("run", "num_workers=2", "local_batch=8", "epochs=1", "precision=fp32", *TINY)
+    with listeners_watched("h1") as listened_at:
+        result = bsweep(*point, "strategy=allreduce", cwd=tmp_path, prefix=on("h1"))
+    assert result.returncode == 0, result.stderr
+    assert listened_at == {"127.0.0.1"}
+    with listeners_watched("h1") as listened_at:
+        result = bsweep(*point, "strategy=horovod", cwd=tmp_path, prefix=on("h1"))
+    assert result.returncode == 0, result.stderr
+    # Horovod 0.28.1 opens some connections at the address of the host's name, and then closes them.
+    assert listened_at - {"10.213.7.1"} == {"127.0.0.1"}
+
+
 def test_the_doctor_measures_hosts_and_says_what_to_mend(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
@@ -112,10 +132,12 @@ def test_the_doctor_measures_hosts_and_says_what_to_mend(
         f"{key}={given[key]}" for key in ("launch.ssh_identity_file", "launch.network_interface")
     ]
     command = [*on("h1"), forks().bsweep, "doctor", "--json", *keys, "--hosts"]
-    well = subprocess.run(
-        [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    with listeners_watched("h1", "h2") as listened_at:
+        well = subprocess.run(
+            [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
     assert well.returncode == 0, well.stdout + well.stderr
+    assert listened_at == {"10.213.7.1", "10.213.7.2"}
     found = json.loads(well.stdout)
     assert {name: facts["name"] for name, facts in found["machines"].items()} == {
         "h1": "h1",
@@ -177,6 +199,30 @@ def test_an_exchange_between_two_uses_both_ways_of_a_cable(
     assert processes[1].wait(60) == 0
     one_way = 8 * TRANSFERRED_BYTES / 100e6
     assert float(output) < 1.5 * one_way, "taking turns, it would be twice as long"
+
+
+@contextmanager
+def listeners_watched(*hosts: str) -> Iterator[set[str]]:
+    """The addresses at which processes of these hosts listen meanwhile, without each sshd."""
+    found: set[str] = set()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            for host in hosts:
+                where = ["ip", "netns", "exec", f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"]
+                sockets = subprocess.check_output(
+                    [*where, "ss", "-Hltn", "sport != :22"], text=True
+                )
+                found.update(line.split()[3].rpartition(":")[0] for line in sockets.splitlines())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def transfer(senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:

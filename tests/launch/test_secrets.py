@@ -26,6 +26,7 @@ VARIABLES = {
     "OPENAI": f"{SECRET}-b",
     "MINE_KEY_1": f"{SECRET}-c'\" $(id)\nd",
     "OMP_SCHEDULE": "dynamic",
+    "HOROVOD_MINE": f"{SECRET}-e",
 }
 MODEL = """
 import json, os
@@ -141,6 +142,20 @@ def test_processes_get_the_umask_of_their_launcher(tmp_path: Path) -> None:
     script = f". {tmp_path}/variables; umask"
     found = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "0027\n"
+
+
+def test_what_horovodrun_sets_outranks_what_the_file_holds(tmp_path: Path) -> None:
+    """A variable that the user has exported for Horovod reaches workers, but changes no rank."""
+    environment.write(tmp_path / "file", {"HOROVOD_RANK": "7", "HOROVOD_LOG_LEVEL": 'it\'s "x"'})
+    told = subprocess.run(
+        ["sh", "-c", '. "$1"; env', "sh", str(tmp_path / "file")],
+        env={"HOROVOD_RANK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert "HOROVOD_RANK=1" in told
+    assert 'HOROVOD_LOG_LEVEL=it\'s "x"' in told
 
 
 def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(

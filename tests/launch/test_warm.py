@@ -11,9 +11,11 @@ from pathlib import Path
 import horovod.torch as hvd
 import pytest
 import torch
+from horovod.runner.http import http_server
 
 from bsweep import launch
 from bsweep.launch import warm
+from bsweep.launch.horovodrun_command import listen_only_at
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
 from tests.support.gpus import on_gpus
@@ -54,6 +56,17 @@ def test_ranks_meet_again_after_many_failures_on_a_busy_machine(
         )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("restarted 8 times") == 2
+
+
+def test_the_registry_of_restarts_listens_at_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "find_port", http_server.find_port)
+    listen_only_at("127.0.0.1")
+    registry = http_server.RendezvousServer()
+    registry.start()
+    address, _ = registry._httpd.server_address
+    registry.stop()
+    registry._httpd.server_close()
+    assert address == "127.0.0.1"
 
 
 FAILING = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -168,6 +169,56 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("completed already") == 1, again.stderr
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
+
+
+PAIR = ("run", "num_workers=2", "local_batch=2", "precision=fp32", "channels_last=false", *TINY)
+
+
+def test_a_full_disk_is_named_when_workers_have_no_room_to_say_so(tiny_disk: Path) -> None:
+    (tiny_disk / "ballast").write_bytes(bytes(150_000))
+    point = ("strategy=allreduce", "epochs=100", "log_every_steps=1", "checkpoint_every=null")
+    full = bsweep(*PAIR, *point, f"results_dir={tiny_disk}", "study=s", cwd=tiny_disk.parent)
+    assert full.returncode == 1, full.stderr
+    assert f"rank 0 ended with exit code 1: no space left for {tiny_disk}/s/" in full.stderr
+    assert "Traceback" not in full.stderr
+
+
+def test_a_full_shared_memory_that_stops_horovodrun_is_named(tmp_path: Path) -> None:
+    fill = "mount -t tmpfs -o size=64k none /dev/shm && head -c 64k /dev/zero >/dev/shm/x && "
+    alone = ("unshare", "--mount", "sh", "-c", f'{fill} exec "$@"', "sh")
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no tmpfs may be mounted here")
+    full = bsweep(*PAIR, "strategy=horovod", cwd=tmp_path, prefix=alone)
+    assert full.returncode == 1, full.stderr
+    assert "no space left for /dev/shm. Free some space there, or make it larger" in full.stderr
+
+
+def test_a_full_folder_for_temporary_files_is_named(
+    tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named if a worker complains of some full disk, or ends without a word."""
+    monkeypatch.setenv("TMPDIR", str(tiny_disk))
+    with suppress(OSError), (tiny_disk / "ballast").open("wb", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+    paths = RunPaths(tmp_path / "run")
+    paths.rank_logs(0).mkdir(parents=True)
+    remedy = (
+        f"no space left for {tiny_disk}. Free some space there, or name another folder by TMPDIR"
+    )
+
+    def message(code: int) -> str:
+        return failure.outcome(
+            compose("local_batch=8"), paths, [(0, code)], Path(os.devnull)
+        ).message
+
+    stderr = paths.rank_logs(0) / "stderr"
+    for said in ("", f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: 'x'"):
+        stderr.write_text(said)
+        assert message(1) == f"rank 0 ended with exit code 1: {remedy}"
+    stderr.write_text("KeyError: 'x'")
+    assert message(1) == "rank 0 ended with exit code 1\nKeyError: 'x'"
+    assert message(-signal.SIGBUS) == f"rank 0 was ended by SIGBUS: {remedy}"
 
 
 LEASE = """

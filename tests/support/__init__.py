@@ -19,8 +19,8 @@ Forking
     4. Launchers and workers that it starts are such forks, too, where it `has_forks`, as every
        `bsweep` does: it takes the script `python` in that folder for its Python (`sys.executable`).
        The script runs `ask_forks.py`, which imports little, asks the same server, and stands in the
-       place of the process that it got: its signals, streams and exit code. `bsweep`, `horovodrun`
-       and `torchrun` lie beside it, for commands that are started otherwise (a `prefix`).
+       place of the process that it got: its signals, streams and exit code. `bsweep` and
+       `horovodrun` lie beside it, for commands that are started otherwise (a `prefix`).
 
     A fork is on the host of scripts/hosts.sh, and on the node of scripts/slurm.sh, of the process
     that asked for it: with `prefix=on("h1")` a command and its workers over ssh are forks, too.

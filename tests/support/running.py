@@ -254,7 +254,6 @@ class _Forks:
         modules = {
             "bsweep": "bsweep",
             "horovodrun": "horovod.runner.launch",
-            "torchrun": "torch.distributed.run",
         }
         for name, module in {
             "python": "",

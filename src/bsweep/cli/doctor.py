@@ -118,10 +118,9 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
     """
     names = {"from": sender.host or "this machine", "to": receiver.host}
     assert receiver.facts
-    address = receiver.facts["interfaces"].get(launch.network_interface) or ssh.as_others_say(
-        receiver.host
-    )
-    listen = preflight.command(receiver.host, launch, "bsweep.launch.network_link", "listen")
+    own = receiver.facts["interfaces"].get(launch.network_interface, "")
+    address = own or ssh.as_others_say(receiver.host)
+    listen = preflight.command(receiver.host, launch, "bsweep.launch.network_link", "listen", own)
     listening = subprocess.Popen(
         listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The error numbers that mean that a disk or a quota is full."""
+
+_OTHER_RESULTS = (
+    "give another results_dir=... and start the same sweep again, which repeats this run"
+)
 _FEW_LINES = 1 << 14  # bytes
 
 
@@ -49,18 +54,19 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def space_for(path: Path) -> Iterator[None]:
+def space_for(path: Path, otherwise: str = _OTHER_RESULTS) -> Iterator[None]:
     """Replace the error that a full disk causes inside the `with` block by an OSError that names
     `path` and says what to do.
+
+    Args:
+        path: What is written.
+        otherwise: What to do if no space can be freed.
     """
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
-        otherwise = (
-            "give another results_dir=... and start the same sweep again, which repeats this run"
-        )
         raise OSError(error.errno, no_space(path, otherwise)) from None
 
 
@@ -69,10 +75,15 @@ def no_space(path: Path, otherwise: str) -> str:
     return f"no space left for {path}. Free some space there, or {otherwise}"
 
 
-def why_full(folder: Path) -> str:
-    """Return an error message if the disk of `folder` is full, otherwise an empty text."""
+def why_full(folder: Path, otherwise: str) -> str:
+    """Return an error message if the disk of `folder` is full, otherwise an empty text.
+
+    Args:
+        folder: The folder, to which this function writes a temporary file.
+        otherwise: What to do if no space can be freed.
+    """
     try:
-        with space_for(folder), tempfile.TemporaryFile(dir=folder) as file:
+        with space_for(folder, otherwise), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_FEW_LINES))
             file.flush()
     except OSError as error:
@@ -82,4 +93,4 @@ def why_full(folder: Path) -> str:
 
 def is_full(error: OSError) -> bool:
     """Return True if an OSError means that a disk or a quota is full."""
-    return error.errno in _FULL
+    return error.errno in FULL

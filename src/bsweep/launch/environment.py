@@ -20,11 +20,12 @@ from pathlib import Path
 
 from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig
+from bsweep.core import network
 from bsweep.runlog.files import RunPaths
 
 _OPEN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"
-    r"|DYLD_\w+|PYTHON(PATH|SAFEPATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
+    r"|DYLD_\w+|PYTHON(PATH|SAFEPATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)"
     r"|SLURM_CONF|SLURM_JOB_ID"
 )
 """The pattern for names of environment variables that launcher commands such as horovodrun need
@@ -34,7 +35,8 @@ variables are visible to every user.
 
 _KNOWN = re.compile(
     r"(LD|CUDA|CUBLAS|CUBLASLT|CUDNN|NVIDIA|NCCL|OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|ONEDNN|DNNL|ATEN|TORCH|PYTORCH)_\w+"
-    r"|(TORCHDYNAMO|TORCHINDUCTOR|TRITON|GLOO|UCX|FI|MALLOC|BSWEEP|XDG)_\w+|PYTHON\w*|HF_HOME|CONDA_PREFIX"
+    r"|(TORCHDYNAMO|TORCHINDUCTOR|TRITON|GLOO|HOROVOD|UCX|FI|MALLOC|BSWEEP|XDG)_\w+"
+    r"|PYTHON\w*|HF_HOME|CONDA_PREFIX"
 )
 
 _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -57,14 +59,11 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
     """Return the environment variables of the launcher's command, such as horovodrun, which all
     users of a host can read.
     """
-    shown = {
+    return {
         name: value
         for name, value in parent.items()
         if _OPEN.fullmatch(name) and name not in launch.environment
     }
-    if launch.network_interface:
-        shown["HOROVOD_GLOO_IFACE"] = launch.network_interface
-    return shown
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
@@ -88,8 +87,11 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
         hidden["CUDA_VISIBLE_DEVICES"] = gpus
     if launch.named_hosts:
         hidden[slurm.HOSTS] = launch.named_hosts
-    if launch.network_interface:
-        hidden["GLOO_SOCKET_IFNAME"] = hidden["NCCL_SOCKET_IFNAME"] = launch.network_interface
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if launch.network_interface:
+            hidden[name] = launch.network_interface
+        elif not launch.named_hosts and (loopback := network.loopback()):
+            hidden.setdefault(name, loopback)  # nothing has to leave this machine
     return hidden
 
 
@@ -97,13 +99,18 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
     """Write environment variables to a shell script that only the owner of the file may read.
 
     The script also sets the umask of this process. Processes that an sshd starts would have the
-    sshd's umask.
+    sshd's umask. Of Horovod's variables, such as its ranks, those that horovodrun has set stay as
+    they are.
     """
     # Python can only read the umask by changing it, which other threads would notice.
     umask = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout
-    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    exports = (
+        f'[ "${{{name}+set}}" ] || {line}' if name.startswith("HOROVOD_") else line
+        for name, line in zip(variables, lines, strict=True)
+    )
     path.write_text("".join([f"umask {umask}", *exports]))
 
 

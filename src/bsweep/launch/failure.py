@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from bsweep.config.hosts import names_in
 from bsweep.config.launch import SshConfig, hosts_of_ranks, nodes_of
 from bsweep.config.run import RunConfig
 from bsweep.core.memory import CRASHES
-from bsweep.core.whole_files import why_full
+from bsweep.core.whole_files import FULL, why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
 from bsweep.runlog.files import RunPaths
@@ -47,10 +48,11 @@ def outcome(
     error = first_error(paths, num_processes)
     if error and not is_killed:
         rank, outcome, trace = error
-        message = (
-            f"{config.process_name(rank)} failed: "
-            f"{outcome.message}\n{trace or _last_lines(paths, rank)}"
-        )
+        said = f"{config.process_name(rank)} failed: {outcome.message}"
+        full = _full_disk(paths, said)
+        if full not in said:
+            said += f": {full}"
+        message = f"{said}\n{trace or ('' if full else _last_lines(paths, rank))}"
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:
@@ -88,9 +90,30 @@ def _outcome_of_codes(
             f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
             f"{process_and_cause}"
         )
-    return Outcome(
-        "failed", f"{process_and_cause}\n{_last_lines(paths, rank)}".strip(), may_pass=True
-    )
+    lines = _last_lines(paths, rank)
+    if full := _full_disk(paths, "" if _signal(code) == signal.SIGBUS else lines):
+        return Outcome("failed", f"{process_and_cause}: {full}", may_pass=True)
+    return Outcome("failed", f"{process_and_cause}\n{lines}".strip(), may_pass=True)
+
+
+def _full_disk(paths: RunPaths, said: str) -> str:
+    """Return which disk is full and what to do; an empty text if none is known to be full.
+
+    Args:
+        paths: The files of the run that failed.
+        said: What a failed process said. If it said something else, no disk is looked at.
+    """
+    if ours := re.findall("no space left for .+", said):
+        return str(ours[-1])
+    if said and not any(os.strerror(number) in said for number in FULL):
+        return ""
+    disks = {
+        paths.logs: "give another results_dir=...",
+        Path(os.environ.get("TMPDIR", "/tmp")): "name another folder by TMPDIR",
+        Path("/dev/shm"): "make it larger: mount -o remount,size=1G /dev/shm",
+    }
+    found = (why_full(folder, otherwise) for folder, otherwise in disks.items())
+    return next(filter(None, found), "")
 
 
 def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
@@ -175,11 +198,13 @@ def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | Non
         for one, code in zip(signals, filter(None, codes), strict=True)
     ]
     lines = _plain(_text_of(console).splitlines())
-    why = ssh.reason("\n".join(lines)) or next(
-        (line for line in reversed(lines) if _ERROR.match(line)), ""
+    why = (
+        _full_disk(paths, "\n".join(lines))
+        or ssh.reason("\n".join(lines))
+        or next((line for line in reversed(lines) if _ERROR.match(line)), "")
     )
     why = why or (_KILLED if signal.SIGKILL in signals else "")
-    why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
+    why = why or (lines[-1] if lines else "it printed nothing")
     return f"{event} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
 
 

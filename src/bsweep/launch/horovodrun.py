@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.config.launch import HorovodrunConfig, nodes_of
-from bsweep.launch import processes, ssh
+from bsweep.launch import horovodrun_command, processes, ssh
 from bsweep.launch.launcher import LaunchRequest
 
 
@@ -35,15 +35,13 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         # Horovod 0.28.1 starts a process on every slot of -H, whatever -np says.
         nodes = nodes_of(launch.named_hosts, config.num_workers) if launch.named_hosts else []
         options = [str(word) for option in _options(launch, nodes).items() for word in option]
-        horovodrun = [str(Path(sys.executable).with_name("horovodrun"))]
+        horovodrun = [
+            sys.executable,
+            horovodrun_command.__file__,  # a path: see `lifeline.words`
+            shlex.join(ssh.options(launch)),
+        ]
         worker = processes.worker_command(request, "HOROVOD_RANK", words)
         if nodes:
-            horovodrun = [
-                sys.executable,
-                "-m",
-                "bsweep.launch.horovodrun_command",
-                shlex.join(ssh.options(launch)),
-            ]
             worker = processes.watched(launch, lifeline, worker)
         return [[*horovodrun, "-np", str(config.num_workers), "--gloo", *options, *worker]]
 

@@ -27,7 +27,7 @@ from bsweep import data
 from bsweep.config import own
 from bsweep.config.groups import DataConfig
 from bsweep.config.saved import read_config
-from bsweep.core import gpus
+from bsweep.core import gpus, network
 from bsweep.core.ranks import num_cores
 from bsweep.runlog.files import RunPaths
 
@@ -65,7 +65,7 @@ def facts(request: Request) -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(request.device, problems),
         "driver": gpus.driver_version(),
-        "interfaces": interfaces(),
+        "interfaces": network.interfaces(),
         "unresolved": [host for host in request.hosts if not _resolves(host)],
         "horovod_build": _horovod_build() if request.is_thorough else None,
         "point": None,
@@ -87,18 +87,6 @@ def code_digest() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each network interface of this machine that is up."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    every = psutil.net_if_addrs().items()
-    return {
-        name: address.address
-        for name, addresses in every
-        for address in addresses
-        if name in up and address.family == socket.AF_INET
-    }
 
 
 def fingerprint(card: DataConfig) -> str | None:

@@ -1,9 +1,9 @@
 """A program that measures the network between two hosts: on one host it listens, on the other it
 connects and measures.
 
-The processes connect by TCP, as workers do. `python -m bsweep.launch.network_link listen` prints
-the port at which it waits. `python -m bsweep.launch.network_link reach ADDRESS PORT` connects to
-that port and prints what it measured as JSON.
+The processes connect by TCP, as workers do. `python -m bsweep.launch.network_link listen ADDRESS`
+prints the port at which it waits. `python -m bsweep.launch.network_link reach ADDRESS PORT`
+connects to that port and prints what it measured as JSON.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import struct
 import sys
 import time
 
+from bsweep.core import network
+
 _ROUND_TRIPS = 200
 _SEND_SECONDS = 0.5
 _PATIENCE_SECONDS = 20.0
 
 
-def listen() -> None:
+def listen(address: str) -> None:
     """Print a port, wait for one client that measures the network, and answer its requests for the
     time and the bandwidth.
 
     First send the time of day for each request. Then receive bytes until the client stops sending,
     and send back how many arrived per second.
+
+    Args:
+        address: The address of this machine to listen at; an empty text for all of them.
     """
-    with socket.create_server(("", 0)) as server:
+    with network.listening(address) as server:
         server.settimeout(_PATIENCE_SECONDS)
         print(json.dumps({"port": server.getsockname()[1]}), flush=True)
         connection, _ = server.accept()
@@ -89,6 +94,6 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 if __name__ == "__main__":
     if sys.argv[1] == "listen":
-        listen()
+        listen(sys.argv[2])
     else:
         print(json.dumps(reach(sys.argv[2], int(sys.argv[3]))), flush=True)

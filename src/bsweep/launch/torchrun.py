@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.config.launch import TorchrunConfig, nodes_of
-from bsweep.launch import processes, ssh
+from bsweep.core import network
+from bsweep.launch import processes, ssh, torchrun_command
 from bsweep.launch.launcher import LaunchRequest
 
 
@@ -29,7 +30,7 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
         """
         config, launch = request.config, request.config.launch
         assert isinstance(launch, TorchrunConfig), launch
-        torchrun = str(Path(sys.executable).with_name("torchrun"))
+        torchrun = [sys.executable, torchrun_command.__file__]  # a path: see `lifeline.words`
         # Workers' output goes to the run's folder. Without --log-dir, torchrun would leave an empty
         # folder behind each time.
         worker = [
@@ -38,21 +39,20 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
             *processes.worker_command(request, "RANK", words),
         ]
         if not launch.named_hosts:
-            return [[torchrun, "--standalone", f"--nproc-per-node={len(request.ranks)}", *worker]]
+            meet = _meeting("127.0.0.1:0", 0, network.loopback())
+            return [[*torchrun, *meet, f"--nproc-per-node={len(request.ranks)}", *worker]]
         nodes = nodes_of(launch.named_hosts, config.num_workers, config.num_server_processes)
-        port = processes.meeting_port()
+        endpoint = f"{_address(nodes[0][0], launch)}:{processes.meeting_port()}"
         return [
             self._here_or_there(
                 host,
                 launch,
                 lifeline,
                 [
-                    torchrun,
+                    *torchrun,
+                    *_meeting(endpoint, number, launch.network_interface),
                     f"--nnodes={len(nodes)}",
-                    f"--node-rank={number}",
                     f"--nproc-per-node={num_local}",
-                    f"--master-addr={ssh.as_others_say(nodes[0][0])}",
-                    f"--master-port={port}",
                     *worker,
                 ],
             )
@@ -80,3 +80,28 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
         found = re.findall(pattern, console, re.DOTALL)
         causes = re.findall(f"Root Cause.*?{pattern}", console, re.DOTALL)
         return list(dict.fromkeys((int(rank), int(code)) for rank, code in [*causes, *found]))
+
+
+def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:
+    """Return the options of torchrun that say where the hosts' agents meet.
+
+    Args:
+        endpoint: The host and port of the store.
+        number: This agent's number; the first one keeps the store.
+        interface: The network interface where the store listens; None for all of them.
+    """
+    there = f",interface={interface}" if interface else ""
+    return [
+        f"--rdzv-backend={torchrun_command.BACKEND}",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-conf=rank={number}{there}",
+    ]
+
+
+def _address(host: str, launch: TorchrunConfig) -> str:
+    """Return where other hosts find a host: by the chosen interface if it is this machine, else by
+    its name.
+    """
+    if ssh.is_here(host) and (address := network.interfaces().get(launch.network_interface or "")):
+        return f"[{address}]"
+    return ssh.as_others_say(host)

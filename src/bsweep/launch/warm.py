@@ -28,6 +28,7 @@ from bsweep.config.strategies import HorovodConfig
 from bsweep.core import memory, terminal
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
+from bsweep.launch.horovodrun_command import listen_only_at
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
@@ -183,7 +184,9 @@ class WarmRank:
             if self._registry:
                 self._registry.stop()
             self._registry = RendezvousServer()
-            mine = (_own_address(), str(self._registry.start(_Registry)))
+            address = _own_address()
+            listen_only_at(address)
+            mine = (address, str(self._registry.start(_Registry)))
         self._meeting_point = hvd.broadcast_object(mine, root_rank=0, name="meeting point")
 
 

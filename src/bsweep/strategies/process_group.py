@@ -17,6 +17,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import Algorithm
+from bsweep.core import network
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
@@ -91,6 +92,11 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
     All runs of this process that meet at this address share the store. torchrun keeps the store.
     Without torchrun the first process keeps it, and must not close it while others still read it.
     """
+    env = os.environ
+    if env["RANK"] == "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        interface, num_processes = env.get("GLOO_SOCKET_IFNAME"), int(env["WORLD_SIZE"])
+        if own := network.store_at(address, int(port), interface, num_processes, _TIMEOUT):
+            return own, 0, num_processes
     store, rank, num_processes = next(rendezvous("env://", timeout=_TIMEOUT))
     store.set_timeout(_TIMEOUT)
     return store, rank, num_processes

@@ -21,7 +21,7 @@ from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.whole_files import is_full
+from bsweep.core.whole_files import is_full, no_space
 from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks, commands, parallel
 from bsweep.study.progress import Progress
@@ -142,8 +142,9 @@ class Sweep:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
+            full = no_space(study_dir, "give another results_dir=...") if is_full(error) else error
             raise ConfigError(
-                f"results_dir={points[0].results_dir} study={points[0].study}: {error}."
+                f"results_dir={points[0].results_dir} study={points[0].study}: {full}."
             ) from None
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:

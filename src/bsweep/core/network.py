@@ -1,0 +1,73 @@
+"""The network interfaces of this machine, and stores of torch that listen at one of them."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+def interfaces() -> dict[str, str]:
+    """Return the address of each network interface that is up: the IPv4 one if it has one, else an
+    IPv6 one.
+    """
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found: dict[str, str] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for name, addresses in psutil.net_if_addrs().items():
+            for one in addresses:
+                is_global = "%" not in one.address  # others are valid within one network only
+                if name in up and one.family == family and is_global:
+                    found.setdefault(name, one.address)
+    return found
+
+
+def loopback() -> str | None:
+    """Return the name of the interface that only processes of this machine reach, if it is up."""
+    return next((name for name, one in interfaces().items() if one in ("127.0.0.1", "::1")), None)
+
+
+def listening(address: str, port: int = 0) -> socket.socket:
+    """Return a TCP socket that listens at one address of this machine, or at all for an empty text.
+
+    Args:
+        address: The IPv4 or IPv6 address.
+        port: The port; 0 for one that is free.
+    """
+    takes_both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if takes_both or ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, dualstack_ipv6=takes_both)
+
+
+def store_at(
+    host: str, port: int, interface: str | None, num_processes: int, timeout: timedelta
+) -> TCPStore | None:
+    """Return a store in which processes meet, and which listens at one interface of this machine.
+
+    By default, torch's stores listen at all of them.
+
+    Args:
+        host: The name or the address by which the processes find this machine.
+        port: The port; 0 for one that is free.
+        interface: The interface.
+        num_processes: The number of processes that meet.
+        timeout: How long they wait for each other.
+
+    Returns:
+        The store; None if `interface` does not have the address to which `host` resolves here.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    at = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    if (address := interfaces().get(interface or "")) not in at:
+        return None
+    server = listening(address, port)
+    number = server.getsockname()[1]
+    return TCPStore(
+        address, number, num_processes, True, timeout, False, master_listen_fd=server.detach()
+    )
