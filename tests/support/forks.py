@@ -12,7 +12,7 @@ import fcntl
 import gc
 import importlib
 import inspect
-import json
+import marshal
 import multiprocessing
 import os
 import platform
@@ -84,8 +84,8 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
     try:
         multiprocessing.set_executable(python)
         _, files, *_ = socket.recv_fds(connection, 1, _MOST_FILES)
-        with connection.makefile("rw") as file:
-            wanted = json.loads(file.readline())
+        with connection.makefile("rb") as asked, connection.makefile("w") as file:
+            wanted = marshal.load(asked)
             ended, lives = os.pipe()
             pid = os.fork()
             if not pid:

@@ -11,6 +11,7 @@ import random
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -208,7 +209,7 @@ class Fork:
         has_forks: bool = False,
     ) -> None:
         server = forks()
-        self._connection = ask(
+        asked = ask(
             server.socket,
             ["-m", module, *arguments],
             cwd=str(cwd),
@@ -216,6 +217,7 @@ class Fork:
             executable=server.python if has_forks else sys.executable,
             files={0: 0, 1: stdout.fileno() if stdout else 1, 2: stderr.fileno() if stderr else 2},
         )
+        self._connection = socket.socket(fileno=asked.detach())
         self._answers = self._connection.makefile("r")
         self.pid = int(self._answers.readline())
         self.returncode: int | None = None
