@@ -53,6 +53,7 @@ _HIGH = 500  # numbers from here on are nobody's
 def main(path: str) -> None:
     fresh_process.end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    gc.disable()  # nothing of this is garbage
     for module in _IMPORTED:
         importlib.import_module(module)
     # Hydra finds its plugins, and its parser gets to know the grammar.
@@ -62,6 +63,7 @@ def main(path: str) -> None:
     # for each launch.
     inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.support.forks"}
     gc.freeze()  # a fork that looks through all that is here would have to copy it
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{path}.new")
         server.listen(100)
