@@ -43,6 +43,8 @@ _IMPORTED = (
     "hydra.main",
     "pytest",
     "torch._dynamo",  # by its optimizers, when they are built
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.run",
 )
 _MOST_FILES = 16
@@ -56,8 +58,9 @@ def main(path: str) -> None:
     gc.disable()  # nothing of this is garbage
     for module in _IMPORTED:
         importlib.import_module(module)
-    # Hydra finds its plugins, and its parser gets to know the grammar.
-    hydra_grid.first_point(["local_batch=8"])
+    # Hydra finds its plugins, its parser gets to know the grammar, and pydantic the schema.
+    with hydra_grid.composed(["local_batch=8"]) as grid:
+        assert grid.configs[0].run_id
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no
     # module's that is known, all modules are looked through: more than a second of the processor's
     # for each launch.
