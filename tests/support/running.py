@@ -10,6 +10,7 @@ import os
 import random
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -241,6 +242,18 @@ class Fork:
             self.wait()
 
 
+# Horovod waits for other workers by calling this again and again, which takes a whole core.
+_PATIENT = """
+#include <time.h>
+
+int sched_yield(void) {
+    struct timespec moment = {0, 100000};
+    nanosleep(&moment, 0);
+    return 0;
+}
+"""
+
+
 class _Forks:
     """`tests.support.forks`: where it listens, and commands whose processes are its forks."""
 
@@ -268,11 +281,24 @@ class _Forks:
             [sys.executable, "-m", "tests.support.forks", self.socket],
             ROOT,
             # Forks copy large pages of memory faster than as many small ones.
-            env={"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+            env={
+                "OPENBLAS_NUM_THREADS": "1",
+                "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+                **_preloaded(folder / "patient.so", _PATIENT),
+            },
         )
         while not Path(self.socket).exists():
             assert self._process.poll() is None
             time.sleep(0.05)
+
+
+def _preloaded(library: Path, source: str) -> dict[str, str]:
+    """Variables with which processes have functions in C first; none without a compiler."""
+    if not shutil.which("cc"):
+        return {}
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return {"LD_PRELOAD": str(library)}
 
 
 @functools.cache
