@@ -4,6 +4,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
+# What was compiled and checked is kept: else each process compiles bsweep again, and mypy reads all of torch.
+unset PYTHONDONTWRITEBYTECODE
+export MYPY_CACHE_DIR=${XDG_CACHE_HOME:-~/.cache}/bsweep/mypy
 
 # What keeps a script from emulating hosts, or SLURM on them; nothing where it can.
 obstacle() { "scripts/$1.sh" check 2>&1 || true; }
@@ -27,6 +30,7 @@ ruff check .
 ruff format --check .
 shellcheck -x scripts/*.sh .ci/run
 mypy
+python -m compileall -q src # at once, and not by each process of pytest
 # Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 pytest --numprocesses $((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder "$@"

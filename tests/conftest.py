@@ -5,6 +5,7 @@ leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shlex
 import signal
@@ -41,6 +42,7 @@ _LONGEST = (
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are imported: nothing of that is garbage
     # Before torch is imported, here and in what is started: threads that wait for each other's part
     # of a tiny step would otherwise turn in circles, on cores that other processes of the tests
     # have to share.
@@ -67,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # work on alone.
     first = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: first.get(item.path.stem, len(first)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a collection during a test looks through that test's objects alone
+    gc.enable()
 
 
 @pytest.fixture

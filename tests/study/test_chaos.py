@@ -106,7 +106,7 @@ def with_clock(desk: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_strikes", [4, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_strikes", [2, pytest.param(50, marks=pytest.mark.nightly)])
 def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:

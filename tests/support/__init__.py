@@ -22,6 +22,9 @@ Forking
        place of the process that it got: its signals, streams and exit code. `bsweep` and
        `horovodrun` lie beside it, for commands that are started otherwise (a `prefix`).
 
+    Where there is a C compiler, the server's `sched_yield` sleeps for 0.1 ms: a worker that waits
+    in Horovod then leaves its core to others.
+
     A fork is on the host of scripts/hosts.sh, and on the node of scripts/slurm.sh, of the process
     that asked for it: with `prefix=on("h1")` a command and its workers over ssh are forks, too.
 

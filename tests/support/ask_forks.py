@@ -3,18 +3,20 @@ exit code are the other's.
 
 `python tests/support/ask_forks.py SOCKET -u -m module ...`, or `-c code`, or `file.py`. The other
 has the files that are open here, too.
+
+It is run for each process of a run, so it imports what Python has built in: `signal`, `socket` and
+`json` would take twice as long as all else here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import _signal
+import _socket
+import marshal
 import os
-import signal
-import socket
 import sys
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 
 
 def ask(
@@ -25,7 +27,7 @@ def ask(
     env: dict[str, str],
     executable: str,
     files: dict[int, int],
-) -> socket.socket:
+) -> _socket.socket:
     """The socket that tells the id of the process that is forked, and then its exit code, a line
     each.
 
@@ -38,9 +40,10 @@ def ask(
         executable: What it takes for Python.
         files: The open files that it gets, by their numbers there.
     """
-    connection = socket.socket(socket.AF_UNIX)
+    connection = _socket.socket(_socket.AF_UNIX)
     connection.connect(path)
-    socket.send_fds(connection, [b"!"], list(files.values()))
+    given = b"".join(number.to_bytes(4, sys.byteorder) for number in files.values())
+    connection.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
     wanted: dict[str, object] = {
         "command": command,
         "cwd": cwd,
@@ -53,7 +56,7 @@ def ask(
     os.umask(umask)
     wanted["umask"] = umask
     wanted["ignored"] = [number for number in _SIGNALS if _is_ignored(number)]
-    connection.sendall(json.dumps(wanted).encode() + b"\n")
+    connection.sendall(marshal.dumps(wanted))
     return connection
 
 
@@ -75,21 +78,21 @@ def main(path: str, *command: str) -> None:
     )
     for number in files[files.index(2) + 1 :]:  # a pipe ends when all copies of its end are closed
         os.close(number)
-    with connection.makefile("r") as answers:
+    with open(connection.detach()) as answers:  # noqa: PTH123 (a descriptor is no path)
         pid = int(answers.readline())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (_signal.SIGTERM, _signal.SIGINT):
             if not _is_ignored(number):
-                signal.signal(number, lambda number, _: os.kill(pid, number))
+                _signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(answers.readline())
     if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-code, signal.SIG_DFL)
+        if -code != _signal.SIGKILL:  # which has no handler
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
 
 def _is_ignored(number: int) -> bool:
-    return signal.getsignal(number) == signal.SIG_IGN
+    return _signal.getsignal(number) == _signal.SIG_IGN
 
 
 def _open_files() -> list[int]:

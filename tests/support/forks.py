@@ -12,7 +12,7 @@ import fcntl
 import gc
 import importlib
 import inspect
-import json
+import marshal
 import multiprocessing
 import os
 import platform
@@ -43,6 +43,8 @@ _IMPORTED = (
     "hydra.main",
     "pytest",
     "torch._dynamo",  # by its optimizers, when they are built
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.run",
 )
 _MOST_FILES = 16
@@ -53,15 +55,18 @@ _HIGH = 500  # numbers from here on are nobody's
 def main(path: str) -> None:
     fresh_process.end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    gc.disable()  # nothing of this is garbage
     for module in _IMPORTED:
         importlib.import_module(module)
-    # Hydra finds its plugins, and its parser gets to know the grammar.
-    hydra_grid.first_point(["local_batch=8"])
+    # Hydra finds its plugins, its parser gets to know the grammar, and pydantic the schema.
+    with hydra_grid.composed(["local_batch=8"]) as grid:
+        assert grid.configs[0].run_id
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no
     # module's that is known, all modules are looked through: more than a second of the processor's
     # for each launch.
     inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.support.forks"}
     gc.freeze()  # a fork that looks through all that is here would have to copy it
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{path}.new")
         server.listen(100)
@@ -84,8 +89,8 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
     try:
         multiprocessing.set_executable(python)
         _, files, *_ = socket.recv_fds(connection, 1, _MOST_FILES)
-        with connection.makefile("rw") as file:
-            wanted = json.loads(file.readline())
+        with connection.makefile("rb") as asked, connection.makefile("w") as file:
+            wanted = marshal.load(asked)
             ended, lives = os.pipe()
             pid = os.fork()
             if not pid:

@@ -10,7 +10,9 @@ import os
 import random
 import select
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -208,7 +210,7 @@ class Fork:
         has_forks: bool = False,
     ) -> None:
         server = forks()
-        self._connection = ask(
+        asked = ask(
             server.socket,
             ["-m", module, *arguments],
             cwd=str(cwd),
@@ -216,6 +218,7 @@ class Fork:
             executable=server.python if has_forks else sys.executable,
             files={0: 0, 1: stdout.fileno() if stdout else 1, 2: stderr.fileno() if stderr else 2},
         )
+        self._connection = socket.socket(fileno=asked.detach())
         self._answers = self._connection.makefile("r")
         self.pid = int(self._answers.readline())
         self.returncode: int | None = None
@@ -237,6 +240,18 @@ class Fork:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
+
+
+# Horovod waits for other workers by calling this again and again, which takes a whole core.
+_PATIENT = """
+#include <time.h>
+
+int sched_yield(void) {
+    struct timespec moment = {0, 100000};
+    nanosleep(&moment, 0);
+    return 0;
+}
+"""
 
 
 class _Forks:
@@ -265,11 +280,24 @@ class _Forks:
             [sys.executable, "-m", "tests.support.forks", self.socket],
             ROOT,
             # Forks copy large pages of memory faster than as many small ones.
-            env={"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+            env={
+                "OPENBLAS_NUM_THREADS": "1",
+                "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+                **_preloaded(folder / "patient.so", _PATIENT),
+            },
         )
         while not Path(self.socket).exists():
             assert self._process.poll() is None
             time.sleep(0.05)
+
+
+def _preloaded(library: Path, source: str) -> dict[str, str]:
+    """Variables with which processes have functions in C first; none without a compiler."""
+    if not shutil.which("cc"):
+        return {}
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return {"LD_PRELOAD": str(library)}
 
 
 @functools.cache

@@ -244,7 +244,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     """The parent is killed at random, ever later, with all that it started, until nothing is left
     to do.
     """
-    point = ("-m", "seed=0,1", *POINT, *LONG, *STRATEGIES["allreduce"])
+    point = ("-m", "seed=0,1", *POINT, *LONG, "epochs=40", *STRATEGIES["allreduce"])
     draw, num_kills = random.Random(1), 0
     while True:
         process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)
@@ -264,7 +264,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     prefix = [forks().horovodrun, "-np", "2", "--gloo", forks().bsweep]
-    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=30", "checkpoint_every=0.2s")
+    point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=20", "checkpoint_every=0.2s")
     for how in (signal.SIGKILL, signal.SIGTERM, None):
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
         if how:
