@@ -1,4 +1,4 @@
-"""Shares of work for uneven workers: local batches and local steps by worker.
+"""Functions that give each of several uneven workers its local batch and its number of local steps.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
 functions in `policies`. It uses what a probe measured (`probe_file`) or the nominal values of
@@ -62,8 +62,8 @@ __all__ = [
 
 
 def fill_in(config: RunConfig) -> RunConfig:
-    """Return the run's configuration with the batch and steps of each worker that its allocation
-    chooses. Lists that the user gave stay as they are.
+    """Return a run's configuration with the local batch and the number of local steps that its
+    allocation chooses for each worker. Lists that the user gave stay as they are.
 
     Raises:
         ConfigError: If a probe is missing or belongs to another configuration, a device is unknown,
@@ -76,8 +76,8 @@ def fill_in(config: RunConfig) -> RunConfig:
 
 
 def doubts(config: RunConfig) -> list[str]:
-    """Return a message for each batch that may be smaller than necessary, because the probe ran out
-    of time.
+    """Return a warning for each worker whose local batch may be smaller than its memory allows,
+    because the probe ran out of time.
     """
     if not config.allocation.fills_memory:
         return []

@@ -25,7 +25,8 @@ class Device:
 
 
 def device(entry: str) -> Device:
-    """Return the nominal values of an entry such as `4 A30` or `3 RTX 2080 Ti + TITAN RTX`.
+    """Return the nominal speed and memory of the GPUs that an entry such as `4 A30` or `3 RTX 2080
+    Ti + TITAN RTX` names.
 
     Several GPUs give their mean FLOP/s and their smallest memory, because they train in step with
     equal batches.
@@ -60,7 +61,9 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def known() -> Mapping[str, Device]:
-    """Return all devices of `conf/devices.yaml` by their simplified names and aliases."""
+    """Return the nominal values of all devices in `conf/devices.yaml` by their simplified names and
+    aliases.
+    """
     return {
         plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)
         for name, entry in _table().items()

@@ -1,4 +1,5 @@
-"""Functions that fill in each worker's batch and local steps, one for each choice of `allocation`.
+"""Functions that fill in each worker's local batch and number of local steps, one function for each
+variant of `allocation`.
 
 Each takes a run and returns it with the local batches and local steps of that allocation. Lists
 that the user gave stay as they are.
@@ -80,8 +81,8 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Return the number of steps in which the slowest worker, at these batches, takes as long as in
-    a round of even batches.
+    """Return the number of local steps with which a round at `batches` takes the slowest worker as
+    long as a round with even batches.
     """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)
@@ -93,8 +94,9 @@ def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each worker's part of a pass of the global batch, in examples; None if the
-    configuration gives a local batch instead.
+    """Return each worker's local batch, which is its part of one pass of the global batch, in
+    proportion to `weights`. Return None if the configuration gives a local batch instead of a
+    global one.
     """
     if config.global_batch is None:
         return None
@@ -117,7 +119,9 @@ def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
 
 
 def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
-    """Raise ConfigError for batches larger than those that the probe tried or found to fit."""
+    """Raise ConfigError if a worker's batch is larger than the largest that the probe tried, or
+    found to fit, on this worker.
+    """
     problems = []
     for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
         if batch > worker.largest_batch:
@@ -132,8 +136,8 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
 
 
 def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
-    """Return FLOP/s by worker: nominal for all workers or measured for all, because the two differ
-    widely.
+    """Return each worker's FLOP/s: nominal for all workers or measured for all, because nominal and
+    measured FLOP/s differ widely.
     """
     if a.devices is not None:
         if len(a.devices) != config.num_workers:

@@ -1,7 +1,7 @@
-"""The allocation policies as pure functions, named as in the study that they follow.
+"""The formulas of the allocations as pure functions. Most follow a paper and use its names.
 
-The study is "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
-Geo-Distributed Training" (Shin et al.). Its policies are the baseline (`uniform`: every worker the
+The paper is "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
+Geo-Distributed Training" (Shin et al.). Its methods are the baseline (`uniform`: every worker the
 same), A, B and C.
 """
 
@@ -14,27 +14,30 @@ from bsweep.allocation.probe_file import ProbedWorker
 
 
 def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
-    """Return each worker's batch, in proportion to its nominal FLOP/s (policy A). The slowest
-    worker gets `local_batch`.
+    """Return each worker's local batch, in proportion to the worker's FLOP/s (method A of Shin et
+    al.). The slowest worker gets `local_batch`.
     """
     return tuple(round(local_batch * worker / min(flops)) for worker in flops)
 
 
 def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
-    """Return the largest batch that fits into each worker's memory (policy B)."""
+    """Return each worker's largest probed local batch for which the worker's memory sufficed
+    (method B of Shin et al.).
+    """
     return tuple(worker.largest_batch for worker in workers)
 
 
 def steps_by_flops(flops: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's local steps, in proportion to its nominal FLOP/s (policy C). The slowest
-    worker makes `every` steps.
+    """Return each worker's number of local steps, in proportion to the worker's FLOP/s (method C of
+    Shin et al.). The slowest worker makes `every` steps.
     """
     return tuple(round(every * worker / min(flops)) for worker in flops)
 
 
 def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, given the measured seconds of its steps. The
-    slowest worker makes `every` steps, and no worker takes longer than it does.
+    """Return each worker's number of local steps, in inverse proportion to the measured seconds of
+    the worker's steps. The slowest worker makes `every` steps, and no worker takes longer for all
+    its steps than the slowest one.
 
     As in Liu et al. (arXiv 2401.09135), steps are rounded down to whole ones. A worker therefore
     idles for less than one of its own steps.
@@ -44,8 +47,8 @@ def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
 
 
 def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -> bool:
-    """Return True if a worker's share of the total speed changed by more than the fraction
-    `max_drift` of that share.
+    """Return True if any worker's share of all workers' summed speed has changed by more than the
+    fraction `max_drift` of that share.
 
     Args:
         before: Seconds per step by worker, from which the present local steps were computed.
@@ -67,8 +70,9 @@ def _speeds(step_seconds: Sequence[float]) -> list[float]:
 def steps_by_speed(
     workers: Sequence[ProbedWorker], batches: Sequence[int], every: int
 ) -> tuple[int, ...]:
-    """Return each worker's number of local steps, with which all workers take the same time at
-    their batches. This is policy C with measured instead of nominal speed.
+    """Return each worker's number of local steps, so that all workers take about the same time for
+    a round with their local batches. This is method C of Shin et al. with measured instead of
+    nominal speed.
     """
     return by_seconds(
         [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)], every
@@ -76,12 +80,13 @@ def steps_by_speed(
 
 
 def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
-    """Return the smallest probed batch that reaches the fraction `knee` of this worker's best
-    throughput, but at least `local_batch`.
+    """Return the smallest local batch of a probe, `local_batch` or larger, at which a worker
+    reached the fraction `knee` of its best throughput.
 
-    The `hybrid` allocation uses it, which the study leaves to future work. Each device gets a batch
-    that is large enough to keep it busy. Local steps are then chosen so that a round takes as long
-    as it would without larger batches. Otherwise larger batches would make exchanges rarer.
+    The `hybrid` allocation uses this batch; Shin et al. leave such an allocation to future work.
+    Each device gets a batch that is large enough to keep it busy. Local steps are then chosen so
+    that a round takes as long as it would without larger batches. Otherwise larger batches would
+    make exchanges rarer.
     """
     rates = {batch.local_batch: batch.local_batch / batch.step_seconds for batch in worker.batches}
     enough = [
@@ -98,8 +103,8 @@ def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
 
 
 def least_steps(exchange_seconds: float, step_seconds: float, max_exchange_share: float) -> int:
-    """Return the fewest local steps with which the exchange takes at most `max_exchange_share` of a
-    round (`network_aware`).
+    """Return the smallest number of local steps with which the exchange takes at most the share
+    `max_exchange_share` of a round's time.
 
     With x seconds per exchange, t per step, H steps and share s: x / (x + H * t) <= s if H >= x *
     (1 - s) / (s * t).
@@ -109,8 +114,8 @@ def least_steps(exchange_seconds: float, step_seconds: float, max_exchange_share
 
 
 def shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Return `total` divided into whole parts in proportion to `weights`, each at least 1, by the
-    method of largest remainders.
+    """Divide `total` into whole numbers in proportion to `weights`, each at least 1, by the method
+    of largest remainders.
     """
     assert total >= len(weights), (total, weights)
     exact = [total * weight / sum(weights) for weight in weights]

@@ -27,8 +27,8 @@ class ProbedBatch:
 
 @dataclass(frozen=True)
 class ProbedWorker:
-    """The measurements of one worker. `peak_flops` is the measured FLOP/s of a large matrix
-    product. `batches` are in rising order, up to `largest_batch`.
+    """The measurements of one worker in a probe. `peak_flops` is the measured FLOP/s of a large
+    matrix product. `batches` are in rising order, up to `largest_batch`.
     """
 
     host: str
@@ -46,8 +46,8 @@ class ProbedWorker:
             raise ValueError(f"batches do not rise up to {self.largest_batch}")
 
     def step_seconds(self, local_batch: int) -> float:
-        """Return the seconds per step at a batch up to `largest_batch`, by linear interpolation
-        between the measured batches.
+        """Return this worker's seconds per step at a local batch, by linear interpolation between
+        the local batches that the probe measured.
         """
         assert self.batches[0].local_batch <= local_batch <= self.largest_batch, local_batch
         for before, after in zip(self.batches, self.batches[1:], strict=False):
@@ -73,15 +73,13 @@ class Probe:
 
 
 def probe_path(config: RunConfig) -> Path:
-    """Return the path of the run's probe file."""
+    """Return the path of the file in which `bsweep probe` keeps its results for a run."""
     given = config.allocation.probe
     return Path(given).expanduser() if given else config.study_dir / "probe.json"
 
 
 def probed_of(config: RunConfig) -> dict[str, Any]:
-    """Return the part of a configuration on which a probe's numbers depend: JSON values by dotted
-    key.
-    """
+    """Return the settings on which the results of a probe depend, as JSON values by dotted key."""
     data = {
         key: value
         for key, value in asdict(config.data).items()
@@ -106,8 +104,8 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """Return the settings, by dotted key, on which only the time of an exchange depends, and none
-    of the probe's other numbers.
+    """Return those settings, by dotted key, that change the probe's time of an exchange but none of
+    its other results.
     """
     return {
         "strategy.name": config.strategy.name,
@@ -166,7 +164,9 @@ _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
 def table(probe: Probe) -> str:
-    """Return a probe as a table for the console: seconds per step at each batch, by worker."""
+    """Return the results of a probe as a text table, with each worker's seconds per step at each
+    local batch.
+    """
     batches = sorted({batch.local_batch for one in probe.workers for batch in one.batches})
     rows = [
         ["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]

@@ -1,4 +1,5 @@
-"""The schema of a run: one settings class (card) per variant, one module per group of variants.
+"""The schema of a run's configuration: a settings class (card) for each variant, and a module for
+each group of variants.
 
 Its input is plain values, from a YAML file or as Hydra composed them. Its output is a checked,
 frozen `RunConfig` with its run id, or a `ConfigError` that lists all problems. A card holds the

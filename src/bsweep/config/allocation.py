@@ -1,5 +1,5 @@
-"""The settings classes (cards) of the allocations, which share batches and local steps among
-workers of unequal speed.
+"""The settings classes (cards) of the allocations, which give each of several uneven workers its
+local batch and its number of local steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class StepsByFlopsConfig(AllocationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(AllocationConfig):
-    """The base of allocations that can reassign local steps when a worker's speed drifts."""
+    """The base class of the cards of allocations that can change the workers' numbers of local
+    steps during a run, when a worker's speed has changed.
+    """
 
     adapt_every: Count | None
     max_drift: Positive
@@ -58,7 +60,9 @@ class AdaptiveConfig(AllocationConfig):
 
     @property
     def adapts(self) -> bool:
-        """Return True if the workers' numbers of local steps may change during the run."""
+        """Return True if this allocation may change the workers' numbers of local steps during a
+        run.
+        """
         return self.adapt_every is not None
 
 

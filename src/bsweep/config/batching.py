@@ -21,12 +21,14 @@ _MOST_FACTOR = 16
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Card):
-    """The base of the settings classes of all batching policies. `builds` names a callable
-    `(config)` that takes the run's configuration and returns a `bsweep.batching.Policy`.
+    """The base class of the cards of all batching policies. `builds` names a callable `(config)`
+    that takes the run's configuration and returns a `bsweep.batching.Policy`.
     """
 
     goes_on_elsewhere: ClassVar[bool] = True
-    """True if a run may resume (`resume_from`) from a run with another batch or other workers."""
+    """True if a run with this policy may begin at the checkpoint of a run (`resume_from`) that has
+    another global batch or another number of workers.
+    """
 
     measures_noise: ClassVar[bool] = False
     """True if the policy uses the gradient noise scale. The run then measures it even without
@@ -34,8 +36,8 @@ class BatchingConfig(Card):
     """
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
-        """Yield a message, with the remedy, for each setting that conflicts with a training set of
-        `num_train` examples.
+        """Yield an error message, with the remedy, for each setting of this policy that conflicts
+        with a training set of `num_train` examples.
         """
         yield from ()
 
@@ -50,8 +52,8 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """The base of policies that choose the batch size during the run. Their decisions hold only for
-    the batch and the workers of that run.
+    """The base class of the cards of policies that choose the batch size during a run. Their
+    decisions hold only for the configured batch and the workers of that run.
     """
 
     goes_on_elsewhere: ClassVar[bool] = False
@@ -66,8 +68,8 @@ class DecidingConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangingConfig(DecidingConfig):
-    """The base of policies that change the global batch size, which all workers share. This size
-    starts as configured and stays within bounds.
+    """The base class of the cards of policies that change the global batch during a run. The global
+    batch starts as configured and stays within bounds.
     """
 
     min_global_batch: Count | None
@@ -75,11 +77,13 @@ class ChangingConfig(DecidingConfig):
     max_local_batch: Count | None
 
     fits_batch_to_rate: ClassVar[str] = ""
-    """The reason why the learning rate may not follow the batch, as a clause; empty if it may."""
+    """The reason, as a clause, why this policy forbids a learning rate that follows the batch size;
+    an empty text if it allows one.
+    """
 
     def bounds(self, point: Point) -> tuple[int, int]:
-        """Return the smallest and the largest global batch, in examples. A bound that is not given
-        lies within a fixed factor of the configured batch.
+        """Return the smallest and the largest global batch, in examples, that this policy may
+        choose. A bound that is not given lies within a fixed factor of the configured batch.
         """
         configured = point.examples_per_step
         least = min(configured, max(self._least_batch(point), -(-configured // _MOST_FACTOR)))
@@ -121,18 +125,21 @@ class ChangingConfig(DecidingConfig):
             )
 
     def _least_batch(self, point: Point) -> int:
-        """Return the smallest global batch that gives every worker enough examples.
+        """Return the smallest global batch of which every worker gets one example, or two where
+        BatchNorm or the measurement of the gradient noise needs two.
 
-        Each worker gets its part in proportion to its configured batch. It needs one example, or
-        two if the model may have BatchNorm, which needs statistics. A lone worker that measures the
-        noise needs two as well. With one example it could never measure the noise again, and its
-        policy would keep that batch for ever.
+        Each worker gets its part in proportion to its configured batch. BatchNorm, which the model
+        may have, needs two examples for its statistics. A lone worker that measures the noise needs
+        two as well. With one example it could never measure the noise again, and its policy would
+        keep that batch for ever.
         """
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
 
     def _needs_halves(self, point: Point) -> bool:
-        """Return True if a lone worker measures the noise, from the two halves of its batch."""
+        """Return True if a single worker has to measure the gradient noise, by comparing the two
+        halves of its batch.
+        """
         return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
@@ -145,8 +152,9 @@ class ChangingConfig(DecidingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(ChangingConfig):
-    """The policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies the batch size
-    by a factor every few epochs. It can change the learning rate as Seesaw does (arXiv 2510.14717).
+    """The settings of the policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies
+    the batch size by a factor every few epochs. The policy can change the learning rate as Seesaw
+    does (arXiv 2510.14717).
     """
 
     name: Literal["schedule"]
@@ -178,8 +186,8 @@ class ScheduleConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """A policy that raises the batch size where a schedule would lower the learning rate (Smith et
-    al., arXiv 1711.00489).
+    """The settings of a policy that raises the batch size whenever a multistep schedule would lower
+    the learning rate (Smith et al., arXiv 1711.00489).
     """
 
     name: Literal["raise_instead_of_decay"]
@@ -202,8 +210,8 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
-    """The base of policies that set the batch size every `every_steps` steps by the measured
-    gradient noise.
+    """The base class of the cards of policies that compute the batch size from the measured
+    gradient noise, every `every_steps` steps.
     """
 
     every_steps: Count
@@ -213,8 +221,8 @@ class MeasuringConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScaleConfig(MeasuringConfig):
-    """The policy whose batch size follows the gradient noise scale (McCandlish et al., arXiv
-    1812.06162).
+    """The settings of the policy whose batch size follows the measured gradient noise scale
+    (McCandlish et al., arXiv 1812.06162).
     """
 
     name: Literal["noise_scale"]
@@ -225,8 +233,9 @@ class NoiseScaleConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormTestConfig(MeasuringConfig):
-    """A policy that raises the batch size when the gradient is mostly noise: the norm test of Byrd
-    et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv 1710.11258).
+    """The settings of a policy that raises the batch size when the gradient is mostly noise: the
+    norm test of Byrd et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv
+    1710.11258).
     """
 
     name: Literal["norm_test"]
@@ -237,8 +246,8 @@ class NormTestConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CABSConfig(MeasuringConfig):
-    """The policy CABS, which sets the batch size by the learning rate, the gradient noise and the
-    loss (Balles, Romero and Hennig, arXiv 1612.05086).
+    """The settings of the policy CABS, which computes the batch size from the learning rate, the
+    gradient noise and the loss (Balles, Romero and Hennig, arXiv 1612.05086).
     """
 
     name: Literal["cabs"]
@@ -252,8 +261,8 @@ class CABSConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputConfig(MeasuringConfig):
-    """The policy that sets the batch size with the greatest goodput, as Pollux does (Qiao et al.,
-    OSDI 2021).
+    """The settings of the policy that chooses the batch size with the greatest goodput (training
+    progress per second), as Pollux does (Qiao et al., OSDI 2021).
     """
 
     name: Literal["goodput"]

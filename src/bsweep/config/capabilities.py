@@ -9,50 +9,53 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Facts about a strategy. Each `why_...` is a reason with its remedy; it is empty where nothing
-    is wrong.
+    """Facts about what a strategy can do. Each `why_...` is a reason with its remedy; it is empty
+    where nothing is wrong.
     """
 
     launchers: tuple[str, ...] = ()
-    """Names of the launchers that can start its processes. If empty, any launcher can, because the
-    strategy exchanges nothing.
+    """Names of the launchers that can start the strategy's processes. If empty, any launcher can,
+    because the strategy exchanges nothing.
     """
 
     uses_horovod: bool = False
-    """True if it exchanges over Horovod, whose processes horovodrun starts."""
+    """True if the strategy's workers exchange over Horovod, in processes that horovodrun starts."""
 
     needs_mpi: bool = False
-    """True if it needs a Horovod that was built with MPI."""
+    """True if the strategy needs a Horovod that was built with MPI."""
 
     why_no_cpu: str = ""
-    """The reason why it runs only on GPUs."""
+    """The reason why the strategy runs only on GPUs."""
 
     why_no_fp16: str = ""
-    """The reason why its workers cannot skip a step whose gradients overflowed."""
+    """The reason why the strategy cannot skip a step whose fp16 gradients overflowed."""
 
     why_no_noise: str = ""
-    """The reason why the gradient noise scale cannot be measured, although all workers step
-    together.
+    """The reason why the gradient noise scale cannot be measured with this strategy, although all
+    workers make each step together.
     """
 
     why_apart: str = ""
-    """The reason why the workers' models differ until an epoch ends."""
+    """The reason why, with this strategy, the workers' models differ until an epoch ends."""
 
     takes_codecs: bool = False
-    """True if gradients may be compressed by a codec of the group `compression`."""
-
-    own_compression: str = ""
-    """A hint at the strategy's own compression, for users who ask for a codec."""
-
-    in_step: bool = True
-    """True if all workers make each step together."""
-
-    takes_local_steps: bool = False
-    """True if workers step alone between two synchronisations, each with its own number of steps.
+    """True if a codec of the group `compression` may compress the gradients that this strategy
+    exchanges.
     """
 
+    own_compression: str = ""
+    """The sentence that tells users who choose a codec which key sets the strategy's own
+    compression.
+    """
+
+    in_step: bool = True
+    """True if all workers make each step together, from the same parameters."""
+
+    takes_local_steps: bool = False
+    """True if each worker may make its own number of local steps between two synchronisations."""
+
     exchanges_in_passes: bool | None = False
-    """True if gradients are exchanged during the backward pass; None if only the user's own code
+    """True if workers exchange gradients during the backward pass; None if only the user's own code
     can tell.
     """
 
@@ -62,7 +65,9 @@ class Capabilities:
     """
 
     outlives_workers: bool = False
-    """True if the other workers can still go on or stop cleanly when a worker is lost."""
+    """True if the remaining workers can continue or stop cleanly when a worker is lost."""
 
     leaves_processes_clean: bool = True
-    """True if processes that have trained with it may train another run."""
+    """True if processes that have trained one run with this strategy may train another run
+    afterwards.
+    """

@@ -23,7 +23,9 @@ class Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Schema):
-    """The base of all cards, the settings classes of the strategies, models and other variants."""
+    """The base class of all cards, which are the settings classes of strategies, models and other
+    variants.
+    """
 
     if TYPE_CHECKING:  # each variant declares this key itself, after its group's keys
 
@@ -34,17 +36,20 @@ class Card(Schema):
     """The code that implements the variant, as `module:name` or a module alone; see `resolve`."""
 
     changes_no_number: ClassVar[tuple[str, ...]] = ()
-    """Keys that do not change the results of a run, and so are not part of its run id."""
+    """Keys that do not change the results of a run, and so are left out of the hash in the run's
+    id.
+    """
 
     added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that were added to the schema later, each with the value that changes nothing.
+    """Keys that this card got after runs without them had been made, each with the value under
+    which a run behaves as those runs did.
 
     A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield a message, with the remedy, for each conflict between these settings and the rest
-        of the point.
+        """Yield an error message, with the remedy, for each conflict between the settings of this
+        card and the rest of a point.
 
         Args:
             point: The point, whose every key is valid by itself.
@@ -55,7 +60,8 @@ class Card(Schema):
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning for each of these settings that may mislead in a point that can run.
+        """Yield a warning for each setting of this card with which a point can run, but perhaps not
+        as the user expects.
 
         Args:
             point: The point, which has no conflicts.
@@ -67,8 +73,8 @@ class Card(Schema):
 
 
 def resolve(target: str) -> Any:
-    """Import and return the attribute that a text `module:name` names, or the module that a text
-    `module` names.
+    """Import and return the Python object that a text `module:name` names, or the module that a
+    text `module` names.
 
     Args:
         target: `module:name`, or a module alone.

@@ -1,4 +1,6 @@
-"""The settings classes (cards) of the codecs, which decide what part of a gradient is sent."""
+"""The settings classes (cards) of the codecs, which make an exchange send less than the whole
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class FP16Config(CodecConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(CodecConfig):
-    """The base of codecs that send only the largest elements of a gradient."""
+    """The base class of the cards of codecs that send only the largest elements of a gradient."""
 
     density: Density
     warmup_densities: tuple[Density, ...]

@@ -1,5 +1,5 @@
-"""Checks for values of a point that contradict each other, within one group of settings or between
-several groups.
+"""Checks that refuse a point whose values contradict each other, within one group of keys or
+between several groups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from bsweep.config.values import ConfigError, show
 
 
 def refuse_contradictions(config: RunConfig) -> None:
-    """Raise a ConfigError that lists all values that contradict each other, if there are any."""
+    """Raise a ConfigError that lists all values of a configuration that contradict each other, if
+    there are any.
+    """
     problems = list(_contradictions(config))
     if problems:
         raise ConfigError(*problems)
@@ -20,7 +22,7 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     """Raise a ConfigError if the run would end before its first evaluation, or has too few
-    evaluations to confirm its target.
+    evaluations to confirm that it reached its target.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
@@ -105,7 +107,9 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
 
 
 def _target_contradictions(config: RunConfig) -> Iterator[str]:
-    """Yield a message, with the remedy, for each conflict between the settings of a target."""
+    """Yield an error message, with the remedy, for each conflict among the keys `target_accuracy`,
+    `target_loss` and `stop_at_target`.
+    """
     given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
     try:
         target = config.target

@@ -19,7 +19,7 @@ _MOST_BYTES = 2**40  # largest size of synthetic data
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
-    """The base of the settings classes of all image data sets."""
+    """The base class of the cards of all image data sets."""
 
     crop_padding: Natural
     flip: bool

@@ -1,5 +1,5 @@
-"""The base settings class (card) of each group, such as all strategies: the facts that other code
-may ask of every variant of the group.
+"""The base classes of the cards, one for each group such as `strategy`, with the facts that other
+code may ask of every variant of the group.
 
 The cards of the variants are in the module of their group.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Card):
-    """The base of the settings classes of all data sets; see `conf/data/`.
+    """The base class of the cards of all data sets, whose defaults are in `conf/data/`.
 
     `builds` names a module with two functions. `info(config)` downloads, decodes and caches the
     data; once that is done it needs no torch. `load(config)` returns the complete data set on the
@@ -47,25 +47,25 @@ class DataConfig(Card):
     consists_of: ClassVar[Kind]
 
     files: ClassVar[tuple[str, ...]] = ()
-    """Keys that name files or folders that are read as they are, and so must be the same on all
-    hosts. The files of other data sets are checked by md5.
+    """Keys that name files or folders without a known checksum, whose content must be the same on
+    all hosts. The files of other data sets are checked by md5.
     """
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
-    """Keys that do not change the cost of an example."""
+    """Keys that change neither the time nor the memory that one example takes in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
-    """The base of the settings classes of all models. `builds` names a callable `(config, *,
+    """The base class of the cards of all models. `builds` names a callable `(config, *,
     num_classes, shape)` that returns the newly initialised module.
     """
 
     learns_from: ClassVar[Kind | None] = "images"
-    """The kind of data that the model needs; None if it takes any."""
+    """The kind of examples that the model trains on; None if it takes any kind."""
 
     has_batchnorm: ClassVar[bool | None] = False
-    """True if the model has BatchNorm; None if only the built module can tell, see
+    """True if the model has BatchNorm layers; None if only the built module can tell, see
     `bsweep.models.check_model`.
     """
 
@@ -105,8 +105,8 @@ class ModelConfig(Card):
             )
 
     def check_num_classes(self, num_classes: int) -> None:
-        """Raise ValueError unless the model suits data with this number of classes or vocabulary
-        tokens.
+        """Raise ValueError if the model cannot train on data with `num_classes` classes or, for
+        text, with a vocabulary of `num_classes` tokens.
 
         Args:
             num_classes: The number of classes or tokens that the data have.
@@ -118,8 +118,8 @@ class ModelConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Card):
-    """The base of the settings classes of all optimizers; see `conf/optimizer/`. `builds` names a
-    callable `(config, vector)`.
+    """The base class of the cards of all optimizers, whose defaults are in `conf/optimizer/`.
+    `builds` names a callable `(config, vector)`.
     """
 
     lr: Positive
@@ -139,7 +139,9 @@ class OptimizerConfig(Card):
 
     @property
     def needs_layer_norms(self) -> bool:
-        """True if an optimizer step needs the norms of whole layers, as in LARS and LAMB."""
+        """True if a step of this optimizer needs the norm of each whole layer, as a step of LARS or
+        LAMB does.
+        """
         return False
 
     @property
@@ -168,34 +170,36 @@ class OptimizerConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Card):
-    """The base of the settings classes of all strategies. `builds` names a callable `(config,
-    strategy, place, paths)` that returns a `bsweep.strategies.Strategy`.
+    """The base class of the cards of all strategies. `builds` names a callable `(config, strategy,
+    place, paths)` that returns a `bsweep.strategies.Strategy`.
     """
 
     kind_can: ClassVar[Capabilities] = Capabilities()
-    """Capabilities that do not depend on the card's keys; `can` adds those that do."""
+    """Capabilities of the strategy that do not depend on its settings; `can` adds those that do."""
 
     @property
     def can(self) -> Capabilities:
-        """The capabilities of the strategy with its present settings.
+        """The capabilities that the strategy has with the settings of this card.
 
-        Other code asks only for these.
+        Other code asks only for these capabilities.
         """
         return self.kind_can
 
     @property
     def patience_seconds(self) -> float:
-        """The seconds that workers wait for another worker that shows no sign of life."""
+        """The seconds without a sign of life from a worker after which the other workers treat this
+        worker as lost.
+        """
         return float("inf")
 
     @property
     def local_steps(self) -> int:
-        """The number of optimizer steps of a worker between two synchronisations."""
+        """The number of optimizer steps that a worker makes between two synchronisations."""
         return 1
 
     def with_local_steps(self, local_steps: int) -> Self:
-        """Return a copy of these settings with another number of local steps between
-        synchronisations.
+        """Return a copy of this card in which a worker makes `local_steps` optimizer steps between
+        two synchronisations.
 
         Args:
             local_steps: The optimizer steps of a worker between two synchronisations.
@@ -208,15 +212,16 @@ class StrategyConfig(Card):
 
     @property
     def ends_after(self) -> tuple[int | None, float | None]:
-        """The number of rounds and the seconds after which the run ends, even if epochs are left.
+        """The number of rounds and the seconds of training after which a run ends, even if epochs
+        are left.
 
         None stands for no limit.
         """
         return None, None
 
     def num_shards(self, num_workers: int) -> int:
-        """Return the number of slices into which parameter servers divide the model; 0 without
-        servers.
+        """Return the number of shards into which parameter servers divide the parameters; 0 for a
+        strategy without servers.
 
         Args:
             num_workers: The number of workers.
@@ -239,7 +244,8 @@ class StrategyConfig(Card):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """The settings of the strategy that a probe (a short measurement) runs instead of this one.
+        """The card of the strategy that a probe (a short measurement) runs instead of this
+        strategy.
 
         The other strategy exchanges the whole vector at each step, and does not overlap the
         exchange with computation.
@@ -248,21 +254,23 @@ class StrategyConfig(Card):
 
     @property
     def vectors_held(self) -> int:
-        """The number of vectors of the model's size that this strategy keeps in memory and the
-        strategy of `in_probe` does not.
+        """The number of vectors, each as long as all parameters, that a worker holds for this
+        strategy but not for the strategy that a probe runs (`in_probe`).
 
-        The model and its optimizer are not counted.
+        The vectors of the model and its optimizer are not counted.
         """
         return 0
 
     @property
     def vectors_of_first_step(self) -> int:
-        """The number of the `vectors_held` that are allocated only at the first step."""
+        """The number of those vectors among `vectors_held` that a worker allocates only at its
+        first step.
+        """
         return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the number of examples per optimizer step from which a worker's learning rate is
-        computed.
+        """Return the number of examples per optimizer step from which the learning-rate rule
+        computes a worker's learning rate.
 
         Args:
             point: The point.
@@ -274,7 +282,8 @@ class StrategyConfig(Card):
         return point.examples_per_step
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the values that the hash in the run id includes in addition to the settings.
+        """Return values, by name, that are hashed into a run's id together with the settings of the
+        run's point.
 
         Args:
             point: The point.
@@ -285,8 +294,8 @@ class StrategyConfig(Card):
         return {}
 
     def variables(self) -> Mapping[str, str]:
-        """Return the environment variables that the processes read once, when they start to
-        exchange.
+        """Return the environment variables that hold settings of this strategy for its exchange
+        library, which reads them only when it starts in a process.
 
         Returns:
             The values by the names of the variables.
@@ -294,8 +303,8 @@ class StrategyConfig(Card):
         return {}
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
-        """Raise ValueError if processes that started with these environment variables cannot run
-        this strategy.
+        """Raise ValueError if processes have already started with environment variables that
+        contradict the settings of this strategy.
 
         Args:
             variables: The environment variables of the processes, by name.
@@ -319,13 +328,13 @@ class StrategyConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig(Card):
-    """The base of the settings classes of all codecs. `builds` names a callable `(config, setting)`
-    that returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
+    """The base class of the cards of all codecs. `builds` names a callable `(config, setting)` that
+    returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
 
     def payload_share(self, epochs: int) -> float | None:
-        """Return the ratio of the bytes of a compressed gradient to the bytes of the fp32 gradient.
-        Return None if payloads are summed during the exchange.
+        """Return the ratio of the bytes of a gradient that this codec compressed to the bytes of
+        the fp32 gradient. Return None if compressed gradients are summed during the exchange.
 
         Args:
             epochs: The number of epochs of the run, over which the share may change.
@@ -336,8 +345,9 @@ class CodecConfig(Card):
         return None
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning if workers with this codec send more bytes than a ring all-reduce without
-        it. With a codec every worker gets every payload, while a ring sends twice the vector.
+        """Yield a warning if a worker sends at least as many bytes with this codec as in a ring
+        all-reduce without a codec. With a codec every worker gets every compressed gradient, while
+        a ring sends twice the vector.
 
         Args:
             point: The point, which has no conflicts.
@@ -356,8 +366,8 @@ class CodecConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
-    """The base of the settings classes of all allocations; see `conf/allocation/`. The allocation
-    fills in the lists that are null.
+    """The base class of the cards of all allocations, whose defaults are in `conf/allocation/`. The
+    allocation fills in the lists that are null.
 
     `builds` names a callable `(config, allocation)` that returns the run's configuration with its
     lists filled in.
@@ -374,17 +384,23 @@ class AllocationConfig(Card):
     shares_steps: ClassVar[bool] = False
 
     takes_devices: ClassVar[bool] = False
-    """True if it uses nominal FLOP/s, which `devices` can give without a probe."""
+    """True if the allocation uses the workers' nominal FLOP/s, which the key `devices` can give
+    without a probe.
+    """
 
     asks_exchange: ClassVar[bool] = False
-    """True if it uses the measured time of an exchange."""
+    """True if the allocation uses the measured time of an exchange."""
 
     fills_memory: ClassVar[bool] = False
-    """True if each worker gets the largest batch that fitted in a probe."""
+    """True if the allocation gives each worker the largest batch that fitted into its memory in a
+    probe.
+    """
 
     @property
     def adapts(self) -> bool:
-        """True if the allocation follows the workers' speeds during a run."""
+        """True if the allocation changes the workers' numbers of local steps during a run, when
+        their speeds change.
+        """
         return False
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -438,7 +454,7 @@ class AllocationConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Card):
-    """The base of the settings classes of all launchers; see `conf/launch/`.
+    """The base class of the cards of all launchers, whose defaults are in `conf/launch/`.
 
     `builds` names a subclass of `bsweep.launch.launcher.Launcher`, which is created without
     arguments.
@@ -455,22 +471,23 @@ class LaunchConfig(Card):
 
     @property
     def num_retries(self) -> int:
-        """The number of times that a point is started again after a failure from outside, such as
-        a lost host.
+        """The number of times that bsweep may start a point again after a failure that the point
+        did not cause, such as a lost host.
         """
         return 0
 
     @property
     def named_hosts(self) -> str | None:
-        """The hosts and slots, such as `h1:4,h2:4`, that were given or that a SLURM allocation has.
+        """The hosts and their slots, such as `h1:4,h2:4`, that the user named or that the SLURM
+        allocation has.
 
-        None if no hosts were given, and outside an allocation.
+        None if the user named no hosts, or named those of an allocation but is outside one.
         """
         return None
 
     def why_not(self, strategy: StrategyFacts) -> str:
-        """Return why this launcher cannot start the processes of a strategy, with the remedy; empty
-        if it can.
+        """Return the reason why this launcher cannot start the processes of a strategy, with the
+        remedy; an empty text if it can.
 
         Args:
             strategy: The card of the strategy.

@@ -1,4 +1,6 @@
-"""Lists of hosts, with SLURM's brackets or in a file. They are expanded to the form `h1:4,h2:4`."""
+"""Functions that expand a list of hosts, with SLURM's brackets or in a file, to the form
+`h1:4,h2:4`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pydantic import AfterValidator, Field
 from bsweep.config.values import plain_file, shortened
 
 SLURM = "slurm"
-"""The value that stands for the hosts of the SLURM allocation in which the sweep is started."""
+"""The value of the key `launch.hosts` that stands for the hosts of the SLURM allocation in which
+the sweep is started.
+"""
 
 _MOST_HOSTS = 10_000
 _MOST_FILE_BYTES = 1 << 20
@@ -30,8 +34,8 @@ _FORM = (
 
 
 def spelled_out(given: str) -> str:
-    """Return the hosts and slots one by one, from a list such as `h[1-4,7]:2` or from `@FILE`.
-    Return `slurm` unchanged.
+    """Return a list of hosts, given as a text such as `h[1-2]:4` or as `@FILE`, in the form
+    `h1:4,h2:4`. Return `slurm` unchanged.
 
     Raises:
         ValueError: If the text does not name hosts in these forms, or the file cannot be read.
@@ -52,7 +56,7 @@ SpelledOut = Annotated[str, Field(pattern=rf"^{_HOST}(,{_HOST})*$")]
 
 
 def names_in(text: str) -> list[str]:
-    """Return the hosts of a list in SLURM's form: `a[1-2,07],b` gives a1, a2, a07 and b.
+    """Return the host names of a list in SLURM's form: `a[1-2,07],b` gives a1, a2, a07 and b.
 
     Raises:
         ValueError: If the text is no such list, or names too many hosts.
@@ -69,8 +73,8 @@ def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield the host names and the number of slots of each line of a file. The lines are `h1:4`, or
-    `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
+    """Yield the host names and the number of slots of each line of a file that lists hosts. The
+    lines are `h1:4`, or `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
     """
     try:
         if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
@@ -103,12 +107,12 @@ _LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?
 
 
 def _parts(text: str) -> list[str]:
-    """Return the parts of a list, split at the commas that are not inside brackets."""
+    """Return the entries of a list of hosts, which commas outside brackets separate."""
     return re.split(r",(?![^\[\]]*\])", text)
 
 
 def _names(entry: str) -> list[str]:
-    """Return the hosts of one entry of a list, such as `a[1-4,7]-ib`."""
+    """Return the host names that an entry of a list of hosts, such as `a[1-4,7]-ib`, stands for."""
     pieces = re.split(r"\[([^\[\]]*)\]", entry)  # fixed text and number ranges alternate
     numbered = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
     total = 1
@@ -123,7 +127,9 @@ def _names(entry: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return the numbers of a range: `1-3,07` gives 1, 2, 3 and 07. Leading zeros are kept."""
+    """Return the numbers between the brackets of a list of hosts: `1-3,07` gives 1, 2, 3 and 07.
+    Leading zeros are kept.
+    """
     numbers: list[str] = []
     for part in ranges.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)

@@ -36,7 +36,7 @@ class InlineConfig(LaunchConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(LaunchConfig):
-    """The base of launchers that start processes."""
+    """The base class of the cards of launchers that start processes."""
 
     network_interface: Interface | None
     start_timeout_seconds: Count
@@ -62,13 +62,15 @@ class ProcessesConfig(LaunchConfig):
 
     @property
     def uses_allocation(self) -> bool:
-        """Return True if the hosts are those of the surrounding SLURM allocation."""
+        """Return True if the launcher starts workers on the hosts of the surrounding SLURM
+        allocation.
+        """
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshConfig(ProcessesConfig):
-    """The base of launchers that reach other hosts by ssh."""
+    """The base class of the cards of launchers that reach other hosts by ssh."""
 
     hosts: Hosts | None
     ssh_port: Port | None
@@ -160,14 +162,17 @@ class SrunConfig(ProcessesConfig):
 
 
 def most_at_once(launch: LaunchConfig) -> float:
-    """Return how many points of a sweep may run at the same time; infinity for `auto`."""
+    """Return the largest number of points of a sweep that may run at the same time; infinity for
+    `launch.parallel=auto`.
+    """
     if not isinstance(launch, SshConfig):
         return 1
     return math.inf if launch.parallel == "auto" else launch.parallel
 
 
 def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[str]:
-    """Return the host of each rank. Workers, then servers, fill the slots of `h1:4,h2:4` in order.
+    """Return the host name of each worker and of each server, in the order of their ranks. The
+    workers, and then the servers, fill the slots of a list such as `h1:4,h2:4` in order.
 
     On hosts with GPUs a slot is one GPU. Servers need no GPU: servers for which no slot is left run
     beside workers, one host after the other.
@@ -177,8 +182,8 @@ def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[s
 
 
 def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
-    """Return the hosts in the order of the ranks, each with the number of consecutive ranks there.
-    A host may occur twice.
+    """Return pairs of a host and the number of consecutive ranks whose processes run on it, in the
+    order of the ranks. A host may occur twice.
     """
     return [
         (host, len(list(row)))
@@ -187,19 +192,21 @@ def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[s
 
 
 def slots_of(hosts: str) -> list[str]:
-    """Return the host name of each slot of a list such as `h1:4,h2:4`."""
+    """Return the host name of each slot in a list of hosts such as `h1:4,h2:4`."""
     return [host for host, number in _entries(hosts) for _ in range(number)]
 
 
 def slots_by_host(hosts: str | None) -> dict[str, int]:
-    """Return the number of slots of each host, in the order of the list; empty if no hosts are
-    named.
+    """Return the number of slots of each host in a list such as `h1:4,h2:4`, by host name; an empty
+    dictionary if no hosts are named.
     """
     return dict(_entries(hosts)) if hosts else {}
 
 
 def _entries(hosts: str) -> list[tuple[str, int]]:
-    """Return each host name of a list such as `h1:4,h2:4`, with its number of slots."""
+    """Return pairs of a host name and its number of slots, from a list of hosts such as
+    `h1:4,h2:4`.
+    """
     return [
         (host, int(number))
         for host, _, number in (entry.partition(":") for entry in hosts.split(","))

@@ -1,5 +1,5 @@
-"""The settings class of the optional measurements during training, with the points for which a
-measurement is impossible.
+"""The settings class of the optional measurements during training, with a check for points in which
+a measurement is impossible.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _NOT_IN_STEP = (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig(Schema):
-    """Optional measurements of a run. `docs/noise_scale.md` says how they work and what they
-    cost.
+    """The settings of the optional measurements of a run, such as the gradient noise scale.
+    `docs/noise_scale.md` says how they work and what they cost.
     """
 
     noise_scale: bool = False
     noise_scale_per_layer: bool = False
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield a message, with the remedy, for each configured measurement that is impossible in a
-        point.
+        """Yield an error message, with the remedy, for each measurement that is configured but
+        impossible in a point.
         """
         if self.noise_scale_per_layer and not self.noise_scale:
             yield "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both."

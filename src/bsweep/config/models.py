@@ -71,7 +71,7 @@ class LlamaConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryConfig(ModelConfig):
-    """The base of the settings classes of models from a library such as timm."""
+    """The base class of the cards of models that come from a library such as timm."""
 
     architecture: str
     options: Options

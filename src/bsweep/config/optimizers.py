@@ -1,4 +1,4 @@
-"""The settings classes (cards) of the optimizers, and the learning rates of their scaling rules."""
+"""The settings classes (cards) of the optimizers, and the formulas of the learning-rate rules."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
 def scaled_rate(
     lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int
 ) -> float:
-    """Return the learning rate after warm-up, before the schedule changes it.
+    """Return the learning rate that a learning-rate rule gives after warm-up, before a schedule
+    changes this rate.
 
     `fixed` keeps lr. `adascale` starts with lr and multiplies it by the gain as it is measured, see
     `bsweep.batching.adascale`. `per_worker` is the first paper's rule: lr x workers, whatever the

@@ -42,8 +42,8 @@ _MOST_BYTES = 2**24  # largest package that is copied into each run's folder
 
 
 class _Keywords(dict[str, Any]):
-    """Keyword arguments that can be hashed by their content, so that settings can be keys of
-    caches.
+    """A dictionary of keyword arguments that is hashed by its content, so that a card that holds it
+    can be a key of a cache.
     """
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -58,8 +58,8 @@ Options = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Card):
-    """The base of all variants that run the user's own code. `target` is called with the arguments
-    that `takes` names, and with the options.
+    """The base class of the cards of all variants that run the user's own code. `target` is called
+    with the arguments that `takes` names, and with the options.
     """
 
     target: PathName
@@ -75,7 +75,9 @@ class Own(Card):
 
 
 def cards(config: object) -> dict[str, Own]:
-    """Return those settings of a run that name the user's own code, by group, such as `model`."""
+    """Return those cards of a run's configuration that name the user's own code, by their group,
+    such as `model`.
+    """
     schema: type = type(config)
     found = ((group, getattr(config, group)) for group in _groups(schema))
     return {group: card for group, card in found if isinstance(card, Own)}
@@ -83,7 +85,9 @@ def cards(config: object) -> dict[str, Own]:
 
 @functools.cache
 def _groups(schema: type) -> tuple[str, ...]:
-    """Return the keys of a configuration class whose settings may name the user's own code."""
+    """Return the groups of a configuration class, such as `model`, in which a card may name the
+    user's own code.
+    """
     hints = {
         key: typing.get_args(hint) or (hint,) for key, hint in typing.get_type_hints(schema).items()
     }
@@ -95,8 +99,9 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """Return the configuration with fingerprints of the user's own code added. If a target names a
-    file, the file's folder is removed from the target.
+    """Return a configuration in which each card that names the user's own code also holds the
+    code's fingerprint, a hash or a version. If a target names a file, the file's folder is removed
+    from the target.
 
     Raises:
         ConfigError: If a target does not exist, cannot be imported or called, or does not take its
@@ -115,8 +120,8 @@ def resolve(config: _Config) -> _Config:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the user's callable that resolved settings name. Workers must call `search`
-    with the run's folder first.
+    """Import and return the user's function or class that a card names, and that `resolve` has
+    already checked. Workers must call `search` with the run's folder first.
     """
     assert card.fingerprint, "call own.resolve(config) first"
     module = importlib.import_module(_module_name(card.target.rpartition(":")[0], card.fingerprint))
@@ -152,8 +157,8 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
 
 @contextmanager
 def blamed(group: str, card: Own, what: str) -> Iterator[None]:
-    """Turn any error of the user's code inside the block into a ConfigError. Its traceback starts
-    at the first line of the user's code.
+    """Turn any error that the user's code raises inside the `with` block into a ConfigError. The
+    error's message has the traceback from the first line of the user's code on.
     """
     try:
         yield
@@ -165,8 +170,8 @@ def blamed(group: str, card: Own, what: str) -> Iterator[None]:
 
 
 def traced(error: BaseException) -> str | None:
-    """Return the traceback of an error, from the first line of the user's code on. Return None if
-    the error did not pass through the user's code.
+    """Return the traceback of an error as a text that starts at the first line of the user's own
+    code. Return None if the error did not pass through the user's code.
     """
     frame = error.__traceback__
     while frame and not _is_theirs(Path(frame.tb_frame.f_code.co_filename)):
@@ -179,8 +184,8 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Write the user's own code for a run, as it was when `resolve` imported it, into a folder from
-    which `search` lets workers import it.
+    """Save the user's own code, as it was when `resolve` imported it, in a folder from which the
+    workers of a run import it.
     """
     for card in cards(config).values():
         assert card.fingerprint, "call own.resolve(config) first"
@@ -190,7 +195,7 @@ def keep(config: object, folder: Path) -> None:
 
 
 def search(folder: Path) -> None:
-    """Add a folder of saved code to this process's import path."""
+    """Add a folder that holds the user's saved code to this process's import path."""
     if folder.is_dir() and str(folder.resolve()) not in sys.path:
         sys.path.insert(0, str(folder.resolve()))
         _THEIRS.add(folder.resolve())
@@ -198,8 +203,8 @@ def search(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Remove a folder from the import path, and its modules from the imported ones. The next run
-    then does not see the variables of this one.
+    """Remove a folder of the user's saved code from this process's import path, and the modules in
+    it from `sys.modules`. The next run then does not see the variables of this one.
     """
     folder = folder.resolve()
     if str(folder) not in sys.path:
@@ -213,7 +218,9 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """The file or package in which the user's own code was found, and the contents to save."""
+    """The file or package in which the user's own code was found, and the contents that are saved
+    with a run.
+    """
 
     path: Path  # a file, or a package's folder
     fingerprint: str
@@ -304,8 +311,9 @@ def _of_module(name: str, folder: Path) -> _Source:
 
 
 def _installed_version(top: str, path: Path) -> str | None:
-    """Return the distributions that installed a package, with their versions. Return None if there
-    are none, or if the package lies in a folder where it is being developed.
+    """Return the names and versions of the distributions that installed a Python package, such as
+    `timm==1.0`. Return None if no distribution did, or if the package lies in a folder where it is
+    being developed.
     """
     if path.parent not in (
         Path(sysconfig.get_path("purelib")),
@@ -322,8 +330,8 @@ def _installed_version(top: str, path: Path) -> str | None:
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    """Return the contents of a module's file, or of all files of a package, by their paths relative
-    to a search path.
+    """Return the content of each file of a Python module or package, by the file's path relative to
+    the folder that holds the module or package.
     """
     below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
@@ -354,7 +362,9 @@ def _import_file(name: str, path: Path) -> ModuleType:
 
 
 def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
-    """Return the callable that a target names in its module."""
+    """Return the function or class that the user's target, such as `file.py:name`, names in its
+    module.
+    """
     asked = f"{group}.target={card.target}"
     found: Any = module
     for name in card.title.split("."):
@@ -377,7 +387,9 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
 
 
 def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
-    """Raise ConfigError if the user's function cannot take the arguments and options of a run."""
+    """Raise ConfigError if the user's function does not accept the arguments and options with which
+    bsweep would call it.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

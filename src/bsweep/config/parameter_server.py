@@ -1,5 +1,5 @@
-"""The settings class (card) of parameter servers: which server holds which part of the model, and
-how many steps workers may be apart.
+"""The settings class (card) of the strategy with parameter servers: how servers divide the
+parameters, and how many steps one worker may be ahead of another.
 """
 
 from __future__ import annotations

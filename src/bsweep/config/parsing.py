@@ -1,5 +1,5 @@
-"""Parsing: turns a composed configuration into a `RunConfig`, or into a list of all its
-problems.
+"""Functions that turn the plain values of a configuration into a checked `RunConfig`, or into an
+error that lists all problems of the configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
 
 def parse(composed: Mapping[str, Any]) -> RunConfig:
-    """Return the `RunConfig` that a composed, resolved configuration describes.
+    """Return the checked `RunConfig` that a mapping of keys to plain values describes.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or range, or values contradict
@@ -36,8 +36,8 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
-    """Return the `RunConfig` that a configuration describes, after a check of each key by itself.
-    Conflicts between keys are not checked.
+    """Return the `RunConfig` that a mapping of keys to plain values describes, after a check of
+    each key by itself. Conflicts between keys are not checked.
 
     Unlike `parse`, it accepts values that contradict each other.
 
@@ -54,8 +54,8 @@ def validate(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def conf_dir() -> Path:
-    """Return the path of the configuration folder: inside an installed package, or next to `src/`
-    in a checkout.
+    """Return the path of `conf/`, the folder with the YAML files of all groups: inside an installed
+    bsweep, or next to `src/` in a checkout.
     """
     package = Path(__file__).parents[1]
     installed = package / "conf"
@@ -63,7 +63,7 @@ def conf_dir() -> Path:
 
 
 def variants_with(key: str) -> list[str]:
-    """Return the names of the variants that have this dotted configuration key. For example, only
+    """Return the names of the variants that have the given dotted key. For example, only
     parameter_server has `strategy.num_servers`.
     """
     group, _, key_of_group = key.partition(".")
@@ -74,7 +74,7 @@ def variants_with(key: str) -> list[str]:
 
 
 def unknown_key(key: str) -> str:
-    """Return the message for a key that does not exist in the configuration."""
+    """Return the error message for a key that the chosen variants do not have."""
     owners = variants_with(key)
     if owners:
         group = key.partition(".")[0]
@@ -86,8 +86,8 @@ def unknown_key(key: str) -> str:
 
 
 def _meant(key: str) -> str:
-    """Return ` Did you mean 'x'?` if a known key is similar to this one, else an empty text. The
-    keys of the same group are tried first, then keys with the same last part, then all keys.
+    """Return ` Did you mean 'x'?` if a known key is similar to the given key, else an empty text.
+    The keys of the same group are tried first, then keys with the same last part, then all keys.
     """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]
@@ -106,7 +106,7 @@ def _meant(key: str) -> str:
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """Return the dotted keys of all variants, to suggest one for a mistyped key."""
+    """Return all dotted keys that a configuration may have, to suggest one for a mistyped key."""
     return tuple(sorted(set(_keys(RunConfig))))
 
 
@@ -117,8 +117,8 @@ _FORMS = {
 
 
 def _explain(problem: Any) -> str:
-    """Return one pydantic problem as `key=value: problem`, without the variant's name in the
-    key.
+    """Return the message `key=value: problem` for one error that pydantic found. The key leaves out
+    the variant's name that pydantic puts into it.
     """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]

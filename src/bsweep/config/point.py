@@ -1,5 +1,4 @@
-"""Protocols for the facts about a whole run configuration that the settings class (card) of one
-part may read.
+"""Protocols that define which facts about a whole point the card of one group may read.
 
 Thanks to them a card needs to import neither `RunConfig` nor the cards of other groups.
 """
@@ -66,8 +65,8 @@ class LauncherFacts(Named, Protocol):
 
 
 class Point(Protocol):
-    """The facts about a whole run configuration that the settings class of one part may read.
-    `RunConfig` implements this protocol.
+    """The facts about a whole point that the card of one group may read. `RunConfig` implements
+    this protocol.
     """
 
     @property

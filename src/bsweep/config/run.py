@@ -102,15 +102,15 @@ class RunConfig(Schema):
 
     @property
     def local_steps(self) -> tuple[int, ...]:
-        """Return each worker's number of optimizer steps between two synchronisations; 1 if every
-        step synchronises.
+        """Return the number of optimizer steps that each worker makes between two synchronisations;
+        1 if every step synchronises.
         """
         return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
 
     @property
     def num_shards(self) -> int:
-        """Return the number of slices into which parameter servers divide the model; 0 without
-        servers.
+        """Return the number of shards into which parameter servers divide the parameters; 0 for a
+        strategy without servers.
         """
         return self.strategy.num_shards(self.num_workers)
 
@@ -139,8 +139,8 @@ class RunConfig(Schema):
 
     @property
     def measures_noise(self) -> bool:
-        """Return True if the gradient noise scale is measured: because it was asked for, or because
-        a policy or a learning-rate rule needs it.
+        """Return True if the run measures the gradient noise scale, because the user asked for it
+        or because a policy or a learning-rate rule needs it.
         """
         return (
             self.measure.noise_scale
@@ -149,8 +149,8 @@ class RunConfig(Schema):
         )
 
     def rate_batch(self, rank: int) -> float:
-        """Return the number of examples per optimizer step from which a worker's learning rate is
-        computed.
+        """Return the number of examples per optimizer step from which the learning-rate rule
+        computes a worker's learning rate.
         """
         return self.strategy.rate_batch(self, rank)
 
@@ -169,8 +169,8 @@ class RunConfig(Schema):
 
     @functools.cached_property
     def run_id(self) -> str:
-        """Return a readable name with a hash of all values that change the results, e.g.
-        `b64_w4_horovod_s0-1a2b3c4d`.
+        """Return the run id: a readable name with a hash of all values that change the results,
+        such as `b64_w4_horovod_s0-1a2b3c4d`.
         """
         numbers: dict[str, Any] = {
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
@@ -195,8 +195,8 @@ class RunConfig(Schema):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
     def process_name(self, rank: int) -> str:
-        """Return the name of a worker or server in messages: its rank, and its host if hosts were
-        named.
+        """Return the name by which messages call a worker or a server: its rank, and its host if
+        the user named hosts.
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
@@ -232,8 +232,8 @@ _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GRO
 
 @functools.cache  # a grid has few cards but many points that combine them
 def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, str], ...]:
-    """Return those settings of one part of a configuration that the run id hashes: dotted keys,
-    each with its `"key": value` text as in a JSON object.
+    """Return the settings of one card that are hashed into the run id, as pairs of a dotted key and
+    the JSON text `"key": value`.
     """
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
     numbers = [
@@ -253,16 +253,16 @@ _text_of_top = functools.cache(_text)  # safe, because the values of a key have 
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Return True if the run id omits this value, because runs from before the key existed behave
-    the same.
+    """Return True if the run id leaves out a key that has this value, with which a run behaves as
+    runs did before the key existed.
     """
     return value in _added_later(key)
 
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the values of a dotted key that the run id omits: one for each variant that got the
-    key later.
+    """Return the values at which the run id leaves out a dotted key, one value for each variant to
+    which the key was added later.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:
@@ -272,7 +272,9 @@ def _added_later(key: str) -> tuple[object, ...]:
 
 @functools.cache
 def variants(group: str) -> tuple[type[Card], ...]:
-    """Return the settings classes of a group, such as `strategy`; empty for an unknown group."""
+    """Return the settings classes (cards) of a group such as `strategy`; an empty tuple for an
+    unknown group.
+    """
     if group not in GROUPS:
         return ()
     hint = typing.get_type_hints(RunConfig)[group]
@@ -280,5 +282,5 @@ def variants(group: str) -> tuple[type[Card], ...]:
 
 
 def names(card: type[Card]) -> tuple[str, ...]:
-    """Return the names by which a configuration chooses this settings class."""
+    """Return the names of the variants that a settings class (card) describes."""
     return typing.get_args(typing.get_type_hints(card)["name"])

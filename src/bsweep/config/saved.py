@@ -1,4 +1,4 @@
-"""Configurations as files: `save_config` writes them, `read_config` reads them."""
+"""Functions that write the configuration of a run to a file, and read it again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bsweep.core.whole_files import write_whole
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write a resolved configuration to a file that `read_config` can read."""
+    """Write the configuration of a run to a YAML file that `read_config` can read."""
     write_whole(
         path, yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False).encode()
     )
 
 
 def read_config(path: Path) -> RunConfig:
-    """Return the configuration that `save_config` wrote.
+    """Return the configuration of a run from a file that `save_config` wrote.
 
     Raises:
         ConfigError: If the file holds no valid configuration.

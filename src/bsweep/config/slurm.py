@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from bsweep.config.hosts import names_in
 
 HOSTS = "BSWEEP_HOSTS"
-"""The variable with the hosts that the parent of a sweep found. Its child processes may be in a
-step whose SLURM variables differ.
+"""The environment variable by which the parent process of a sweep tells its child processes the
+hosts of the SLURM allocation. A child process may be in a SLURM step whose SLURM variables differ.
 """
 
 
 def hosts(env: Mapping[str, str]) -> str | None:
-    """Return the nodes of an allocation with their slots, `n1:4,n2:4`; None outside an allocation.
+    """Return the nodes of the surrounding SLURM allocation with their slots, such as `n1:4,n2:4`;
+    None outside an allocation.
 
     A slot is a GPU if the allocation has any, otherwise a task.
 
@@ -55,15 +56,15 @@ def expanded(counts: str) -> list[int]:
 
 
 def number_of_task(env: Mapping[str, str]) -> int:
-    """Return this process's number among the tasks of its step; 0 if srun did not start the
+    """Return this process's number among the tasks of its SLURM step; 0 if srun did not start the
     process.
     """
     return int(env.get("SLURM_PROCID", 0)) if "SLURM_STEP_NUM_TASKS" in env else 0
 
 
 def started_often(env: Mapping[str, str]) -> str:
-    """Return an error message if srun started the parent of a sweep several times; empty
-    otherwise.
+    """Return an error message if srun started several processes of this command, which needs only
+    one; an empty text otherwise.
     """
     tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))  # unset in a batch script, which is no task
     if tasks == 1:

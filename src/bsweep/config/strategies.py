@@ -69,8 +69,8 @@ class HorovodConfig(StrategyConfig):
         "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
         "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
     }
-    """The keys that Horovod's core reads once, from an environment variable, when it starts. Each
-    has its variable, and the factor from the key's unit to the variable's.
+    """The keys of settings that Horovod reads only once, from environment variables, when it starts
+    in a process. Each has its variable, and the factor from the key's unit to the variable's.
     """
 
     @property
@@ -88,8 +88,8 @@ class HorovodConfig(StrategyConfig):
         )
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of those Horovod settings that are not at their default.
-        Horovod 0.28.1 cannot restart if any of them is set.
+        """Return the environment variables for those settings of Horovod that differ from Horovod's
+        defaults. Horovod 0.28.1 cannot restart if any of them is set.
         """
         values = (
             (getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob)
@@ -210,8 +210,8 @@ class AllReduceConfig(StrategyConfig):
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     def why_not_shared(self, point: Point) -> str:
-        """Return why the workers of a point cannot exchange gradients through shared memory, with
-        the remedy; empty if they can.
+        """Return the reason why the workers of a point cannot exchange gradients through shared
+        memory, with the remedy; an empty text if they can.
         """
         if self.algorithm != "native":
             return (
@@ -247,15 +247,16 @@ class LocalSGDConfig(StrategyConfig):
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return an equal part of the global batch for every worker. A worker with a larger batch
-        counts for more through its loss, not through its learning rate.
+        """Return the global batch divided by the number of workers. The learning-rate rule uses
+        this number for every worker: one with a larger batch counts for more through its loss, not
+        through its learning rate.
         """
         return point.examples_per_step / point.num_workers
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the number of examples by which a learning-rate rule scales, for the hash in the
-        run id; empty without such a rule. Earlier versions used the global batch; the hash keeps
-        those runs apart.
+        """Return the number of examples by which the rules `linear` and `sqrt` scale the learning
+        rate, for the hash in the run id; an empty dictionary for other rules. Earlier versions used
+        the global batch; the hash keeps those runs apart.
         """
         by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
         return {"step_batch": self.rate_batch(point, 0)} if by_batch else {}
@@ -263,8 +264,8 @@ class LocalSGDConfig(StrategyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EitherConfig(StrategyConfig):
-    """The base of strategies that exchange either over torch.distributed, by a chosen algorithm, or
-    over Horovod.
+    """The base class of the cards of strategies whose workers exchange over torch.distributed or
+    over Horovod, as the key `algorithm` says.
     """
 
     algorithm: Algorithm | Literal["horovod"]
@@ -353,14 +354,15 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the number of examples of this worker's step alone, because each worker steps by
-        itself.
+        """Return the number of examples of one step of the given worker, from which the
+        learning-rate rule computes this worker's learning rate. Other workers' examples do not
+        count, because each worker steps by itself.
         """
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning if FedNova's weights are used with an optimizer for which its paper gives
-        none.
+        """Yield a warning if workers get the weights of FedNova, but the paper on FedNova does not
+        cover the optimizer.
         """
         if (
             self.weighting == "fednova"

@@ -1,4 +1,5 @@
-"""The test accuracy or loss that a run is to reach, and the rule by which evaluations confirm it.
+"""The test accuracy or loss that a run is to reach, and the rule by which evaluations confirm that
+the run has reached it.
 
 Workers, which may end a run at its target, and tables use the same rule; see
 `bsweep.analysis.targets`.
@@ -25,12 +26,12 @@ class Target:
 
     @property
     def option(self) -> str:
-        """The target as a command-line option."""
+        """The target as a command-line option, such as `--target-accuracy 0.9`."""
         return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:g}"
 
     @property
     def sign(self) -> int:
-        """The factor, 1 or -1, with which a larger product of factor and score is better."""
+        """The factor that makes a larger score a better one: 1 for an accuracy, -1 for a loss."""
         return 1 if self.metric == "test_accuracy" else -1
 
     def is_confirmed_by(self, scores: Sequence[float]) -> bool:
@@ -47,7 +48,8 @@ class Target:
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
-    """Return the target for the accuracy or the loss, whichever of the two is given.
+    """Return a target that stands for a test accuracy or a test loss, whichever of the two is
+    given.
 
     Args:
         accuracy: A test accuracy, a fraction above 0 and up to 1; None: not given.

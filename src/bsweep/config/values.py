@@ -90,8 +90,8 @@ PathName = Annotated[str, AfterValidator(_fit_for_files)]
 
 
 def plain_file(path: Path) -> Path:
-    """Return the path if it is a regular file or a folder. Reading a pipe or a device might never
-    end.
+    """Return a path unchanged if it leads to a regular file or a folder. Reading a pipe or a device
+    might never end.
 
     Raises:
         OSError: If the path is neither.
@@ -110,13 +110,15 @@ def _every(value: object) -> object:
 
 
 def seconds_of(value: object) -> float | None:
-    """Return the seconds of a text such as `60s`; None for any other form and for zero seconds."""
+    """Return the number of seconds that a text such as `60s` gives; None for any other form and for
+    zero seconds.
+    """
     found = re.fullmatch(r"(\d+(\.\d+)?)s", value) if isinstance(value, str) else None
     return seconds if found and 0 < (seconds := float(found[1])) <= 1e9 else None
 
 
 Every = Annotated[int | str | None, PlainValidator(_every)]
-"""An interval: `auto`, seconds, epochs, or None for never."""
+"""The type of an interval: `auto`, seconds such as `60s`, a number of epochs, or None for never."""
 
 
 def _parallel(value: object) -> object:
@@ -132,8 +134,8 @@ Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]
 
 
 class ConfigError(ValueError):
-    """A mistake in a configuration that the user can correct. It has one message per line, each
-    with the value and the remedy.
+    """The error for mistakes in a configuration that the user can correct. It has one message per
+    line, each with the value and the remedy.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -154,14 +156,16 @@ def show(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return ` Did you mean 'x'?` if a known word is similar, else nothing."""
+    """Return the text ` Did you mean 'x'?` if a known word is similar to the given word, else an
+    empty text.
+    """
     near = difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Return the known word that abbreviates the given word, as lr does learning_rate, or that the
-    given word abbreviates; None if there is none.
+    """Return the shortest known word that abbreviates the given word, as lr abbreviates
+    learning_rate, or that the given word abbreviates. Return None if there is no such word.
     """
     found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
     return min(found, key=len, default=None)
@@ -173,7 +177,7 @@ def _abbreviates(short: str, word: str) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries by their dotted keys."""
+    """Return the values of nested dictionaries in one flat dictionary with dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves |= (

@@ -1,5 +1,5 @@
-"""The energy that computing devices use, in joules: GPUs through NVML, CPUs through RAPL. There is
-no value where the hardware does not report it.
+"""A meter for the energy that computing devices use, in joules. GPUs report it through NVML, CPUs
+through RAPL. There is no value where the hardware reports none.
 
 A GPU counts its energy since its driver was loaded (`nvmlDeviceGetTotalEnergyConsumption`, in
 millijoules, from the Volta generation on). Intel and AMD CPUs count the energy of each package in
@@ -21,7 +21,7 @@ _POWERCAP = Path("/sys/class/powercap")
 _NVML = "libnvidia-ml.so.1"
 
 Reading = dict[str, float]
-"""Joules by counter."""
+"""A mapping from the name of each energy counter to the joules that the counter shows."""
 
 
 class Meter:
@@ -48,16 +48,16 @@ class Meter:
         self._left_out = 0.0
 
     def joules(self) -> float:
-        """Return the joules used since this meter was created, without those used in `paused`
-        blocks. Return NaN if the hardware does not report them, and 0 for a worker that counts
-        nothing.
+        """Return the joules that were used since this meter was created, except those used inside
+        `with` blocks of `paused`. Return NaN if the hardware does not report them, and 0 for a
+        worker that counts nothing.
         """
         return self._all_joules() - self._left_out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Make this meter leave out the energy that is used inside the block. The caller must wait
-        for the GPU's work before the block and at its end.
+        """Make this energy meter leave out the energy that is used inside the `with` block. The
+        caller must wait for the GPU's work before the block and at its end.
         """
         before = self._all_joules()
         yield
@@ -75,8 +75,8 @@ class Meter:
 
 
 def _joules_of(packages: list[Path], name: str) -> Reading | None:
-    """Return the joules that the file `name` of each CPU package holds, by the package's name.
-    Return None if there is no package, or a file must not be read.
+    """Return the energy in joules that the file `name` of each CPU package (socket) holds, by the
+    package's name. Return None if there is no package, or a file must not be read.
     """
     try:
         found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}

@@ -1,4 +1,6 @@
-"""A reader for a file that grows: each call returns the new lines."""
+"""A reader of a growing file that returns, at each call, the lines that other processes have
+appended since the last call.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from pathlib import Path
 
 
 class GrowingFile:
-    """A file of lines to which other processes append, and which they sometimes cut first. It need
-    not exist yet.
+    """A text file to which other processes append lines, sometimes after they have removed its last
+    lines. The file need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -17,8 +19,9 @@ class GrowingFile:
         self._last = b""  # last line read; if it is gone, the file was cut
 
     def new_lines(self) -> list[bytes] | None:
-        """Return the whole lines since the last call, without their line ends. Return None, once,
-        if earlier lines are no longer there; the next call then reads from the beginning.
+        """Return the complete lines that were appended to the file since the last call, without
+        their line ends. Return None, once, if the file has lost lines that were read earlier; the
+        next call then reads from the beginning.
         """
         content = b""
         with suppress(FileNotFoundError), self._path.open("rb") as file:

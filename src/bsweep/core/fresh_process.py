@@ -26,7 +26,8 @@ _POLL_SECONDS = 0.2
 def call(
     function: Callable[..., _T], *arguments: object, on_poll: Callable[[], None] = lambda: None
 ) -> _T:
-    """Run a module's function in a process that is forked for it alone, and return its result.
+    """Call a function in a new process that is forked for this call alone, and return the
+    function's result.
 
     The process is forked from a server that has imported torch and run nothing. A fork of this
     process might hang, because its libraries have threads.
@@ -91,8 +92,8 @@ def _death(exit_code: int) -> Exception:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent ends, so that no orphan keeps
-    using the machine.
+    """Have the kernel send this process a signal when its parent process ends, so that no orphan
+    keeps using the machine.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -100,8 +101,8 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def end_with_launcher() -> None:
-    """Have this process end with its parent, as `end_with_parent` does; end it now if that parent
-    has already gone.
+    """Have the kernel end this process when the process that started it ends; exit now if that one
+    has already ended.
 
     Raises:
         SystemExit: If the parent is not the process that the variable `LAUNCHER` names.

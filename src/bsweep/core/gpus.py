@@ -21,7 +21,7 @@ from bsweep.core.words import counted
 
 @functools.cache
 def num_gpus(device: str) -> int:
-    """Return the number of GPUs that this process may use with a value of the key `device`.
+    """Return the number of GPUs that this process may use if the key `device` has the given value.
 
     Torch is imported only if there is a driver.
 
@@ -72,7 +72,9 @@ _OLDEST_DRIVERS = {
 
 
 def _listed(fields: str) -> list[list[str]]:
-    """Return the values of these `nvidia-smi` fields for each visible GPU; empty if it fails."""
+    """Return each visible GPU's values of the given `nvidia-smi` fields; an empty list if
+    `nvidia-smi` fails.
+    """
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:

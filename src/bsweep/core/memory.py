@@ -1,4 +1,6 @@
-"""The memory that a process may take. On a CPU, a limit stands in for a GPU's memory."""
+"""Limits and measurements of the memory that a process takes. On a CPU, a limit stands in for a
+GPU's memory.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
-    """Let this process take at most `mebibytes` MiB in addition to what it holds now; None sets no
-    limit.
+    """Let this process take, inside the `with` block, at most `mebibytes` MiB of memory more than
+    it holds now; None sets no limit.
 
     Beyond the limit, allocations fail: torch and Python raise errors that `is_out_of_memory`
     recognises. A compiled kernel that finds no memory leaves oneDNN broken in its thread, or
@@ -68,7 +70,7 @@ def limited(mebibytes: float | None) -> Iterator[None]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Lift the memory limit of this process inside the block."""
+    """Lift the memory limit of this process inside the `with` block."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -100,8 +102,8 @@ def keep_for_next_step() -> None:
 
 
 def give_back_garbage() -> None:
-    """Free the objects that only reference cycles hold, and return the GPU memory that torch does
-    not use to the system.
+    """Free the Python objects that only reference cycles keep alive, and empty torch's cache of
+    unused GPU memory.
 
     Models, graphs and tracebacks hold such cycles. The freed blocks have the sizes of what was
     trained last, which may not suit what comes next.
@@ -118,7 +120,9 @@ _LIBC = ctypes.CDLL(None)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of peak memory, from the memory that is held now."""
+    """Start a new measurement of a device's peak memory, which begins with the memory that this
+    process holds now.
+    """
     if device.type == "cuda":
         import torch
 
@@ -132,8 +136,9 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the peak, since `reset_peak`, of the bytes allocated on a GPU or resident on a CPU.
-    Resident bytes include pages of a data set that other processes share. Return None if unknown.
+    """Return this process's peak memory in bytes since `reset_peak`: what torch allocated on a GPU,
+    or what was resident on a CPU. Resident bytes include pages of a data set that other processes
+    share. Return None if unknown.
     """
     if device.type == "cuda":
         import torch
@@ -146,7 +151,9 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Return the bytes that tensors take on a GPU now; 0 on a CPU, where nothing counts them."""
+    """Return the bytes that this process's tensors take on a GPU now; 0 on a CPU, where nothing
+    counts them.
+    """
     if device.type != "cuda":
         return 0
     import torch

@@ -1,4 +1,6 @@
-"""Random numbers that depend only on their key, and not on what was drawn before or elsewhere."""
+"""Functions for random numbers that depend only on a key, such as (seed, epoch), and not on what
+was drawn before.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from torch import Tensor
 
 
 def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
-    """Return 64 random bits for each counter; different counters give different bits.
+    """Return 64 random bits for each integer in `counters`; different integers give different bits.
 
-    They are the outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions `counters`
-    of a stream. The function needs no state, no generator and no copy to the host. Its int64
-    arithmetic wraps as the original's uint64 arithmetic does.
+    The bits are the outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions
+    `counters` of a stream. The function needs no state, no generator and no copy to the host. Its
+    int64 arithmetic wraps as the original's uint64 arithmetic does.
 
     Args:
         counters: An int64 tensor of any shape.
@@ -29,13 +31,15 @@ def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
 
 
 def stream_of(*key: int | str) -> int:
-    """Return the start of a key's own stream of random bits, as an int64."""
+    """Return the int64 at which the stream of random bits starts that belongs to a key, such as
+    (purpose, seed, epoch).
+    """
     return int.from_bytes(_digest(key), "little", signed=True)
 
 
 def seed_of(*key: int | str) -> int:
-    """Return a seed that depends on a key alone, such as (seed, rank, purpose), for a random
-    generator. A sum of the parts would be the same for many keys.
+    """Return a seed for a random generator, computed from a key such as (seed, rank, purpose)
+    alone. A sum of the key's parts would be the same for many keys.
     """
     return int.from_bytes(_digest(key), "little") >> 1
 

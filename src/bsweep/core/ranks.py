@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of a process among all processes, and its local rank on its host. Parameter servers
-    come after the workers.
+    """The rank of a process among all processes of a run, and its local rank among those on its
+    host. Parameter servers come after the workers.
     """
 
     rank: int = 0

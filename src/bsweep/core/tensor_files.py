@@ -1,4 +1,4 @@
-"""Files of tensors that are written whole or not at all."""
+"""Functions that write a file of tensors whole or not at all, and read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bsweep.core.whole_files import replacing
 
 
 def write_tensors(state: dict[str, Any], path: Path) -> None:
-    """Write tensors, numbers, texts, and lists of them, so that they survive a power cut.
+    """Write tensors, numbers, texts and lists of these to a file that survives a power cut.
 
     Raises:
         OSError, RuntimeError: If the disk is full, or the file cannot be written for another
@@ -23,8 +23,9 @@ def write_tensors(state: dict[str, Any], path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Any] | None:
-    """Return the tensors and other values that `write_tensors` wrote, on the CPU, without running
-    code from the file. If the file cannot be read, print the reason to stderr and return None.
+    """Return the tensors and other values of a file that `write_tensors` wrote. The tensors are on
+    the CPU, and no code from the file is run. If the file cannot be read, print the reason to
+    stderr and return None.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

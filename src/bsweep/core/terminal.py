@@ -1,6 +1,7 @@
-"""The terminal in which a command was typed, which may be closed while the command runs.
+"""Functions for the terminal in which a command was typed, and which may be closed while the
+command runs.
 
-Also the log records that a command shows on its standard error.
+Other functions show the command's log records on standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ else:
     _Adapter = logging.LoggerAdapter  # Python 3.10 cannot subscript it.
 
 BAD_CONFIG, INTERRUPTED = 2, 130
-"""Exit codes: for a wrong configuration, with which nothing was started, and after a signal."""
+"""The exit codes of a command that started nothing because its configuration is wrong, and of one
+that a signal ended.
+"""
 
 
 def leave() -> None:
@@ -40,14 +43,14 @@ def leave() -> None:
 
 
 is_interrupted = False
-"""True once a signal has come that ends the command. The exception itself may be lost: importing
-torch drops it at times.
+"""True once this process has received a signal that ends the command. The exception itself may be
+lost: importing torch drops it at times.
 """
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Record that a signal ends the command, and raise KeyboardInterrupt. SIGHUP means that the
-    terminal is gone.
+    """Handle a signal that ends the command: record that it came, and raise KeyboardInterrupt.
+    SIGHUP means that the terminal is gone.
     """
     global is_interrupted
     is_interrupted = True
@@ -64,7 +67,8 @@ def end_with_reader() -> None:
 
 
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Repeat an interrupt that came in a destructor or a callback, where Python drops exceptions.
+    """Repeat a KeyboardInterrupt that was raised in a destructor or a callback, where Python drops
+    exceptions.
 
     The interrupt is sent again as SIGTERM, which is never ignored.
     """
@@ -76,7 +80,7 @@ def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 _PACKAGE = "bsweep"
-"""The name of the package's logger, and of the handler that a command attaches to it."""
+"""The name of bsweep's logger, and of the handler that a command attaches to this logger."""
 
 
 class Logger(_Adapter):
@@ -92,12 +96,12 @@ class Logger(_Adapter):
 
 
 def logger(name: str) -> Logger:
-    """Return the logger of a module, given its `__name__`."""
+    """Return the logger of the module with this `__name__`."""
     return Logger(logging.getLogger(name), {})
 
 
 def set_up_logging() -> None:
-    """Show the package's log records on standard error, from the level INFO on.
+    """Show bsweep's log records of the level INFO and above on standard error.
 
     Only the process of a command calls this; a library leaves logging to the program that uses it.
     A repeated call changes nothing.
@@ -111,7 +115,8 @@ def set_up_logging() -> None:
 
 @functools.cache
 def console() -> Console:
-    """Return the console on standard error that all displays of progress and log records share.
+    """Return rich's console for standard error, on which all displays of progress and log records
+    appear.
 
     The console looks up `sys.stderr` at each write.
     """
@@ -119,7 +124,9 @@ def console() -> Console:
     from rich.console import Console
 
     class Unbreakable(Console):
-        """A console that falls silent, instead of ending the process, if nobody reads it."""
+        """A console that falls silent, instead of ending the process, if nobody reads its output
+        any more.
+        """
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -128,7 +135,8 @@ def console() -> Console:
 
 
 class _StandardError(logging.Handler):
-    """A handler that writes each message as it is, without a time or a level.
+    """A logging handler that writes each message to standard error as it is, without a time or a
+    level.
 
     On a terminal, the message goes above the display of progress, if there is one. In a file or a
     pipe, rich would replace tabs.

@@ -30,8 +30,8 @@ def import_torchvision() -> ModuleType:
 
 
 def _operators_load() -> bool:
-    """Return True if torchvision's compiled operators can be loaded, in the way that torchvision
-    itself does it.
+    """Load torchvision's compiled operators as torchvision itself does, and return True if that
+    works.
     """
     spec = importlib.util.find_spec("torchvision")
     folders = spec.submodule_search_locations if spec else None
@@ -48,8 +48,8 @@ def _operators_load() -> bool:
 
 @functools.cache
 def _define_schemas() -> torch.library.Library:
-    """Define the schemas that torchvision looks up when it is imported. They vanish with the
-    returned object, so the cache keeps it.
+    """Define in torch the operator schemas (signatures) that torchvision looks up when it is
+    imported. They vanish with the returned object, so the cache keeps this object.
     """
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):

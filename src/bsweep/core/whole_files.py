@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the message for a full disk."""
+"""Functions that write a file whole or not at all, and the error message for a full disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FEW_LINES = 1 << 14  # bytes
 
 @contextmanager
 def replacing(path: Path, *, is_only_writer: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file in the folder of `path`, which replaces `path` once it is written.
-    Readers see either the old or the new file whole, even after a power cut.
+    """Open a temporary file beside `path`, and replace `path` by this file at the end of the `with`
+    block. Readers see either the old or the new file whole, even after a power cut.
 
     Args:
         path: The file to replace, which need not exist.
@@ -50,8 +50,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def space_for(path: Path) -> Iterator[None]:
-    """Replace the error of a full disk inside the block by an OSError that names the path and says
-    what to do.
+    """Replace the error that a full disk causes inside the `with` block by an OSError that names
+    `path` and says what to do.
     """
     try:
         yield
@@ -81,5 +81,5 @@ def why_full(folder: Path) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if the error means that a disk or a quota is full."""
+    """Return True if an OSError means that a disk or a quota is full."""
     return error.errno in _FULL

@@ -1,4 +1,4 @@
-"""Counts, lists and durations in the form that sentences need."""
+"""Functions that return counts, lists and durations as texts for sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def plural(number: object) -> str:
-    """Return the plural ending of a noun after this number: empty after 1, else `s`."""
+    """Return the ending of a noun that follows a number: an empty text after 1, else `s`."""
     return "" if str(number) == "1" else "s"
 
 
@@ -39,5 +39,7 @@ def duration(seconds: float | None) -> str:
 
 
 def decimal_hours(hours: float | None) -> str:
-    """Return hours as a text: `1.25` or, below 0.1, two digits such as `0.0042`; `-` for None."""
+    """Return hours as a text: with two decimals such as `1.25`, or below 0.1 with two significant
+    digits such as `0.0042`; `-` for None.
+    """
     return "-" if hours is None else f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"

@@ -43,7 +43,8 @@ def prepare(config: DataConfig) -> DataInfo:
 
 @functools.cache
 def _prepared(config: DataConfig) -> DataInfo | ValueError:
-    """Return the sizes and classes of a data set, or the error that preparing it raised.
+    """Return the sizes and classes of a data set, or the error that was raised while the data set
+    was prepared.
 
     The result is cached, errors too: a sweep asks for every point, and an answer may take a while.
     """
@@ -56,8 +57,8 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """Return the data set for the device that trains, with all or `config.subset` training
-    examples.
+    """Return a data set for training on a device, with all of its training examples or
+    `config.subset` of them.
 
     Raises:
         ValueError: As in `prepare`.

@@ -24,7 +24,8 @@ def crop_stream(seed: int, epoch: int) -> int:
 def crop_and_flip(
     images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool
 ) -> Tensor:
-    """Return images, each padded with black and cropped at random; if `flip`, half are mirrored.
+    """Return images after padding each with black and cropping it at random; `flip` also mirrors
+    each with probability 1/2.
 
     The crop of an example depends on (seed, epoch, example) alone: not on its batch, worker or
     device. A single gather crops and mirrors. Nothing here waits for a GPU, so this function can be
@@ -60,7 +61,8 @@ def crop_and_flip(
 def _constants(
     height: int, width: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four int64 tensors of positions that all crops of images of one size share.
+    """Return the four int64 tensors of bit and pixel positions that are the same for all random
+    crops of images of one size.
 
     Returns:
         The position of the first random bit that the top and the left offset use, (2, 1, 1, 1).

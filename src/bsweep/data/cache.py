@@ -1,4 +1,4 @@
-"""The user's cache of decoded data sets.
+"""The cache in which bsweep keeps decoded data sets for a user.
 
 Each data set is one tensor file. The file is checked, and mapped into memory rather than read.
 """
@@ -45,7 +45,8 @@ _NAMES = {
 
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
-    """Return the data set in the cache under `name`; build it first if it is missing.
+    """Return the data set that the cache keeps under `name`. If the cache has none, build the data
+    set and add it first.
 
     See `cached_tensors`.
     """
@@ -58,8 +59,8 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
-    """Return the sizes and classes of the data set in the cache under `name`; build it first if it
-    is missing.
+    """Return the sizes and classes of the data set that the cache keeps under `name`. If the cache
+    has none, build the data set and add it first.
     """
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
     (num_train, *shape), (num_test, *_) = (
@@ -70,7 +71,9 @@ def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
 
 
 def _classes(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the classes, empty if they have no names, and the number of classes."""
+    """Return the names of a data set's classes and their number, from the JSON text of a cache
+    file. Classes without names give an empty tuple.
+    """
     said = json.loads(text)
     return ((), said) if isinstance(said, int) else (tuple(said), len(said))
 
@@ -88,8 +91,8 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """Return a cached file's tensors as unread safetensors slices, and its text; build them first
-    if they are missing.
+    """Return the tensors of a cache file as unread safetensors slices, and the text in the file. If
+    the file is missing, write it first.
 
     The shape of a slice is known without reading it and without torch. The content is not checked
     here; `cached_tensors` checks it.
@@ -98,7 +101,8 @@ def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[st
 
 
 def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Tensor], str]:
-    """Return tensors and a text from the cache; build them first if they are missing or damaged.
+    """Return the tensors and the text of a cache file. If the file is missing or damaged, write it
+    first.
 
     Many processes may call this at once: one builds, the others wait. On the CPU, all processes of
     a host share the pages of the file, so the tensors are in memory only once.
@@ -145,7 +149,7 @@ def cache_folder() -> Path:
 
 
 def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors and the text of a file of the cache.
+    """Check a cache file, and return the tensors and the text in it.
 
     Raises:
         FileNotFoundError: If the file is missing.
@@ -172,8 +176,8 @@ _CLOCK_SECONDS = 1  # Two versions of a file written within this time may have t
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as unread safetensors slices, and the JSON text in its
-    header that gives the class names or their number.
+    """Return the tensors of a cache file as unread safetensors slices, and the JSON text with the
+    class names, or their number, from the file's header.
 
     If the file is missing or its header is damaged, raise the errors of `_read`.
     """
@@ -186,7 +190,9 @@ def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
 
 
 def _write(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
-    """Write a file of the cache, whole or not at all; the caller holds its lock."""
+    """Write tensors and a text to a cache file, whole or not at all; the caller must hold the
+    file's lock.
+    """
     from safetensors.torch import save_file
 
     told = {"classes": text, "sha256": _digest(tensors, text)}
@@ -204,7 +210,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for the lock of a cache file, and hold it inside the block."""
+    """Wait for the lock of a cache file, and hold the lock inside the `with` block."""
     while True:
         with claimed(path.with_suffix(".lock")) as is_ours:
             if is_ours:

@@ -28,7 +28,7 @@ DOWNLOAD_ERRORS = (RuntimeError, OSError, EOFError, tarfile.TarError, http.clien
 
 
 def info(config: Cifar10Config) -> DataInfo:
-    """Return the sizes, example shape and classes of CIFAR-10; see `load`."""
+    """Return the numbers of training and test images of CIFAR-10, their shape and their classes."""
     return cached_info(_NAME, lambda: _from_torchvision(config))
 
 
@@ -80,7 +80,7 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Limit the seconds for which a download inside the block may wait for the next bytes.
+    """Limit the seconds for which a download inside the `with` block may wait for the next bytes.
 
     Without a limit torchvision would wait for ever behind some firewalls.
     """

@@ -1,4 +1,6 @@
-"""The class of a data set as tensors in memory, and the functions that all data sets share."""
+"""The class that holds a data set as tensors in memory, and the functions that all data sets
+use.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """Return the data set with its tensors on the device that trains or on the CPU, as `wanted`
+    """Return a data set whose tensors are on the device that trains or on the CPU, as `wanted`
     says.
 
     Args:
@@ -95,23 +97,29 @@ def placed(
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free memory of a device in bytes; infinity on the CPU, where files are mapped."""
+    """Return the free memory of a device in bytes; infinity for the CPU, on which data sets are
+    mapped from files.
+    """
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 
 def from_images(
     train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: Sequence[str]
 ) -> Dataset:
-    """Return a data set of (images, labels) pairs, with the statistics of its training images."""
+    """Return a `Dataset` made of two pairs (images, labels), one to train on and one to test on,
+    with the channel statistics of the training images.
+    """
     mean, std = channel_statistics(train[0])
     return Dataset(*train, *test, tuple(classes), len(classes), mean, std)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each channel's mean and standard deviation, float32 (C,), for pixels in [0, 1].
+    """Return the mean and the standard deviation of each channel of uint8 images, float32 (C,),
+    after scaling the pixels to [0, 1].
 
-    Both come from histograms, so they are exact and need no wider copy of the data set. A channel
-    without contrast gets the deviation of one grey level, because images are divided by it.
+    Both statistics come from histograms, so they are exact and need no wider copy of the data set.
+    A channel without contrast gets the deviation of one grey level, because images are divided by
+    it.
 
     Args:
         images: uint8 (N, C, H, W).
@@ -128,7 +136,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
-    """Return the data set with `size` of its training examples, the same ones at each call.
+    """Return a data set with only `size` of its training examples, the same ones at each call.
 
     All classes have equally many examples, give or take one; a class that has too few gives all of
     them. Texts and targets have no classes to balance. Smaller subsets are parts of larger ones.
@@ -145,8 +153,8 @@ def balanced_subset(dataset: Dataset, size: int) -> Dataset:
 
 
 def _round_robin(labels: Tensor) -> Tensor:
-    """Return the indices of all examples, int64 (N,): the first of each class, the second of each
-    class, and so on.
+    """Return the indices of all examples, int64 (N,), in this order: the first example of each
+    class, then the second of each class, and so on.
     """
     by_class = labels.argsort(stable=True)
     sizes = torch.bincount(labels)

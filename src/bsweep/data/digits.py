@@ -20,13 +20,16 @@ _CLASSES = tuple("0123456789")
 
 
 def info(config: DigitsConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the digits; see `load`."""
+    """Return the numbers of training and test images of handwritten digits, their shape and their
+    classes.
+    """
     _path()
     return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
 
 def load(config: DigitsConfig) -> Dataset:
-    """Return the digits as images of 3 x side x side: 1,437 to train on, 360 to test on.
+    """Return scikit-learn's handwritten digits as images of 3 x side x side: 1,437 to train on, 360
+    to test on.
 
     They are scaled bilinearly, and all channels hold the same grey. scikit-learn has no split into
     training and test examples. Here, every fifth of all examples, sorted by class, is for testing.
@@ -62,7 +65,9 @@ def read_digits() -> tuple[Tensor, Tensor]:
 
 
 def _path() -> Path:
-    """Return the path of scikit-learn's file of digits; raise ValueError if it is not installed."""
+    """Return the path of scikit-learn's file of digits; raise ValueError if there is no
+    scikit-learn.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(

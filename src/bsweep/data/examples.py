@@ -1,4 +1,6 @@
-"""The conversion of any map-style data sets, or pairs of tensors, to a `Dataset`."""
+"""Functions that convert a training and a test split, each a map-style data set or a pair of
+tensors, to a `Dataset`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
 
 
 def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
-    """Return the number of classes or, for floating-point targets, the size of one target."""
+    """Return a data set's number of classes or, for floating-point targets, the size of one
+    target.
+    """
     if labels[0].is_floating_point():
         return labels[0][0].numel()
     classes = [int(bound) for part in labels for bound in part.aminmax()]
@@ -61,7 +65,8 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
 
 
 def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
-    """Return the inputs (N, ...) and the labels (N,), (N, T) or (N, ...) of a split.
+    """Return the inputs (N, ...) and the labels (N,), (N, T) or (N, ...) of a training or test
+    split.
 
     `what` is the name of the split in messages.
     """
@@ -94,7 +99,7 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy on the CPU that a file can store.
+    """Return a contiguous copy of a tensor on the CPU, in a form that a file can store.
 
     Inputs and labels, or both splits, may share memory, which a file cannot store. bfloat16 becomes
     float32.
@@ -133,7 +138,9 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(value: Any, side: int | None) -> Tensor:
-    """Return an input as a tensor: Pillow's images as uint8 (C, H, W), others unchanged."""
+    """Return the input of an example as a tensor: a Pillow image as uint8 (C, H, W), any other
+    array unchanged.
+    """
     if hasattr(value, "getbands"):
         return torch.from_numpy(pixels(value, side, keeps_grey=True))
     return torch.as_tensor(value)

@@ -33,7 +33,7 @@ _NAMED = 10  # corrupt images that a message names
 
 @dataclass(frozen=True)
 class _Split:
-    """The images of one split, sorted by path."""
+    """The paths and classes of all images to train on, or of all to test on, sorted by path."""
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -42,12 +42,13 @@ class _Split:
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the images; see `load`."""
+    """Return the numbers of training and test images of a folder, their shape and their classes."""
     return cached_info(*_listed(config))
 
 
 def load(config: ImageFolderConfig) -> Dataset:
-    """Return the images as 3 x side x side, decoded only if the folder's listing is a new one.
+    """Return the images of a folder, each as 3 x side x side. They are decoded only if the cache
+    has none for the files that the folder now lists.
 
     An image of another size is resized so that its shorter side fits, and its centre is taken. An
     image may have any format that Pillow reads and be in any subfolder of its class. Files whose
@@ -61,7 +62,9 @@ def load(config: ImageFolderConfig) -> Dataset:
 
 
 def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
-    """Return the name of the decoded images in the cache, and the function that decodes them."""
+    """Return the name under which the cache keeps the decoded images, and the function that decodes
+    them.
+    """
     root = Path(config.root).expanduser()
     try:
         train, test = _list(root, "train"), _list(root, "test")
@@ -103,7 +106,9 @@ def _list(root: Path, split: str) -> _Split:
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the path, size and time of modification of every file in a folder and below."""
+    """Yield the path, size and time of modification of every file in a folder and its subfolders,
+    except hidden ones.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -186,7 +191,7 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
 
 
 def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
-    """Decode an image's centre square, scaled, into `out` (3, side, side).
+    """Decode an image file, and write its centre square, scaled, into `out` (3, side, side).
 
     Return None, or a description of what is wrong with the image.
     """

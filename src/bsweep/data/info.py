@@ -1,4 +1,6 @@
-"""The sizes, example shape and classes of a data set, which are known without its tensors."""
+"""The numbers of examples, their shape and the classes of a data set, all known without its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataInfo:
-    """The facts about the data that the parent process needs before it starts workers."""
+    """The facts about a data set that the parent process needs before it starts workers."""
 
     num_train: int  # after `subset`
     num_test: int

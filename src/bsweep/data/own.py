@@ -1,4 +1,6 @@
-"""The user's own data: what a function of the user's returns, as tensors in the cache."""
+"""The user's own data set, which a function of the user's returns and the cache keeps as
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def info(config: OwnDataConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the user's data; see `load`."""
+    """Return the numbers of training and test examples of the user's own data, their shape and
+    their classes.
+    """
     return cached_info(_name(config), lambda: _build(config))
 
 
@@ -36,7 +40,7 @@ def load(config: OwnDataConfig) -> Dataset:
 
 
 def _name(config: OwnDataConfig) -> str:
-    """Return the name of the user's data in the cache."""
+    """Return the name under which the cache keeps the user's own data."""
     key = json.dumps([1, config.fingerprint, config.title, config.options], sort_keys=True)
     return f"own-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 

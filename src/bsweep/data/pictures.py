@@ -1,4 +1,6 @@
-"""The conversion of Pillow's images to arrays, and the progress of long readings."""
+"""Functions that convert Pillow's images to arrays, and show the progress while many examples are
+read.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ _T = TypeVar("_T")
 
 
 class Unfit(ValueError):
-    """The error of an example that cannot be used; its message says why."""
+    """The error for data that cannot be used as examples; its message says why."""
 
 
 def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArray[np.uint8]:
-    """Return an image as uint8 (C, H, W).
+    """Return a Pillow image as an array, uint8 (C, H, W).
 
     Args:
         image: The image.
@@ -61,7 +63,7 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
 def with_progress(
     parts: Iterable[_T], what: str, total: int, per_part: int = 1
 ) -> Generator[_T, None, None]:
-    """Yield each of `parts` unchanged, and show on stderr how many examples are done.
+    """Yield each of `parts` unchanged, and show on stderr how many examples have been read.
 
     A terminal shows a bar until all are done. A file or a pipe gets a line every ten seconds. Both
     end with a line that says how many examples were read.

@@ -17,12 +17,15 @@ from bsweep.core.randomness import random_bits, stream_of
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> Tensor:
-    """Return the order of an epoch's examples: a permutation, int64 (num_examples,), on the CPU."""
+    """Return the order in which an epoch uses the examples: a permutation, int64 (num_examples,),
+    on the CPU.
+    """
     return random_bits(torch.arange(num_examples), stream_of("order", seed, epoch)).argsort()
 
 
 def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
-    """Return the indices of the examples of the step or round that begins at `start` of the order.
+    """Return the indices of the examples of one step or round: the part of the epoch's `order` that
+    begins at position `start`.
 
     There are `num_examples` of them, or as many as are left.
     """
@@ -31,7 +34,7 @@ def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """The number of examples and steps of one worker in a round."""
+    """The numbers of examples and steps that one worker takes in a round."""
 
     worker_batch: int  # examples of one optimizer step
     # Optimizer steps between two synchronisations: 1 if every step synchronises, 0 for a lost
@@ -50,7 +53,9 @@ def global_batch(shares: Sequence[Share]) -> int:
 
 
 def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
-    """Return all workers' shares, with 0 steps for lost workers: those not in `members`."""
+    """Return all workers' shares of a round, with 0 steps for lost workers, which `members` leaves
+    out.
+    """
     return tuple(
         share if rank in members else replace(share, num_steps=0)
         for rank, share in enumerate(shares)
@@ -58,7 +63,7 @@ def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, 
 
 
 def round_size(shares: Sequence[Share]) -> int:
-    """Return the number of examples that all workers take between two synchronisations.
+    """Return the number of examples that all workers together take between two synchronisations.
 
     This is the global batch if every step synchronises.
     """
@@ -77,8 +82,8 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
 
 
 def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
-    """Return part `number` of `indices`, cut into `num_parts` contiguous parts whose sizes differ
-    by at most one.
+    """Cut `indices` into `num_parts` contiguous parts whose sizes differ by at most one, and return
+    the part with the index `number`.
 
     The part is empty if there are too few examples. The parts may belong to workers, to steps or to
     accumulation steps.
@@ -87,8 +92,8 @@ def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
 
 
 def _part(indices: Tensor, number: int, weights: Sequence[int]) -> Tensor:
-    """Return part `number` of `indices`, cut into contiguous parts of sizes proportional to
-    `weights`.
+    """Cut `indices` into contiguous parts with sizes proportional to `weights`, and return the part
+    with the index `number`.
     """
     before, total, n = sum(weights[:number]), sum(weights), len(indices)
     return indices[n * before // total : n * (before + weights[number]) // total]

@@ -17,7 +17,8 @@ from torch import Tensor
 
 
 class Part:
-    """The training or the test examples of a data set; `take` returns those with given indices.
+    """The training or the test examples of a data set; the method `take` returns those with given
+    indices.
 
     If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
     copies them on a CUDA stream of its own while the device computes the previous step.
@@ -36,7 +37,8 @@ class Part:
             )
 
     def expect(self, steps: Sequence[Tensor]) -> None:
-        """Start fetching the examples of the coming steps, unless they are on the device already.
+        """Start to copy the examples of the coming steps to the device that computes, unless it
+        already holds all examples.
 
         Args:
             steps: The numbers of each step's examples, on the CPU.
@@ -46,7 +48,8 @@ class Part:
                 self._coming.append((indices, self._thread.submit(self._fetch, indices)))
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs, labels and indices of the examples at `indices`, on the device.
+        """Return the inputs, labels and indices of the examples at `indices`, on the device that
+        computes.
 
         If a step has several passes, call this once for each pass, in their order.
         """
@@ -61,7 +64,9 @@ class Part:
         return inputs, labels, numbers
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the inputs and labels of examples, `size` at a time, and prefetch the next ones."""
+        """Yield the inputs and labels of the examples at `indices`, `size` at a time, and fetch the
+        next ones meanwhile.
+        """
         steps = indices.to(self._labels.device).split(size) if len(indices) else ()
         for number, step in enumerate(steps):
             self.expect(steps[number : number + 2])
@@ -69,8 +74,8 @@ class Part:
             yield inputs, labels
 
     def _arrived(self, indices: Tensor) -> _Fetched:
-        """Return the step that begins with these examples; fetch it now if `expect` was not called
-        for it.
+        """Return the fetched examples of the step that begins with `indices`. Fetch them now if
+        `expect` was not called for this step.
 
         On a GPU, the current stream waits until the examples have arrived.
         """
@@ -106,7 +111,7 @@ class Part:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The inputs, labels and indices of one step's examples, copied to the device."""
+    """The inputs, labels and indices of one step's examples, copied to the device that computes."""
 
     indices: Tensor  # the numbers of the examples, on the CPU
     tensors: tuple[Tensor, ...]  # inputs, labels and numbers, on the device
@@ -114,7 +119,7 @@ class _Fetched:
 
 
 class _Buffer:
-    """The host memory in which examples are gathered before they are copied to the device.
+    """The memory of the CPU in which examples are gathered before they are copied to the GPU.
 
     It grows to the size of the largest step.
     """

@@ -16,7 +16,7 @@ _NOISE = 64  # grey levels; images of one class differ by up to this much in eac
 
 
 def info(config: SyntheticConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the random images; see `load`."""
+    """Return the numbers of random training and test images, their shape and their classes."""
     return DataInfo(
         config.num_train, config.num_test, tuple(config.shape), _classes(config), config.num_classes
     )

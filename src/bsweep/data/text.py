@@ -30,7 +30,9 @@ _BATCH_PIECES = 64
 
 
 def info(config: TextConfig) -> DataInfo:
-    """Return the sizes, example shape and vocabulary size of the text; see `load`."""
+    """Return the numbers of training and test sequences of a text, their length and the size of the
+    vocabulary.
+    """
     text = _read(config.path, "data.path", "a text file")
     num_tokens, vocabulary_size = len(text), 256
     if config.tokenizer is not None:
@@ -46,7 +48,7 @@ def info(config: TextConfig) -> DataInfo:
 
 
 def load(config: TextConfig) -> Dataset:
-    """Return the text as sequences of `sequence_length` tokens that do not overlap.
+    """Return a text as sequences of `sequence_length` tokens that do not overlap.
 
     The last `test_share` of the text is for testing.
 
@@ -76,7 +78,7 @@ def load(config: TextConfig) -> Dataset:
 
 
 def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
-    """Return how many tokens are for training and for testing.
+    """Return how many of a text's tokens are for training, and how many for testing.
 
     Raise ValueError if either has too few tokens for one sequence.
     """
@@ -98,7 +100,8 @@ def _num_sequences(num_tokens: int, length: int) -> int:
 
 
 def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels (N, length), both views of `tokens`.
+    """Return the input sequences and the label sequences of a text, both (N, length) and views of
+    `tokens`.
 
     Each label is the token after its input.
     """
@@ -118,8 +121,8 @@ def _read(path: str, key: str, what: str) -> bytes:
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Return the arguments for `cached_tensors` that find or make a text's tokens and vocabulary
-    size.
+    """Return the arguments with which `cached_tensors` finds or makes the tokens and the vocabulary
+    size of a text.
 
     The tokens are int32 (n,). The cache has one file for each content of the text and the
     tokenizer.
@@ -168,7 +171,9 @@ def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces that end at line ends, so that threads can tokenize them at once."""
+    """Yield a text in pieces that end at line ends, so that several threads can tokenize them at
+    the same time.
+    """
     start = 0
     while start < len(text):
         stop = text.find("\n", start + _PIECE_CHARACTERS) + 1 or len(text)

@@ -29,12 +29,14 @@ _SPLITS = {
 
 
 def info(config: TorchvisionConfig) -> DataInfo:
-    """Return the sizes, example shape and classes of the data set; see `load`."""
+    """Return the numbers of training and test images of a torchvision data set, their shape and
+    their classes.
+    """
     return cached_info(_name(config), lambda: _from_torchvision(config))
 
 
 def load(config: TorchvisionConfig) -> Dataset:
-    """Return the data set from the cache or, the first time, from the folder `root`.
+    """Return a torchvision data set from the cache or, the first time, from the folder `root`.
 
     If it is not in `root` and `download` is set, download it to `root`. torchvision does not check
     all files that it finds, so each root has its own data in the cache.
@@ -47,12 +49,14 @@ def load(config: TorchvisionConfig) -> Dataset:
 
 
 def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keyword arguments of torchvision's data set class, for training and testing."""
+    """Return the keyword arguments with which torchvision's class of a data set gives the training
+    images, and those with which it gives the test images.
+    """
     return _SPLITS.get(dataset, _BY_NAME)
 
 
 def _name(config: TorchvisionConfig) -> str:
-    """Return the name of the data set in the cache."""
+    """Return the name under which the cache keeps a torchvision data set."""
     root = str(Path(config.root).expanduser().absolute())
     key = hashlib.sha256(f"1 {root} {config.side}".encode()).hexdigest()[:16]
     return f"torchvision-{config.dataset}-{key}"

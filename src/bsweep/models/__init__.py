@@ -1,4 +1,4 @@
-"""The models, one file for each.
+"""The models that bsweep can train, one file for each.
 
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a freshly initialised model.
+    """Return the model that a card describes, freshly initialised.
 
     For examples of `shape` (C, H, W), the model maps images (B, C, H, W) to logits
     (B, num_classes). A language model maps tokens (B, T) to logits (B, T, num_classes). A model

@@ -1,4 +1,6 @@
-"""The checks that a library has a model and that the model takes the options and the images."""
+"""Checks that a model library such as timm has the chosen architecture, and that the model takes
+the user's options and images.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
 
 @contextmanager
 def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn any error that a model library raises inside the block into a ConfigError.
+    """Turn any error that a model library raises inside the `with` block into a ConfigError.
 
     Libraries raise many types of errors if an architecture, its options and a shape do not fit.
     """
@@ -40,7 +42,8 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return the model; if it is on the meta device, check first that it takes images of `shape`.
+    """Return a model unchanged; if it is on torch's meta device, check first that it takes images
+    of `shape`.
 
     The trial passes two images through the model, which costs nothing on the meta device. Many
     models do not take small images.

@@ -38,7 +38,9 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=_INIT_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the token after each of the tokens, int64 (B, T)."""
+        """Map tokens, int64 (B, T), to the logits (B, T, V) of the token that follows each of
+        them.
+        """
         x = self.embedding(tokens)
         rotation = rotary_table(tokens.shape[1], self._head_size, like=x)
         for block in self.blocks:
@@ -56,7 +58,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the hidden states (B, T, D) after this block, from those before it."""
+        """Map the hidden states (B, T, D) before this transformer block to those after the
+        block.
+        """
         x = x + self.attention(self.attention_norm(x), rotation)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -70,7 +74,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Map hidden states (B, T, D) to (B, T, D) by causal self-attention."""
+        """Map hidden states (B, T, D) to new ones (B, T, D) by causal self-attention."""
         heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         mixed = F.scaled_dot_product_attention(
@@ -88,7 +92,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map hidden states (B, T, D) to (B, T, D), each token by itself."""
+        """Map hidden states (B, T, D) to new ones (B, T, D), each token by itself."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -99,12 +103,15 @@ class RMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divide each vector of (..., D) by its root mean square, and scale it."""
+        """Divide each vector of `x` (..., D) by its root mean square, and multiply it by a learned
+        scale.
+        """
         return F.rms_norm(x, self.scale.shape, self.scale, eps=1e-6)
 
 
 def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine and the sine, both (T, K / 2), of the angles of the rotary embedding.
+    """Return the cosine and the sine of the angles of the rotary position embedding, both (T, K /
+    2) for T tokens and heads of K elements.
 
     At each position, each pair of a head's elements turns by one angle. The table is computed for
     each pass, with the type and on the device of `like`; a buffer would be averaged between
@@ -117,7 +124,7 @@ def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tens
 
 
 def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn queries or keys (B, H, T, K) by the angles of their positions.
+    """Rotate attention queries or keys (B, H, T, K) by the angles of their tokens' positions.
 
     The products of queries and keys then depend on positions only by their distance. Element i
     makes a pair with element i + K / 2, as in Hugging Face's Llama.

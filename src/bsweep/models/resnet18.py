@@ -1,4 +1,6 @@
-"""ResNet-18 (He et al., arXiv 1512.03385) as torchvision has it, with a choice of stem."""
+"""ResNet-18 (He et al., arXiv 1512.03385) as torchvision has it, with a choice of its first layers
+(stem).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ from bsweep.models import taps
 
 
 def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a ResNet-18 whose convolutions leave out the kernel taps that meet no data."""
+    """Return a ResNet-18 whose convolutions leave out the kernel elements (taps) that only ever
+    meet padding.
+    """
     return taps.trim(plain(config.stem, num_classes=num_classes, in_channels=shape[0]))
 
 
 def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
-    """Return torchvision's ResNet-18 with one of two stems.
+    """Return torchvision's ResNet-18 with one of two choices of the first layers (stem).
 
     Args:
         stem: "imagenet" for the published stem (7x7, stride 2, max-pool); "cifar" for one that does

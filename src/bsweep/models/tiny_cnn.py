@@ -1,4 +1,4 @@
-"""A small network without BatchNorm.
+"""A small convolutional network without BatchNorm.
 
 Its gradient is a plain mean over examples, no matter which worker computes which examples.
 """
