@@ -1,4 +1,5 @@
-"""Advice that needs new runs (`recommend`) or reads recorded ones (`replay`).
+"""Advice from runs: `recommend` trains runs to find the best cell, `replay` shows what a policy
+would have done in recorded runs.
 
 `recommend` takes a grid and a target, and answers with the best cell and its interval. `replay`
 takes a recorded study, and answers what another batching policy would have done. The runs that a

@@ -1,4 +1,6 @@
-"""The command `bsweep recommend`: find a grid's best batch size and worker count by a few runs."""
+"""The command `bsweep recommend`, which finds a grid's best batch size and worker count by training
+only a few of its points.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Search, print the recommendation and return the exit code.
+    """Search a grid for its best cell, print the recommendation, and return the exit code.
 
     Args:
         arguments: What follows `bsweep recommend` on the command line.
@@ -99,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list[RunConfig]]:
-    """Return the points of a grid by cell, without cells of more workers than the objective allows.
+    """Return the points of a grid, grouped by cell, without cells that have more workers than the
+    objective allows.
 
     Raises:
         ConfigError: If the points cannot be compared, or there are fewer than two cells.
@@ -142,7 +145,8 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Return False if the run would use this machine's CPUs and their energy cannot be read.
+    """Return False if a point would train on this machine's CPUs and their energy use cannot be
+    read.
 
     Return True for GPUs and for other hosts, as that cannot be known here.
     """
@@ -204,7 +208,7 @@ def _led(search: Search, as_json: bool) -> int:
 
 
 def _tell(search: Search, end: Next, as_json: bool) -> int:
-    """Print the result of a search and return the exit code."""
+    """Print the recommendation of a search, or why there is none, and return the exit code."""
     prediction = search.prediction(NUM_DRAWS, search.objective)
     lines = [
         _ENDS[end.ends].format(least=search.least),
@@ -235,7 +239,9 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
 
 
 def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
-    """Return a sentence that says what a larger budget would buy; empty if nothing."""
+    """Return a sentence on the run that the search would make next if it went on; empty if no run
+    is left.
+    """
     if end.offer is None:
         return ""
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]

@@ -1,4 +1,5 @@
-"""The command `bsweep replay`: what a batching policy would have done in recorded runs.
+"""The command `bsweep replay`, which shows how a batching policy would have changed the batch size
+in recorded runs.
 
 The policy itself decides. The replay walks through the examples of a run as training does, in steps
 of the policy's own batches. At each step it shows the policy what the run recorded at that example:
@@ -47,8 +48,8 @@ Timing = tuple[Sequence[Share], float]
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded losses, times and noise of a run that a batching policy may use, in the order of
-    the run's examples.
+    """The records of a run that a batching policy may use (losses, times and gradient noise), in
+    the order of training.
     """
 
     run_id: str
@@ -71,7 +72,9 @@ class Recorded:
         return float("nan") if loss is None else float(loss)
 
     def timings(self) -> list[Timing]:
-        """Return the median seconds of a step for each batch that the run had."""
+        """Return the median seconds of a step for each global batch with which the run
+        has trained.
+        """
         seconds: dict[int, list[float]] = defaultdict(list)
         for step in self.steps:
             if step["images_per_second"]:
@@ -85,7 +88,9 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the batch that the policy would have made before step `step`, counted from 1."""
+    """A change of the global batch that a replayed policy would have made, and the step before
+    which it would have made it.
+    """
 
     step: int
     epochs_done: float
@@ -201,7 +206,7 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with another batching policy.
+    """Return a run's configuration with its batching policy replaced by the named one.
 
     Args:
         config: The run's configuration.
@@ -236,8 +241,10 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
 
 
 def _recorded(folder: Path) -> Recorded:
-    """Return the losses, times and noise scales recorded in a run folder, which a policy may
-    use. The list of steps is empty if the run has not begun.
+    """Read the records of a run that a batching policy may use: losses, times of steps and gradient
+    noise.
+
+    The list of steps is empty if the run has not begun.
 
     Raises:
         Damaged, Newer, ConfigError: If the run cannot be read.
@@ -255,8 +262,8 @@ def _recorded(folder: Path) -> Recorded:
 
 
 def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
-    """Return the step times of all runs that have the same data, model, workers and numerics as one
-    run.
+    """Return the times of steps of all runs that have the same data, model, strategy, workers and
+    precision as the given run.
     """
 
     def kind(config: RunConfig) -> tuple[object, ...]:
@@ -278,9 +285,11 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
 
 
 def _unrecorded(run: Recorded, config: RunConfig) -> str:
-    """Return a text that names a signal missing in the run, with the remedy; empty if none is.
+    """Return a message if a run did not record the gradient noise that the replayed policy needs;
+    otherwise return an empty text.
 
-    The signal is the gradient noise, which some policies and learning-rate rules need.
+    Some policies and learning-rate rules need the gradient noise. The message says how to record
+    it.
     """
     if not config.measures_noise or run.noises:
         return ""
@@ -311,7 +320,9 @@ def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Re
 
 
 class _Walk:
-    """A training loop that takes its signals from a recorded run and trains nothing."""
+    """A training loop without training, which shows a batching policy the losses and the gradient
+    noise of a recorded run.
+    """
 
     def __init__(
         self, run: Recorded, config: RunConfig, policy: Policy, time: StepTime | None
@@ -340,7 +351,9 @@ class _Walk:
                 self._seconds = []
 
     def _next(self, epochs_done: float, shares: Sequence[Share]) -> int:
-        """Return the number of examples of the coming round, at most the rest of the epoch."""
+        """Return how many examples the next round takes, at most as many as are left in
+        the epoch.
+        """
         left = round((int(epochs_done) + 1 - epochs_done) * self._run.num_train)
         return min(round_size(shares), left)
 
@@ -365,9 +378,9 @@ class _Walk:
 
 
 def _after(epochs_done: float, size: int, num_train: int) -> float:
-    """Return the epochs done after `size` more examples, as the training loop counts them.
+    """Return the number of epochs done, with fractions, after a given number of further examples.
 
-    The number is whole at the end of an epoch.
+    The training loop counts in the same way. The number is whole at the end of an epoch.
     """
     position = round((epochs_done - int(epochs_done)) * num_train) + size
     return int(epochs_done) + position / num_train

@@ -1,4 +1,4 @@
-"""The search for the best cell of a grid by a small part of its runs.
+"""The search for the best cell of a grid, which trains only a small part of the grid's points.
 
 The command is in `bsweep.advise.recommend`. The search times a few steps of a few cells. Then it
 runs points to the target, one after another. Each time it takes the point with the largest expected
@@ -53,7 +53,9 @@ _LEFT = ("new", "interrupted")  # statuses of points that can be run
 
 @dataclass(frozen=True)
 class _Probe:
-    """The timed steps of a cell; if there are none, `problem` says why."""
+    """The measured seconds of a step in one cell; if the steps could not be timed, `problem` says
+    why.
+    """
 
     kind: str
     cell: list[int]
@@ -64,7 +66,8 @@ class _Probe:
 
 @dataclass
 class Search:
-    """A search in a study: its grid, its target and objective, and its budget.
+    """A search for the best cell of a grid: the grid's points, the target to reach, the objective
+    and the budget.
 
     The results of runs are not kept here: they are read from the study each time.
 
@@ -98,7 +101,9 @@ class Search:
 
     @property
     def least(self) -> str:
-        """The quantity that the objective minimizes, in words."""
+        """The name of the quantity that the objective minimizes: time to target or cost
+        to target.
+        """
         return "time to target" if self.objective.minimize == "seconds" else "cost to target"
 
     @property
@@ -110,7 +115,7 @@ class Search:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
 
     def lead(self) -> Next:
-        """Time a few steps, then run one point after another until the search ends.
+        """Time a few steps of some cells, then train one point after another until the search ends.
 
         Returns:
             The reason why the search ended, with the run that a larger budget would pay for.
@@ -129,7 +134,8 @@ class Search:
             self._run(coming, prediction)
 
     def _best_known(self) -> Prediction | None:
-        """Return the prediction for the objective; None before a run has reached the target.
+        """Return the prediction of the best cell from the runs so far; None before any run has
+        reached the target.
 
         If no cell is likely to meet the deadline, the prediction is for the fastest cell instead.
         """
@@ -212,7 +218,9 @@ class Search:
         ]
 
     def observed(self) -> Observed | None:
-        """Return the runs of the grid's points; None if none was begun."""
+        """Return the measurements of those runs of the grid's points that have begun; None if no
+        run has begun.
+        """
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
         ]
@@ -223,7 +231,8 @@ class Search:
         return None if runs.empty else observed(replace(known, runs=runs), self.target)
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
-        """Return the prediction for all cells; None before any run has reached the target.
+        """Return the predicted time and cost of reaching the target for all cells; None before any
+        run has reached the target.
 
         Args:
             num_draws: The number of draws of the fit.
@@ -275,7 +284,8 @@ class Search:
     def _left(
         self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None
     ) -> dict[int, float]:
-        """Return the worker-seconds that are left for a run, by number of workers.
+        """Return how many worker-seconds of the budget are left for the next run, for each number
+        of workers.
 
         They are the rest of the given wall time, or of the share of the grid's predicted cost.
         """
@@ -286,7 +296,9 @@ class Search:
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
-        """Return the wall seconds or worker-seconds of all runs and probes of the search."""
+        """Return how much time the search has spent on runs and on timing steps, in wall seconds or
+        in worker-seconds.
+        """
         spent = sum(
             probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
         )
@@ -305,8 +317,8 @@ class Search:
         ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the possible runs that may still reach the target, judged by completed runs that
-        did not.
+        """Return the possible next runs whose batch is smaller than that of every completed run
+        that missed the target.
 
         All runs train the same number of examples. The examples to a target, E_min + S_min B, grow
         with the batch B. So batches as large as one that missed the target are left out.
@@ -317,7 +329,9 @@ class Search:
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """Return the points of a cell that can be run, with the steps done of each, most first."""
+        """Return the points of a cell that can still be run, each with its number of trained steps,
+        the largest number first.
+        """
         found = []
         for config in self.cells[cell]:
             paths = attempts.paths_of(config)
@@ -327,7 +341,7 @@ class Search:
         return sorted(found, key=lambda one: -one[1])
 
     def _run(self, coming: Next, prediction: Prediction | None) -> None:
-        """Run a point to the target, or until its time is over.
+        """Train a point of the chosen cell until it reaches the target or its time is over.
 
         Its time ends with the budget, or at twice the upper end of its predicted time.
         """
@@ -394,14 +408,17 @@ def _most_steps(point: commands.Planned) -> float:
 
 
 def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
-    """Return the arguments of `bsweep run` for one point of the grid."""
+    """Return the arguments with which the command `bsweep run` trains the given point of
+    the grid.
+    """
     others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
     own = {key: getattr(config, key) for key in AXES}
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 
 def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
-    """Run a point that was checked, ask it to stop after the given seconds, and return its status.
+    """Run a point, ask it to stop if it still trains after the given seconds, and return its
+    status.
 
     Raises:
         StopRequested: If somebody else asked it to stop.

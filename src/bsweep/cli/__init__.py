@@ -1,4 +1,4 @@
-"""The command `bsweep`: one module for each command, or for a few that are alike.
+"""The commands of `bsweep`: each module has one command, or a few that are alike.
 
 The input is the words that a user typed. The output is an exit code and text for a person. A
 command writes its answer to standard output, and everything else to standard error.

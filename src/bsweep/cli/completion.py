@@ -20,7 +20,8 @@ TAKE_OVERRIDES = ("run", "plan", "probe", "profile", "recommend", "doctor")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the completion script of a shell, or the completions of a line; return the exit code.
+    """Print the script that sets up tab completion in a shell, or the completions of a typed line;
+    return the exit code.
 
     Args:
         arguments: The words after `bsweep -sc`: `install=bash` prints the script, and `query=bash`
@@ -54,8 +55,9 @@ def _ask_hydra(arguments: Sequence[str]) -> int:
 
 
 def _quietly(query: Callable[[], int]) -> str:
-    """Return the text that a completion query prints; return an empty text if the query fails, for
-    no message could be shown.
+    """Return the text that a completion query prints; return an empty text if the query fails.
+
+    After a failure no message could be shown.
     """
     out = io.StringIO()
     with (

@@ -1,4 +1,5 @@
-"""The command `bsweep doctor`: facts about this machine and its hosts, and what to mend on them.
+"""The command `bsweep doctor`, which shows facts about this machine and its hosts, and what the
+user has to correct on them.
 
 It also measures how fast the hosts reach each other.
 """
@@ -31,7 +32,8 @@ _LINK_SECONDS = 30.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print facts about this machine and its hosts, and what to mend.
+    """Print facts about this machine and the given hosts, and the problems that the user has to
+    correct.
 
     Returns:
         The exit code: 0 if all is well, 1 if there is something to mend, 2 if the arguments are
@@ -63,7 +65,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def examine(config: RunConfig) -> dict[str, Any]:
-    """Return the findings of `bsweep doctor` about the machines of a point.
+    """Return what `bsweep doctor` finds out about the hosts of a point: facts, measured connections
+    and problems.
 
     Returns:
         `machines`: the facts of each machine, by name. `links`: the measured connections between
@@ -98,7 +101,9 @@ def examine(config: RunConfig) -> dict[str, Any]:
 
 
 def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
-    """Yield the pairs of a sender and a receiver to measure."""
+    """Yield the pairs of hosts, a sender and a receiver, between which the network is to be
+    measured.
+    """
     if len(reached) <= _MOST_PAIRS_HOSTS:
         yield from permutations(reached, 2)
     else:
@@ -106,7 +111,8 @@ def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
 
 
 def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str, Any]:
-    """Return how fast one host reaches another, measured by a TCP connection as workers use.
+    """Measure the round trip and the bandwidth from one host to another by a TCP connection, as
+    workers use it.
 
     The result has the names of both hosts, and either the measured values or a `problem`.
     """
@@ -147,7 +153,9 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the problems of machines that `preflight.host_problems` does not report."""
+    """Yield a message for each problem of a host that `preflight.host_problems` does not report,
+    such as a full disk.
+    """
     for name, facts in machines.items():
         if "problem" in facts:
             continue  # `preflight.host_problems` has reported it
@@ -188,7 +196,7 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print the findings of `bsweep doctor` as tables, and what to correct."""
+    """Print what `bsweep doctor` found: tables of facts, and a line for each problem to correct."""
     console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):
         table = Table("machine", *columns)

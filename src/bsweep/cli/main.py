@@ -94,7 +94,7 @@ _ERRORS_FOR_THE_USER = ("status", "stop", "predict", "replay")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code.
+    """Run the `bsweep` command of the given name, and return its exit code.
 
     Each command imports only what it needs, so that --help does not take a second.
     """

@@ -32,8 +32,8 @@ _BAD = (
 
 
 def probe(arguments: Sequence[str]) -> int:
-    """Measure each worker of the point that `arguments` give; print the measurements and the path
-    of their file.
+    """Measure the speed and memory of each worker of the point on the command line; print the
+    results and the path of their file.
 
     Returns:
         The exit code.
@@ -47,8 +47,8 @@ def probe(arguments: Sequence[str]) -> int:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Print how long each part of a training step takes for the point that `arguments` give, and
-    the paths of the trace files.
+    """Print how long each part of a training step takes for the point on the command line, and the
+    paths of the trace files.
 
     Returns:
         The exit code.
@@ -65,8 +65,8 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
-    """Return the configuration of the point that `arguments` give, to look at its hosts, or an exit
-    code.
+    """Return the configuration of the point on the command line, whose hosts the caller will
+    examine, or an exit code if the arguments are wrong.
 
     A point without a batch size gets a local batch of 8, since only the hosts matter. If the
     arguments are wrong, print why and return the exit code.
@@ -91,7 +91,9 @@ def _measured(
     arguments: Sequence[str],
     fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> RunConfig | int:
-    """Measure the first point that `arguments` give; return it, or an exit code after a failure."""
+    """Measure the first point of the command line. Return its configuration, or an exit code after
+    a failure.
+    """
     problem = next(
         (
             f"{flag}: leave it out, because only one point is measured"

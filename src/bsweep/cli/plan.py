@@ -25,9 +25,8 @@ _OWN_FLAGS = ("--json", "--probe", "--report")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the plan for the points that `arguments` give, and return the exit code.
-
-    The plan tells how far each point is and how long the rest will take.
+    """Print how far each point of the command line is and how long the rest will take, and return
+    the exit code.
     """
     if inside_horovodrun():
         logger.error(
@@ -75,12 +74,10 @@ def _planned(
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
-    """Train a few steps of the smallest and the largest batch of each group of points that are
-    alike, and return the measured times.
+    """For each group of points that differ only in batch size, seed, epochs and learning rate, time
+    a few steps of two points.
 
-    Points are alike if they have the same number of workers and differ only in batch size, seed,
-    epochs and rates. Of those that are alike, one with the smallest batch and one with the largest
-    are tried.
+    These are a point with the smallest batch and one with the largest. Return their measured times.
     """
     alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
     for point, config in points:

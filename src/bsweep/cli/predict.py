@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print which cell of a study's grid is best for reaching a target; return the exit code.
+    """Print which cell of a study's grid is predicted to be the best for reaching a target; return
+    the exit code.
 
     The best cell is the fastest one, the cheapest one, or what else `--objective` asks for.
     """

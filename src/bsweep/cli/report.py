@@ -13,7 +13,9 @@ logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the report of a study, print its path, and return the exit code."""
+    """Write the figures, tables and page of a study, print the path of the page, and return the
+    exit code.
+    """
     parser = argparse.ArgumentParser(
         prog="bsweep report", description="Write a study's figures, tables and page."
     )

@@ -1,4 +1,6 @@
-"""The command `bsweep run`, which composes and checks the typed points and trains them."""
+"""The command `bsweep run`, which composes and checks the points of the command line and trains
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,13 @@ logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train the points that arguments give, and return the exit code."""
+    """Train the points that the command line describes, and return the exit code."""
     return led(lambda: _train(arguments)[0])
 
 
 def led(lead: Callable[[], int]) -> int:
-    """Run `lead` in a single process, also if horovodrun started several, and return the exit code.
+    """Call a function in one process only, even if horovodrun started several processes, and return
+    its exit code.
 
     Inside horovodrun, rank 0 runs it and the other processes train together with rank 0.
     """
@@ -44,7 +47,7 @@ def led(lead: Callable[[], int]) -> int:
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
-    """Run a study's recorded commands again, but train only the points with the given ids, and
+    """Run the recorded commands of a study again, but train only the points with the given ids;
     return the exit code.
 
     Each command is run in the working folder where it was typed.
@@ -83,7 +86,9 @@ def _train(
     is_wanted: Callable[[RunConfig], bool] = lambda config: True,
     repeats: bool = False,
 ) -> tuple[int, Set[str]]:
-    """Train the wanted points that arguments give; return the exit code and the points' ids."""
+    """Train those points of the command line that are wanted; return the exit code and the run ids
+    of these points.
+    """
     typed = [argument for argument in arguments if argument != "--report"]
     try:
         _refuse_flags(typed)
@@ -123,8 +128,8 @@ def _refuse_flags(arguments: Sequence[str]) -> None:
 
 
 def _tell(sweep: Sweep, wants_report: bool) -> int:
-    """Print the idle seconds of a sweep's studies that compare allocations, write the wanted
-    reports, and return the exit code.
+    """Print the workers' idle times if a study compares allocations, write reports if the user
+    wants them, and return the exit code.
     """
     code = 0
     for study_dir, configs in sorted(sweep.studies.items()):
@@ -136,7 +141,9 @@ def _tell(sweep: Sweep, wants_report: bool) -> int:
 
 
 def _print_idle_seconds(folder: Path) -> None:
-    """Print the idle seconds of each node, by which allocations are compared."""
+    """Print a table of the seconds for which each worker of a study waited for slower ones, to
+    compare allocations.
+    """
     from bsweep import analysis
     from bsweep.report import idle_text
 

@@ -58,7 +58,7 @@ def status(arguments: Sequence[str]) -> int:
 
 
 def stop(arguments: Sequence[str]) -> int:
-    """Ask all sweeps of a study to stop, wait until they have, and return the exit code.
+    """Ask all sweeps of a study to stop, wait until they have stopped, and return the exit code.
 
     Raises:
         ValueError: If no sweep of the study is running.
@@ -86,17 +86,22 @@ def stop(arguments: Sequence[str]) -> int:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Rerun a study's recorded commands for the points that are not done; return the exit code."""
+    """Run a study's recorded commands again for the points that have no result yet; return the exit
+    code.
+    """
     return _led(_resume, arguments)
 
 
 def retry(arguments: Sequence[str]) -> int:
-    """Repeat points that did not complete, and return the exit code."""
+    """Repeat the points of a study that have one of the given statuses, such as failed, and return
+    the exit code.
+    """
     return _led(_retry, arguments)
 
 
 def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Call `find` for a function that runs points, call that function, and return the exit code.
+    """Call `find`, which returns a function that runs points; call that function, too, and return
+    its exit code.
 
     Only errors of `find` are reported here; a sweep reports its own errors.
     """
@@ -114,8 +119,8 @@ def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Se
 
 
 def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that runs the study's recorded commands again for the points that are not
-    completed.
+    """Return a function that runs a study's recorded commands again for the points that have no
+    result yet.
 
     Return an exit code if there is nothing to run.
     """
@@ -136,8 +141,8 @@ def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that sets aside the results of points with the wanted statuses, such as
-    `failed`, and trains these points again.
+    """Return a function that sets aside the runs of a study with the wanted statuses, such as
+    failed, and trains their points again.
 
     Return an exit code if no command leads to these points.
     """
@@ -167,8 +172,8 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
 
 
 def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
-    """Return a function that trains the points with the given ids again by the study's recorded
-    commands.
+    """Return a function that runs a study's recorded commands again, but trains only the points
+    with the given ids.
 
     Return an exit code if no command of the study leads to any of these points.
     """
@@ -194,11 +199,10 @@ def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
-    """Raise ValueError if a recorded command cannot be run again in its folder or from this
-    process.
+    """Raise ValueError if a recorded command cannot be run again by this process.
 
-    The folder where it was typed must still exist. It also needs the same surroundings: outside
-    horovodrun, or inside one with as many processes.
+    The folder where the command was typed must still exist. The process must run as that of the
+    command did: outside horovodrun, or inside one with as many processes.
     """
     typed = f"bsweep run {shlex.join(command.arguments)}"
     size = Place.from_environment().num_workers if inside_horovodrun() else None

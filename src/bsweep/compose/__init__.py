@@ -1,4 +1,4 @@
-"""The composition of points from a typed command, and all code that knows Hydra.
+"""The composition of points from the arguments of a typed command, with all code that calls Hydra.
 
 Overrides come in, as a person typed them. Checked RunConfigs go out, one for each point of the
 grid, or a refusal in plain words. `overrides` prepares the words for Hydra and explains Hydra's

@@ -1,4 +1,5 @@
-"""The use of Hydra for a command: it composes the points of a grid, and may start them elsewhere.
+"""The calls of Hydra, which composes the points of a command and may start them by a launcher of
+its own.
 
 Hydra's own entry point runs a sweep through a sweeper plug-in, which calls the program back for
 each point. Here bsweep stays in control: Hydra composes the points and returns them as values.
@@ -42,11 +43,13 @@ _CONFIG, _VERSION = "config", "1.3"
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a command, in the order of its axes, and Hydra's part in running them."""
+    """The points of a command, in the order of its axes, and facts about what Hydra does when they
+    run.
+    """
 
     configs: list[RunConfig]
     runs_elsewhere: bool
-    """True if `hydra/launcher` starts the points in processes of its own."""
+    """True if a launcher of Hydra (`hydra/launcher`) starts the points in processes of its own."""
     surrounds_points: bool
     """True if Hydra sets variables, writes logs or runs callbacks around each point."""
 
@@ -55,7 +58,8 @@ class Grid:
     _context: HydraContext
 
     def launch(self, indices: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
-        """Run points by Hydra's launcher, which composes each of them again.
+        """Run points by the launcher of Hydra that `hydra/launcher` names, which composes each
+        point again.
 
         Args:
             indices: The indices of the points in `configs`.
@@ -90,7 +94,9 @@ def say_could_not_run(error: BaseException) -> None:
 
 @contextmanager
 def composed(arguments: Sequence[str]) -> Iterator[Grid]:
-    """Compose the points of a command. Hydra's launchers work inside this context only.
+    """Compose the points of a typed command, and yield the grid of these points.
+
+    Hydra's launchers work inside this context only.
 
     Args:
         arguments: Flags and overrides as `overrides.arranged` returns them.
@@ -144,8 +150,9 @@ def _compose(name: str, given: list[str]) -> Grid:
 
 
 def _axes(master: DictConfig) -> list[str]:
-    """Return the axes that an experiment sweeps, as overrides KEY=VALUES; an inherited axis that is
-    null is left out.
+    """Return the keys over which an experiment file sweeps, as overrides KEY=VALUES.
+
+    A key that the experiment inherits and sets to null is left out.
     """
     axes: Any = master.hydra.sweeper.params or {}
     if not isinstance(axes, Mapping | DictConfig):
@@ -175,7 +182,7 @@ def _status(job: JobReturn) -> str:
 
 
 def answer_flags(name: str, arguments: Sequence[str]) -> int:
-    """Run Hydra to print what its flags ask for: help, the configuration or completions.
+    """Let Hydra print what its flags, such as --help or --cfg, ask for, and return the exit code.
 
     Args:
         name: The words that were typed before the arguments.

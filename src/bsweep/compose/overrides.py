@@ -1,4 +1,6 @@
-"""The typed arguments: preparation for Hydra, early refusals, and Hydra's errors in plain words."""
+"""The preparation of typed arguments for Hydra, the early refusal of wrong ones, and plain words
+for Hydra's errors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _PLUGINS = {
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments in the order that Hydra needs: flags first, then overrides.
+    """Return the arguments of a command in the order that Hydra needs: flags first, then overrides.
 
     Raises:
         ConfigError: If a flag is unknown or lacks its value, or Hydra would fail on an override.
@@ -59,7 +61,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return Hydra's flags that bsweep passes on, and the overrides.
+    """Split the arguments of a command into the flags of Hydra that bsweep passes on, and the
+    overrides.
 
     Raises:
         ConfigError: If a flag is unknown or lacks its value.
@@ -80,7 +83,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def only_shows(arguments: Sequence[str]) -> bool:
-    """Return True if the flags ask Hydra to print something instead of composing points."""
+    """Return True if a command has a flag such as --help, by which Hydra prints something and no
+    point is composed.
+    """
     given = parsed(arguments)
     return bool(given.help or given.hydra_help or given.cfg or given.info or given.shell_completion)
 
@@ -94,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def as_hydra_takes(argument: str) -> str:
-    """Return an argument in a form that Hydra accepts.
+    """Return a typed override, changed where needed to a form that Hydra accepts.
 
     The ~ of key=~/path becomes the home folder, as no shell expands it there. Words with letters
     beyond ASCII are quoted. Keys of `options` get a ++, as they need not exist.
@@ -109,7 +114,8 @@ def as_hydra_takes(argument: str) -> str:
 
 
 def refuse(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if Hydra cannot read an override or would answer it with a traceback.
+    """Raise ConfigError if Hydra cannot read one of the overrides, or would print a traceback for
+    it.
 
     The error lists the problems of all overrides, and too large a number of points.
     """
@@ -133,7 +139,9 @@ def refuse(overrides: Sequence[str]) -> None:
 
 
 def _num_values(override: Override) -> int:
-    """Return how many values an override gives, counted to one above the most points of a sweep."""
+    """Return how many values an override gives its key; stop counting above the most points that a
+    sweep may have.
+    """
     return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
 
 
@@ -197,7 +205,8 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
 
 
 def _values(override: Override, most: int) -> Iterator[object]:
-    """Yield the values that an override gives, at most `most` of a sweep.
+    """Yield the values that an override gives its key, at most a given number of them if it sweeps
+    over several.
 
     A glob yields nothing, as it matches existing choices only.
     """
@@ -242,10 +251,11 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """Return a point's settings by which Hydra sets variables, writes logs or runs callbacks in
-    this process around the point.
+    """Return the settings of a point by which Hydra sets variables, writes logs or runs callbacks
+    around the point.
 
-    Each action comes with the reason why it cannot be taken if points run at once, and the remedy.
+    Each setting comes with the reason why Hydra cannot do this if points run at once, and the
+    remedy.
     """
     variables, callbacks = (
         OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks")
@@ -272,8 +282,8 @@ def around_point(point: DictConfig) -> dict[str, str]:
 
 
 def explain(error: Exception) -> str:
-    """Return the explanation of an error for the user, with a suggestion of what the user perhaps
-    meant.
+    """Return a message that explains an error of Hydra or bsweep to the user, with what the user
+    may have meant.
     """
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
@@ -308,9 +318,9 @@ def explain(error: Exception) -> str:
 
 
 def first_values(given: Sequence[str]) -> dict[str, str]:
-    """Return the overrides by key, each with one value.
+    """Return the overrides by key, each with its first value if it gives several.
 
-    If an override gives several values, the first one is taken and named in a log record.
+    A log record names each override that gives several values.
     """
     first = {}
     for override in OverridesParser.create().parse_overrides(list(given)):

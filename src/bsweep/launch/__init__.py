@@ -1,4 +1,5 @@
-"""Processes on hosts: one RunConfig becomes N workers. Each launcher has a file of its own.
+"""The launchers, which start the workers and servers of a point on one host or on several. Each
+launcher has a module of its own.
 
 The input is a point whose folder is prepared. The output is its `Outcome`: a status and, after a
 failure, which process failed, on which host, and why. Before a launch, `check_machine` says whether
@@ -32,7 +33,8 @@ def launch(
     entry: Entry = "bsweep.train.worker",
     pool: ProcessPool | None = None,
 ) -> Outcome:
-    """Run a point to its end and return how it ended.
+    """Launch a point, wait until its run ends, and return the run's status and, after a failure,
+    the cause.
 
     Args:
         config: The point.

@@ -1,4 +1,6 @@
-"""Checks made before anything starts: whether a point can run here, and what to warn about."""
+"""The checks that find out, before a point's workers start, whether this machine and its SLURM
+allocation can run the point.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from bsweep.launch import environment, ssh
 
 
 def check_machine(config: RunConfig) -> list[str]:
-    """Return warnings about running a point on this machine; the run's records will hold them.
+    """Return warnings about running a point on this machine, such as too few cores for its workers.
+
+    The run's records will hold them.
 
     Raises:
         ValueError: If the point cannot run here.
@@ -46,7 +50,8 @@ def check_machine(config: RunConfig) -> list[str]:
 
 
 def check_hosts(config: RunConfig) -> None:
-    """Check that the SLURM allocation exists and is large enough, if a point uses its hosts.
+    """Raise ValueError if a point needs the hosts of a SLURM allocation that is missing or has too
+    few slots.
 
     Raises:
         ValueError: If there is no allocation, or if it has fewer slots than the point has workers.
@@ -136,7 +141,7 @@ def _check_variables(launch: ProcessesConfig) -> None:
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    """Return True if workers train on GPUs, as far as this machine can tell.
+    """Return True if the workers of a point train on GPUs, as far as this machine can tell.
 
     GPUs of other hosts are not visible from here. For named hosts the answer is therefore True
     unless device=cpu.
@@ -179,7 +184,8 @@ def _has_mpi() -> bool:
 
 
 def _doubts_about_machines(config: RunConfig) -> list[str]:
-    """Return warnings about how processes are placed on this machine and on named hosts.
+    """Return warnings about the hosts of a point: processes that share cores, servers beside
+    workers, or unused hosts.
 
     Raises:
         ValueError: If this machine has GPUs, but fewer than the workers that it is to run.
@@ -215,7 +221,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
 
 
 def _num_workers_here(config: RunConfig) -> int:
-    """Return how many of the workers this machine runs."""
+    """Return how many workers of a point run on this machine."""
     hosts = config.launch.named_hosts
     if hosts:
         return sum(
@@ -226,7 +232,9 @@ def _num_workers_here(config: RunConfig) -> int:
 
 
 def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
-    """Return a warning if the hosts have too few slots to give each server a slot of its own."""
+    """Return a warning if `launch.hosts` has too few slots to give each server of a point its own
+    slot.
+    """
     beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
     if beside <= 0:
         return []
@@ -239,7 +247,7 @@ def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
-    """Return a warning if an allocation has nodes that are paid for but not used."""
+    """Return a warning if some nodes of the SLURM allocation run no process of the point."""
     used = dict(nodes_of(hosts, config.num_workers, config.num_server_processes))
     idle = [host for host in slots_by_host(hosts) if host not in used]
     assert isinstance(config.launch, ProcessesConfig), config.launch
@@ -255,7 +263,9 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _too_many_threads(config: RunConfig) -> list[str]:
-    """Return a warning if the workers on this machine have more threads than it has cores."""
+    """Return a warning if a point's workers have more threads together than this machine
+    has cores.
+    """
     threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
     if threads is None or threads * workers <= cores:
         return []

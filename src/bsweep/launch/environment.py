@@ -1,4 +1,5 @@
-"""The environment variables that processes inherit from their parent, and how they get them.
+"""The environment variables that a launcher passes to workers and servers, on command lines or in a
+private file.
 
 Every user of a host can read what is on a command line, and the name of a variable does not tell
 whether its value is secret. Processes therefore get only the variables that are known to be needed
@@ -25,8 +26,9 @@ _OPEN = re.compile(
     r"|DYLD_\w+|PYTHON(PATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)|HOROVOD_\w+"
     r"|SLURM_CONF|SLURM_JOB_ID"
 )
-"""The variables that launchers need themselves. Horovodrun writes all of its own environment on the
-workers' command lines, so these are visible to every user.
+"""The pattern for names of environment variables that launcher commands such as horovodrun need
+themselves. Horovodrun writes all of its own environment on the workers' command lines, so these
+variables are visible to every user.
 """
 
 _KNOWN = re.compile(
@@ -38,19 +40,21 @@ _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 own_gpus: ContextVar[str | None] = ContextVar("own_gpus", default=None)
-"""The GPUs of the point that this thread runs, as CUDA_VISIBLE_DEVICES names them; None stands for
-all GPUs of this process.
+"""The GPUs for the point that this thread runs, in the form of CUDA_VISIBLE_DEVICES. None stands
+for all GPUs that this process may use.
 """
 
 
 def missing(launch: ProcessesConfig) -> list[str]:
-    """Return the names in `launch.environment` of variables that are not set in this process."""
+    """Return the names of environment variables that `launch.environment` lists but that are not
+    set in this process.
+    """
     return [name for name in launch.environment if name not in os.environ]
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables for the launcher's own command, which any user of a host may
-    read.
+    """Return the environment variables of the launcher's command, such as horovodrun, which all
+    users of a host can read.
     """
     shown = {
         name: value
@@ -63,8 +67,8 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables that processes read from a private file, because other users
-    of a host may not see them.
+    """Return the environment variables that workers and servers read from a private file, since no
+    other user may see them.
     """
     shown = in_the_open(parent, launch)
     hidden = {
@@ -89,7 +93,7 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
 
 
 def write(path: Path, variables: Mapping[str, str]) -> None:
-    """Write variables as a shell script that only the owner of the file may read."""
+    """Write environment variables to a shell script that only the owner of the file may read."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(
@@ -98,9 +102,10 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:
-    """Remove the file of variables once each process has opened its output file.
+    """Remove a run's file of environment variables if all processes of the run have read it.
 
-    A process opens its output only after it has read the variables.
+    The sign is that each process has opened its output file, which it does only after it has read
+    the variables.
     """
     try:
         written = paths.environment.stat().st_mtime

@@ -67,7 +67,7 @@ def _outcome_of_codes(
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
 ) -> Outcome:
-    """Return which process failed first and why, judged by exit codes alone.
+    """Return which process of a point failed first, and why, judged by exit codes alone.
 
     The ranks in `silent` are those failures that recorded no error.
     """
@@ -109,7 +109,8 @@ def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:
 def _lost_hosts(
     config: RunConfig, silent: Sequence[tuple[int, int]], console: Path, codes: Sequence[int | None]
 ) -> list[str]:
-    """Return the hosts that ssh could not reach or whose connection it lost.
+    """Return the hosts of a failed run that ssh or SLURM could not reach, or to which the
+    connection was lost.
 
     In both cases ssh ends with an exit code of its own. Under SLURM, srun's messages tell.
     """
@@ -135,7 +136,9 @@ _LOST_BY_SLURM = r"^srun: error: (?:Node failure on|.* failed on node) ([\w.,\[\
 
 
 def _spelled_out(listed: str) -> list[str]:
-    """Return the host names in a SLURM host list; return other text unchanged as the only item."""
+    """Return the host names in a SLURM host list such as `n[1-2]`. Return any other text unchanged,
+    as the only item.
+    """
     try:
         return names_in(listed)
     except ValueError:
@@ -143,7 +146,8 @@ def _spelled_out(listed: str) -> list[str]:
 
 
 def loss(hosts: Mapping[str, str], more: str) -> str:
-    """Return a message that names lost hosts, why each is lost, and what to do.
+    """Return an error message that names the lost hosts, why each was lost, and what the user can
+    do.
 
     Args:
         hosts: The reason for each lost host.
@@ -154,7 +158,9 @@ def loss(hosts: Mapping[str, str], more: str) -> str:
 
 
 def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | None]) -> str:
-    """Return a message on why the launcher's commands ended, if no failed worker is known."""
+    """Return an error message on why launcher commands such as torchrun ended, if no worker is
+    known to have failed.
+    """
     began = any(paths.logs.glob("rank.*/alive"))
     what = (
         "the workers' launcher ended while they trained"
@@ -187,13 +193,15 @@ def _cause(code: int) -> str:
 
 
 def _signal(code: int) -> signal.Signals | None:
-    """Return the signal that ended a process, from its exit code or that of a shell around it."""
+    """Return the signal that ended a process, or None, given the exit code of the process or of the
+    shell around it.
+    """
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:
-    """Return the last lines of a process's stderr."""
+    """Return the last lines that a worker or server wrote to its standard error."""
     stderr = paths.rank_logs(rank) / "stderr"
     if not stderr.exists():
         return ""
@@ -209,7 +217,9 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    """Return lines without launcher prefixes and without traceback lines that only name code."""
+    """Return the lines of a program's output without horovodrun's prefixes and without traceback
+    frames.
+    """
     said = (re.sub(r"^\[\d+\]<\w+>:", "", line).rstrip() for line in lines)
     return [
         line

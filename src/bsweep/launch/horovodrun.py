@@ -1,4 +1,5 @@
-"""Workers started by horovodrun, on this machine or on several hosts over ssh.
+"""The launcher that starts workers by the command horovodrun, on this machine or on several hosts
+over ssh.
 
 The `horovodrun` command is used rather than the function `horovod.run`. That function exports knobs
 that Horovod's core then reads as 0.
@@ -18,12 +19,13 @@ from bsweep.launch.launcher import LaunchRequest
 
 
 class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
-    """A launcher with one horovodrun command for all hosts."""
+    """A launcher that runs one horovodrun command, which starts the workers on all hosts."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the horovodrun command line of a point, as a list of one command.
+        """Return the horovodrun command that starts the workers of a point, as a list with one
+        command line.
 
         The option `--output-filename` is not used: Horovod 0.28.1 then computes log10(0) for a
         single worker and fails.
@@ -46,7 +48,9 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         return [[*horovodrun, "-np", str(config.num_workers), "--gloo", *options, *worker]]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the rank that failed first, as horovodrun printed it, and its exit code."""
+        """Return the rank and the exit code of the worker that failed first, according to
+        horovodrun's output.
+        """
         found = re.search(
             r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)", console
         )

@@ -1,4 +1,5 @@
-"""The horovodrun command with extra options for ssh, so that ssh gives up a silent host.
+"""A program that runs horovodrun with extra ssh options, by which ssh ends its connection to a host
+that no longer answers.
 
 `python -m bsweep.launch.horovodrun_command OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no
 option for how it starts ssh, and would wait for hours after a network link is cut.

@@ -1,4 +1,5 @@
-"""A launcher that runs one worker in the parent process, where breakpoints work as usual.
+"""The launcher `inline`, which trains with one worker inside the `bsweep` process, where
+breakpoints work as usual.
 
 With a memory limit, or after a point ran out of memory on a CPU, a fresh process trains instead:
 such a failure may break later training in the same process.
@@ -22,13 +23,15 @@ from bsweep.runlog.files import RunPaths
 
 
 class Inline(Launcher):
-    """A launcher that runs one worker in this process."""
+    """A launcher that runs a point's only worker in this process."""
 
     def __init__(self) -> None:
         self._is_spoilt = False  # True once a failure made this process unfit for training
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Run a point's worker in this process and return how it ended."""
+        """Run a point's only worker, and return the status of the run and, after a failure, the
+        cause.
+        """
         # Import torch only when a worker runs.
         from bsweep.runlog.errors import (
             described,

@@ -1,4 +1,6 @@
-"""The interface of launchers, which start the workers of points: one for each `launch` choice."""
+"""The interface of launchers: classes that start the workers of a point, one class for each variant
+of `launch`.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +21,55 @@ from bsweep.runlog.files import RunPaths
 Entry = Literal[
     "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
 ]
-"""The module that a process runs: it trains, or measures for `bsweep probe` or `bsweep profile`."""
+"""The module that each process of a point runs: to train, or to measure for `bsweep probe` or
+`bsweep profile`.
+"""
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A point for a launcher to run to its end."""
+    """A request to a launcher: the point to run, its run folder, and the module that its processes
+    run.
+    """
 
     config: RunConfig
     paths: RunPaths
-    """The point's run folder, already prepared."""
+    """The paths of the files in the point's run folder, which must already contain the point's
+    configuration.
+    """
     on_poll: Callable[[], None]
-    """A function called a few times a second; an exception that it raises ends the run."""
+    """A function that the launcher calls a few times a second. If it raises an exception, the run
+    ends.
+    """
     entry: Entry = "bsweep.train.worker"
     pool: Pool | None = None
-    """The sweep's processes, of which some may train the point; None to start fresh ones."""
+    """The processes that the sweep keeps between points, some of which may train this point; None
+    to start fresh ones.
+    """
 
     @property
     def ranks(self) -> range:
-        """The ranks of all processes: workers, then servers."""
+        """The ranks of all processes of the point: first the workers, then the servers."""
         return range(self.config.num_workers + self.config.num_server_processes)
 
     @property
     def card(self) -> ProcessesConfig:
-        """The point's settings of `launch`, for a launcher that starts processes."""
+        """The card of the point's launcher, which must be a launcher that starts processes."""
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
 
 
 class Pool(Protocol):
-    """The processes that a sweep keeps between points: a `bsweep.launch.team.ProcessPool`."""
+    """The interface of the pool in which a sweep keeps worker processes from one point to the next.
+
+    A `bsweep.launch.team.ProcessPool` has this interface.
+    """
 
     def processes_for(
         self, request: LaunchRequest, launcher: HostLauncher
     ) -> AbstractContextManager[Any]:
-        """Provide the processes for a point.
+        """Provide the processes that run a point: kept from an earlier point if they can train this
+        one, otherwise fresh.
 
         Args:
             request: The point.
@@ -65,10 +81,13 @@ class Pool(Protocol):
 
 
 class Launcher(Protocol):
-    """An object that runs points. A card's `builds` names its class, which takes no arguments."""
+    """The interface of a launcher, an object that starts the workers of a point and waits for them.
+
+    The value `builds` of a launcher's card names its class, which takes no arguments.
+    """
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Run a point and return how it ended.
+        """Start the workers of a point, wait until they end, and return how the run ended.
 
         Args:
             request: The point, with its run folder.
@@ -79,12 +98,15 @@ class Launcher(Protocol):
 
 
 class HostLauncher(Launcher, Protocol):
-    """A launcher that starts processes by running commands, also on other hosts."""
+    """The interface of a launcher that starts a point's processes by commands such as torchrun,
+    also on other hosts.
+    """
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the commands that start all processes of a point: one, or one for each host.
+        """Return the command lines that start all processes of a point: one for all hosts, or
+        separate ones for each host.
 
         Args:
             request: The point.
@@ -97,7 +119,8 @@ class HostLauncher(Launcher, Protocol):
         """
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the ranks that failed, first failure first, with their exit codes.
+        """Return the ranks of the processes that failed, with their exit codes, the first failure
+        first.
 
         Args:
             console: What the commands printed.
@@ -107,7 +130,8 @@ class HostLauncher(Launcher, Protocol):
         """
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs another one on another host, in this process's working folder.
+        """Return a command line that runs a given command on another host, in this process's
+        working folder.
 
         Args:
             host: The host's name.
@@ -120,7 +144,9 @@ class HostLauncher(Launcher, Protocol):
 
 
 def launcher_of(card: LaunchConfig) -> Launcher:
-    """Return the launcher for these settings of `launch`; all points of this process share it.
+    """Return the launcher that a card of the group `launch` describes.
+
+    All points of this process whose launchers have the same class share one object.
 
     Args:
         card: The card, one of the group `launch`.
@@ -133,8 +159,8 @@ def launcher_of(card: LaunchConfig) -> Launcher:
 
 
 def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
-    """Return the launcher for these settings of `launch`, which are those of one that starts
-    processes.
+    """Return the launcher for the card of `horovodrun`, `torchrun`, `srun` or another launcher that
+    starts processes.
 
     Args:
         card: The card, one of the group `launch` that starts processes.

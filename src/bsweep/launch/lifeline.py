@@ -1,4 +1,5 @@
-"""A program that runs a command on a host, and ends it when the launcher on another host is lost.
+"""A program that runs a command on a host and ends the command if the launcher, on another host, is
+lost.
 
 `python lifeline.py FILE START SECONDS COMMAND...` runs the command and exits with its exit code. It
 ends the command and all processes that the command started in each of these cases:
@@ -54,7 +55,8 @@ _GRACE_SECONDS = 5.0
 
 
 def begin(path: Path) -> None:
-    """Mark a new start of processes by writing a random name to their lifeline file.
+    """Write a new random name to the lifeline file that a launcher's processes watch, so that those
+    started earlier exit.
 
     Processes of an earlier start that are left on other hosts then end themselves.
     """
@@ -62,10 +64,10 @@ def begin(path: Path) -> None:
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Record in the lifeline files of a start of processes and of a run that these processes now
-    train the run.
+    """Write to the lifeline files of running processes and of a run, which these processes watch,
+    that they now train this run.
 
-    The start's processes end when another start writes its name to the run's file.
+    The processes end when another start of processes writes its name to the run's file.
 
     Args:
         path: The lifeline file of the start.
@@ -77,8 +79,8 @@ def go_on(path: Path, run: Path) -> None:
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """Return the command line that runs a command on a host and ends it when its launcher is lost
-    or starts anew.
+    """Return a command line that runs a given command until it ends, its launcher is lost, or its
+    launcher replaces it.
 
     Args:
         path: The lifeline file.
@@ -96,12 +98,12 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
 
 
 class _Told(Exception):
-    """An exception for a signal that asks this process to end."""
+    """An exception that the signal handler raises when a signal asks this process to end."""
 
 
 def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
-    """Run a command, end it if its launcher is lost, and return its exit code as a shell would
-    report it.
+    """Run a command, and end it early if its launcher is lost. Return its exit code, which is 128 +
+    N after signal N.
 
     Args:
         path: The lifeline file.
@@ -148,9 +150,11 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Return True if a lifeline file and the file of its latest run both name the given start.
+    """Return True if processes are still wanted, because no later start of processes has written
+    its name to their lifeline files.
 
-    A file that cannot be read counts as naming it.
+    These are the lifeline file of the processes and that of their latest run. Both must name the
+    given start. A file that cannot be read counts as naming it.
     """
     if said is None:
         return True

@@ -1,4 +1,5 @@
-"""Facts about a machine, collected before training; other hosts are asked by ssh or srun.
+"""A program that prints facts about its machine, such as versions and GPUs; bsweep runs it on each
+host before training.
 
 `python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input and answers
 with one line of JSON.
@@ -38,7 +39,9 @@ _SAMPLED_BYTES = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for facts about a machine. Paths are absolute."""
+    """A request for facts about a machine, such as the versions of its packages. Paths are
+    absolute.
+    """
 
     point: str | None = None  # the file of a point's configuration, within the study's folder
     device: str = "auto"
@@ -76,7 +79,9 @@ def facts(request: Request) -> dict[str, Any]:
 
 
 def code_digest() -> str:
-    """Return a digest of this package's code, to tell apart versions that share a number."""
+    """Return a digest of bsweep's source code, to tell apart two copies that have the same version
+    number.
+    """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -85,7 +90,7 @@ def code_digest() -> str:
 
 
 def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that is up."""
+    """Return the IPv4 address of each network interface of this machine that is up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     every = psutil.net_if_addrs().items()
     return {
@@ -97,7 +102,8 @@ def interfaces() -> dict[str, str]:
 
 
 def fingerprint(card: DataConfig) -> str | None:
-    """Return a digest that tells data files of the same name apart without reading them whole.
+    """Return a digest of a data set's files, by which hosts compare their copies without reading
+    all of the content.
 
     It covers the names and sizes of up to 5,000 files, and the first and last 64 KiB of fewer than
     40 of them. Return None for data that need no files.
@@ -119,7 +125,9 @@ def fingerprint(card: DataConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yield up to 5,000 files of a folder, in a fixed order, or the file itself, with sizes."""
+    """Yield the path and the size of each file in a folder, up to 5,000 files in a fixed order, or
+    of a single file.
+    """
     if path.is_file():
         yield path, path.stat().st_size
         return
@@ -134,7 +142,9 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return a digest of a point's file, as this machine reads it, and facts about its data."""
+    """Return a digest of a point's configuration file, and facts about the point's data, as this
+    machine reads both.
+    """
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):
@@ -166,7 +176,8 @@ def _version(package: str) -> str | None:
 
 
 def _horovod_build() -> str | None:
-    """Return what Horovod was built with; None if a module of it is missing.
+    """Return the parts with which Horovod was built, such as `Gloo, NCCL`; None if a module that it
+    needs is missing.
 
     If the import fails otherwise, return "broken: " and the error.
     """

@@ -1,4 +1,5 @@
-"""Measurement of the network between two machines, by a process on each.
+"""A program that measures the network between two hosts: on one host it listens, on the other it
+connects and measures.
 
 The processes connect by TCP, as workers do. `python -m bsweep.launch.network_link listen` prints
 the port at which it waits. `python -m bsweep.launch.network_link reach ADDRESS PORT` connects to
@@ -20,8 +21,8 @@ _PATIENCE_SECONDS = 20.0
 
 
 def listen() -> None:
-    """Serve one client that measures the network: print a port, tell the time, and count received
-    bytes.
+    """Print a port, wait for one client that measures the network, and answer its requests for the
+    time and the bandwidth.
 
     First send the time of day for each request. Then receive bytes until the client stops sending,
     and send back how many arrived per second.
@@ -42,8 +43,8 @@ def listen() -> None:
 
 
 def reach(address: str, port: int) -> dict[str, float]:
-    """Return a listener's median round trip in seconds, how many seconds its clock is ahead, and
-    the bandwidth in bytes per second.
+    """Return the median round-trip time and the bandwidth to a listening process, and how far the
+    clock of its host is ahead.
 
     The clock offset comes from the fastest round trip. It may be wrong by half of that time.
 

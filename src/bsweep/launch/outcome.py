@@ -1,4 +1,4 @@
-"""The outcome of a launched point: how it ended."""
+"""The outcome of a launched point: the status of its run and, after a failure, the cause."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Outcome:
     status: Status
     message: str = ""
     may_pass: bool = False
-    """True if the failure says nothing about the point, such as a crash, a lost host or a stall.
-    Another attempt may then succeed.
+    """True if another attempt may succeed, since the failure says nothing about the point: a crash,
+    a lost host or a stall.
     """
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """Return how the run ended as its workers recorded it (completed, diverged or interrupted);
-    None if they recorded no end.
+    """Return the end of a run as its workers recorded it (completed, diverged or interrupted); None
+    if they recorded none.
     """
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
@@ -30,7 +30,8 @@ def recorded(paths: RunPaths) -> Outcome | None:
 
 
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
-    """Return the rank and the error of the first process that failed by itself.
+    """Return the rank and the error of the process that failed first, not counting processes that
+    failed only because another did.
 
     The third value is the traceback if the error came from the user's own code, else None. Return
     None if no process recorded such an error.

@@ -1,4 +1,5 @@
-"""Checks of hosts before the first point runs on them: they must be reachable and alike.
+"""Checks of hosts before the first point runs on them: each must be reachable and have the same
+software, files and data.
 
 All problems are reported at once, each with its host and a remedy.
 """
@@ -33,7 +34,9 @@ _MOST_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a host to a request for facts, or the reason why it did not answer."""
+    """The facts that a host sent about itself, such as its versions, or the reason why it sent
+    none.
+    """
 
     host: str
     facts: Mapping[str, Any] | None
@@ -41,11 +44,15 @@ class Answer:
 
 
 _ready: dict[tuple[Any, ...], dict[str, int]] = {}
-"""A cache: for each kind of need of points, how many workers each host was found ready for."""
+"""A cache of the hosts that passed the checks, each with the number of workers for which it passed.
+
+The keys are the settings of a point on which the checks depend.
+"""
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why hosts cannot run the points that name them; empty if all can.
+    """Return a message for each problem that keeps a host from running the points that use it;
+    empty if there is none.
 
     Hosts that were found ready are not asked again until a point fails on them.
     """
@@ -67,7 +74,9 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def forget(config: RunConfig) -> None:
-    """Drop the cached result for a point's hosts, so that the next point checks them again."""
+    """Forget that the hosts of a point have passed the checks, so that they are checked again
+    before the next point.
+    """
     _ready.pop(_key(config), None)
 
 
@@ -84,7 +93,7 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
 
 
 def _workers(config: RunConfig) -> dict[str, int]:
-    """Return how many workers each host of a point runs.
+    """Return a mapping from each host of a point to the number of workers that the host runs.
 
     Parameter servers are not counted, for they need no GPU. A host that runs only servers has 0.
     """
@@ -96,8 +105,8 @@ def _workers(config: RunConfig) -> dict[str, int]:
 
 
 def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = False) -> list[Answer]:
-    """Ask this machine and each host of a point for facts; return their answers, this machine's
-    first.
+    """Collect facts about this machine and the given hosts, such as versions and GPUs; return this
+    machine's facts first.
 
     Args:
         config: The point.
@@ -132,7 +141,7 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
 
 
 def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> Answer:
-    """Return a host's answer to a request for facts."""
+    """Ask a host for facts about itself, such as versions and GPUs, and return its answer."""
     try:
         asked = subprocess.run(
             command(host, launch, "bsweep.launch.machine_facts"),
@@ -163,13 +172,16 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 
 
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """Return the command that runs `python -m`, followed by these words, on a host."""
+    """Return the command line that runs `python -m` on a host, followed by the name of a module and
+    its arguments.
+    """
     module = [sys.executable, "-m", *words]
     return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 
 
 def _explain(code: int, said: str) -> str:
-    """Return why `bsweep.launch.machine_facts` did not run on a host, and what to do.
+    """Return a message on why the program that collects facts failed on a host, and what the user
+    can do.
 
     Args:
         code: The exit code of the command that was to run it.
@@ -207,7 +219,8 @@ def _explain(code: int, said: str) -> str:
 def host_problems(
     config: RunConfig, workers: Mapping[str, int], answers: Sequence[Answer]
 ) -> list[str]:
-    """Return what is wrong with hosts that are to run a point.
+    """Return a message for each problem of the hosts that are to run a point, such as another
+    version of torch.
 
     Args:
         config: The point.
@@ -246,7 +259,7 @@ def host_problems(
 
 
 def _key_problems(launch: ProcessesConfig) -> list[str]:
-    """Return messages on what is wrong with the configured ssh key; none if it can be used."""
+    """Return a message if ssh cannot use the private key that `launch.ssh_identity_file` names."""
     given = launch.ssh_identity_file if isinstance(launch, SshConfig) else None
     if not given:
         return []
@@ -286,7 +299,9 @@ def _version_problems(
 
 
 def _public(version: str | None) -> str | None:
-    """Return a version without its build suffix, such as +cpu or +cu130, which may differ."""
+    """Return a package's version without its build suffix, such as +cpu or +cu130, which may differ
+    between hosts.
+    """
     return version and version.partition("+")[0]
 
 
@@ -317,7 +332,9 @@ def _file_problems(
 
 
 def silent_hosts(config: RunConfig) -> dict[str, str]:
-    """Return the hosts of a point that do not answer now, and why, as ssh or srun report it."""
+    """Try to reach each host of a point now, and return those that do not answer, each with the
+    reason from ssh or srun.
+    """
     launch = config.launch
     if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:
         return {}

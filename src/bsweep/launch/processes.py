@@ -1,5 +1,5 @@
-"""The start, the time-outs and the end of a point's processes, the same for all launchers that
-start processes by a command.
+"""The part that all launchers with commands such as torchrun share: start a point's processes, wait
+for them, end them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _POLL_SECONDS = 0.05
 
 
 class ProcessLauncher(HostLauncher):
-    """A launcher whose commands start the processes of a point."""
+    """The base class of launchers that start a point's processes by commands such as torchrun."""
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Train or measure a point in processes of its own and return how it ended."""
+        """Run a point in processes that commands such as torchrun start, and return how the run
+        ended.
+        """
         config, paths = request.config, request.paths
         started, codes, timeout = self._run(request)
         ended = recorded(paths)
@@ -52,7 +54,8 @@ class ProcessLauncher(HostLauncher):
         return failure.outcome(config, paths, found, started.console, codes)
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
-        """Start the processes of a point and wait for its end.
+        """Start the processes of a point, or take those kept from the point before; wait until they
+        have trained or measured the point.
 
         Returns:
             The started commands, the exit code of each, and a message on what took too long, or
@@ -72,11 +75,11 @@ class ProcessLauncher(HostLauncher):
 
 
 def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:
-    """Return the command that starts a worker or a parameter server.
+    """Return the shell command that starts one worker or parameter server of a point.
 
-    Its output goes to the log folder of its rank. Launchers end all processes once one fails. If
-    the strategy goes on without lost workers, the exit code is therefore written to a file and
-    hidden from the launcher.
+    Its output goes to the log folder of its rank. A launcher such as torchrun ends all processes
+    once one fails. If the strategy goes on without lost workers, the exit code is therefore written
+    to a file and hidden from the launcher.
 
     Args:
         request: The point.
@@ -93,8 +96,8 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
 
 
 def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command line for another host that runs `command` and ends it when this launcher is
-    lost or starts anew.
+    """Return a command line that runs a given command on another host until it ends, this launcher
+    is lost, or this launcher replaces it.
 
     Args:
         launch: The card of the launcher.
@@ -105,7 +108,9 @@ def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list
 
 
 def meeting_port() -> int:
-    """Return a random port for processes to meet at, below the range used for client sockets."""
+    """Return a random port at which a point's processes can meet, below the ports that the system
+    gives to client sockets.
+    """
     return random.SystemRandom().randrange(20_000, 30_000)
 
 
@@ -120,7 +125,9 @@ def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]
 
 
 def _wait(started: Started, request: LaunchRequest) -> str | None:
-    """Wait for the end of a point; return a message on what took too long, or None."""
+    """Wait until a point's processes end or take too long. Return a message if they took too long,
+    else None.
+    """
     config, paths = request.config, request.paths
     waiting = Waiting(config, paths.metrics.stat().st_mtime, time.monotonic())
     while True:
@@ -145,7 +152,9 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
-    """Return, by rank, the file time of each worker's last sign of life; 0 before the first one."""
+    """Return the time at which each worker last touched its file `alive`, by rank; 0 if it has not
+    touched it yet.
+    """
     times = {}
     for rank in range(config.num_workers):
         times[rank] = 0.0

@@ -1,4 +1,6 @@
-"""GPUs and cores for points that run at the same time on this machine; no two points share any."""
+"""The GPUs and cores of this machine for points that run at the same time; no two points share a
+GPU or a core.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from bsweep.launch.environment import own_gpus
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of cores and GPUs that a point takes."""
+    """A number of cores and a number of GPUs, such as those that a point takes."""
 
     num_cores: int
     num_gpus: int
@@ -38,8 +40,8 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return the first of these cores and GPUs, as many as `size` asks for; None if there are
-        too few.
+        """Return the first cores and GPUs of this set, as many as are asked for; None if the set
+        has too few.
         """
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
@@ -48,7 +50,7 @@ class Seats:
         )
 
     def without(self, taken: Iterable[Seats]) -> Seats:
-        """Return these cores and GPUs without those in any of the `taken` sets."""
+        """Return the cores and GPUs of this set that are in none of the sets `taken`."""
         cores = {core for seats in taken for core in seats.cores}
         gpus = {gpu for seats in taken for gpu in seats.gpus}
         return Seats(
@@ -57,7 +59,9 @@ class Seats:
         )
 
     def take(self) -> None:
-        """Pin this thread, and all processes that it starts later, to these cores and GPUs."""
+        """Pin this thread, and all processes that it starts later, to the cores and GPUs of this
+        set.
+        """
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
         own_gpus.set(",".join(self.gpus) if self.gpus else None)

@@ -1,4 +1,6 @@
-"""Workers and parameter servers run as tasks of a SLURM job step, in the sweep's own allocation."""
+"""The launcher `srun`, which starts workers and servers as tasks of a SLURM job step in the sweep's
+own allocation.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ _SRUN = ("srun", "--overlap", "--overcommit", "--mem=0", "--cpu-bind=none", "--k
 
 
 class Srun(processes.ProcessLauncher):
-    """A launcher with one srun command: a SLURM job step with a task for each rank."""
+    """A launcher that runs one srun command, which starts a SLURM task for each rank."""
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the srun command of a point, as a list of one command.
+        """Return the srun command that starts the processes of a point, as a list with one command
+        line.
 
         Its job step has a task for each rank, in order, on the host of the rank's slot.
         """
@@ -58,7 +61,9 @@ class Srun(processes.ProcessLauncher):
         return [[*_step(ranks), "sh", "-c", script]]
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs another one on a host, in this process's working folder."""
+        """Return the srun command that runs a given command on a host, in this process's working
+        folder.
+        """
         shown = environment.in_the_open(os.environ, launch)
         # Leave out the variables of the surrounding step or script, which srun would obey, too.
         return [
@@ -70,7 +75,9 @@ class Srun(processes.ProcessLauncher):
         ]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the ranks that failed, in the order srun printed them, with their exit codes."""
+        """Return the ranks of the processes that failed, with their exit codes, in the order in
+        which srun printed them.
+        """
         pattern = r"^srun: error: \S+: tasks? ([\d,-]+): (\w[^(\n]*)"
         found = re.findall(pattern, console, re.MULTILINE)
         codes: dict[int, int] = {}
@@ -82,7 +89,8 @@ class Srun(processes.ProcessLauncher):
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
-    """Return the srun command that runs a task for each rank.
+    """Return the first part of an srun command line that starts one task for each rank, on the host
+    of that rank.
 
     Args:
         ranks: The host of each rank; a host may come several times.
@@ -98,7 +106,9 @@ def _step(ranks: Sequence[str]) -> list[str]:
 
 
 def _code(said: str) -> int:
-    """Return the exit code for `Exited with exit code 3` or for the name of a signal."""
+    """Return the exit code of a task, given srun's words about its end, such as `Exited with exit
+    code 3` or `Killed`.
+    """
     code = re.search(r"exit code (\d+)", said)
     if code:
         return int(code[1])

@@ -30,12 +30,15 @@ def is_here(host: str) -> bool:
 
 
 def as_others_say(host: str) -> str:
-    """Return the name by which other hosts know a host: for localhost, this machine's host name."""
+    """Return the name by which other hosts know a host: this machine's host name for localhost,
+    else the name unchanged.
+    """
     return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
 
 
 def options(launch: ProcessesConfig) -> list[str]:
-    """Return ssh options: ask for no password, and give up a silent host.
+    """Return options by which ssh asks for no password, and ends its connection to a host that no
+    longer answers.
 
     ssh gives up well before `launch.stall_timeout_seconds` is over.
     """
@@ -57,7 +60,9 @@ def interval_seconds(launch: ProcessesConfig) -> int:
 
 
 def command(host: str, launch: SshConfig, script: str) -> list[str]:
-    """Return the ssh command that runs a line of sh on a host, whatever the user's shell there."""
+    """Return the ssh command that runs a line of shell code by sh on a host, whatever the user's
+    login shell there is.
+    """
     where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
     if launch.ssh_identity_file:
         where += ["-i", str(identity(launch.ssh_identity_file))]
@@ -65,16 +70,19 @@ def command(host: str, launch: SshConfig, script: str) -> list[str]:
 
 
 class OverSsh:
-    """A launcher that reaches other hosts by ssh."""
+    """The part of a launcher that runs commands on other hosts by ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command that runs another one on a host, in this process's working folder."""
+        """Return the ssh command that runs a given command on a host, in this process's working
+        folder.
+        """
         assert isinstance(launch, SshConfig), launch
         return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
 
 
 def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line of sh that runs a command in this process's working folder.
+    """Return a line of shell code that sets environment variables and runs a command, in this
+    process's working folder.
 
     Args:
         env: Environment variables for the command; every user of the host may read them.
@@ -89,7 +97,8 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """Return the last error message of ssh in the output of programs, or None if there is none.
+    """Return the last error message of ssh in a text that programs printed, or None if there is
+    none.
 
     Args:
         said: The output of ssh and of other programs.
@@ -110,7 +119,7 @@ _ERROR = re.compile(
 
 
 def remedy(why: str) -> str:
-    """Return what to do about an error message of ssh or srun."""
+    """Return advice for the user on an error message of ssh or srun."""
     return next((remedy for sign, remedy in _REMEDIES.items() if re.search(sign, why)), _SEE)
 
 

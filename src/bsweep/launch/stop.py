@@ -1,4 +1,5 @@
-"""The handling of signals while a point trains: its workers save a checkpoint and exit.
+"""The handling of signals such as Ctrl-C while a point trains: its workers save a checkpoint and
+exit.
 
 Workers that do not exit in time are ended.
 """
@@ -20,15 +21,17 @@ from bsweep.runlog.files import RunPaths
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
-"""The signal by which SLURM tells submitit that the job's time is over, so that submitit queues the
-job again. It is passed on to submitit only after the workers have saved.
+"""The signal by which SLURM tells submitit, a launcher of Hydra, that the time of its SLURM job is
+over. Submitit then queues the SLURM job again. The signal is passed on to submitit only after the
+workers have saved.
 """
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
 
 class Stopping:
-    """A context in which the first signal asks the run to stop, and the second ends it at once.
+    """A context around the training of a point, in which a first signal asks the run to stop, and a
+    second one ends it at once.
 
     The first signal also ends the run at once if nothing could be saved: no worker has begun to
     train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
@@ -49,7 +52,7 @@ class Stopping:
         self._passes_on = False
         self._handlers: dict[int, Any] = {}
         self.has_signal = False
-        """True once a signal has come, whatever else asked the run to stop."""
+        """True once a signal, and not only the run's file `stop`, has asked the run to stop."""
 
     def __enter__(self) -> Stopping:
         if terminal.is_interrupted:
@@ -81,12 +84,13 @@ class Stopping:
             raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """Return a function for launchers to call a few times a second: it calls `poll`, and raises
-        KeyboardInterrupt to end the run.
+        """Return a function that calls the given function, and raises KeyboardInterrupt if the run
+        must end now.
 
-        The function raises KeyboardInterrupt if the run is to end at once. It also does so if the
-        run was asked to stop, by a signal or by its stop file, and is not saving when the time for
-        it is over. It does not limit how long a checkpoint takes: the launcher's time-out does.
+        A launcher calls the function a few times a second. It raises KeyboardInterrupt if the run
+        is to end at once. It also does so if the run was asked to stop, by a signal or by its stop
+        file, and is not saving when the time for it is over. It does not limit how long a
+        checkpoint takes: the launcher's time-out does.
         """
 
         def both() -> None:
@@ -113,8 +117,8 @@ class Stopping:
             raise KeyboardInterrupt
 
     def _look_at_steps(self) -> None:
-        """Lengthen the time for which a stop waits for a worker's step, by the longest step seen so
-        far.
+        """Measure how long the steps of worker 0 take, so that a stop waits long enough for the end
+        of a step.
         """
         with suppress(OSError):  # no worker has begun
             shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
@@ -138,7 +142,7 @@ class Stopping:
         return self._asked_at is not None
 
     def ask(self) -> bool:
-        """Ask the run to stop because of a signal.
+        """Ask the workers of the run to save a checkpoint and stop, because a signal has come.
 
         Returns:
             False if the run must end at once instead: it was asked before, or nothing can be saved.
@@ -162,7 +166,10 @@ _all_are_to_stop = threading.Event()
 
 
 def seconds_before_retry(number: int) -> int:
-    """Return how many seconds to wait before a retry; ten retries outlast the reboot of a host.
+    """Return how many seconds a sweep waits before the first, second or later retry of a failed
+    point.
+
+    The waits grow, so that ten retries outlast the reboot of a host.
 
     Args:
         number: 1 for the first retry.
@@ -171,7 +178,8 @@ def seconds_before_retry(number: int) -> int:
 
 
 def pause(seconds: float) -> None:
-    """Wait this many seconds, at a time when no process of a point runs.
+    """Wait for the given seconds before a point's next attempt; raise KeyboardInterrupt if all
+    points are asked to stop.
 
     Raises:
         KeyboardInterrupt: If all points are to stop, in whichever thread this one runs.
@@ -181,7 +189,8 @@ def pause(seconds: float) -> None:
 
 
 class Signals:
-    """A context in which signals ask all points that other threads run to stop.
+    """A context in which a signal to this process asks all points that other threads of the process
+    run to stop.
 
     It must be entered in the main thread to receive signals.
     """
@@ -210,7 +219,8 @@ class Signals:
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
-        """After a signal, ask those points to stop that began while the others were asked.
+        """After a signal, also ask the points to stop that began while this process asked the other
+        points.
 
         Call this method a few times a second.
         """
@@ -220,7 +230,7 @@ class Signals:
                     stopping.ask()
 
     def ask_all(self) -> None:
-        """Ask all points to stop, as a signal does."""
+        """Ask all points that other threads of this process run to stop, as a signal does."""
         self.have_come = True
         _all_are_to_stop.set()
         for stopping in _elsewhere.copy():
@@ -233,8 +243,8 @@ class Signals:
 
 
 def leave_it_to_first_worker() -> None:
-    """Ignore the first signal in this process, because rank 0 receives it too and decides what to
-    do.
+    """Make this process ignore the first signal to stop, since rank 0 receives it, too, and decides
+    for all ranks.
 
     The second signal raises KeyboardInterrupt.
     """

@@ -1,4 +1,5 @@
-"""Processes that launchers started, for one point or for several points of a sweep in turn.
+"""The processes that a launcher has started, for a single point or for several points of a sweep in
+turn.
 
 Processes that train several points are a team (`bsweep.train.team_worker`). Any failure ends the
 team, and the next point gets fresh processes.
@@ -33,18 +34,25 @@ _EXIT_SECONDS = 10
 
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
-    """Return how many seconds processes go on without a sign of life of their launcher."""
+    """Return for how many seconds a launcher may show no sign of life before the processes that it
+    started exit.
+    """
     return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
 
 
 class Started:
-    """A group of commands that were started together for a run; `console` gets their output."""
+    """The running commands, such as torchrun, that a launcher has started for a point.
+
+    The file `console` gets the output of the commands.
+    """
 
     is_through = False
-    """True once all processes have reported that they have trained their point."""
+    """True once all processes have reported that they have trained the point that was given to
+    them.
+    """
 
     is_spoilt = False
-    """True once a process has reported that it should train no further point."""
+    """True once one of the processes has reported that it should train no further point."""
 
     def __init__(
         self, request: LaunchRequest, launcher: HostLauncher, words: Sequence[str], file: Path
@@ -66,7 +74,8 @@ class Started:
                 raise
 
     def look_after(self) -> None:
-        """Touch the lifeline file once a second.
+        """Touch the lifeline file, by which processes see that their launcher lives, at most once a
+        second.
 
         Call this method a few times a second while the processes train.
         """
@@ -76,7 +85,7 @@ class Started:
                 os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
-        """End the commands and all processes that they started.
+        """End the launcher's commands and all processes that these commands have started.
 
         All commands are told at once, for each needs some time to end its processes on other hosts.
         """
@@ -101,7 +110,9 @@ class Started:
 
 
 class Team(Started):
-    """The processes that train several points, one after another."""
+    """Worker processes that train several points of a sweep, one after another, without being
+    restarted.
+    """
 
     def __init__(self, request: LaunchRequest, launcher: HostLauncher) -> None:
         self.key = key_of(request.config)
@@ -119,7 +130,7 @@ class Team(Started):
         super().__init__(request, launcher, words, self._paths.lifeline)
 
     def train(self, run: RunPaths) -> None:
-        """Tell all processes to train the point of a run folder."""
+        """Tell all processes of the team to train the point whose run folder is given."""
         self._num_points += 1
         self.is_through = False
         lifeline.go_on(self._paths.lifeline, run.lifeline.resolve())
@@ -155,7 +166,8 @@ class Team(Started):
 
 
 def key_of(config: RunConfig) -> Hashable:
-    """Return a key that is equal for points that the same processes can train.
+    """Return a key that is the same for all points that one group of processes can train, one after
+    another.
 
     Return None for a point that needs processes of its own.
     """
@@ -171,7 +183,8 @@ def key_of(config: RunConfig) -> Hashable:
 
 
 def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
-    """Return the indices of points, reordered so that points that share processes are adjacent.
+    """Return the indices of points, reordered so that points that the same processes can train
+    follow each other.
 
     Apart from that, the order stays as it is.
     """
@@ -181,8 +194,8 @@ def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
 
 
 class ProcessPool:
-    """The worker processes of a sweep. They are kept as long as a coming point of the sweep can use
-    them.
+    """The worker processes that a sweep keeps from one point to the next, as long as a coming point
+    can use them.
     """
 
     def __init__(self) -> None:
@@ -190,15 +203,18 @@ class ProcessPool:
         self._idle: Team | None = None
 
     def expect(self, configs: Iterable[RunConfig]) -> None:
-        """Register the points that are about to be launched, in place of earlier ones."""
+        """Tell the pool which points the sweep will launch next. They replace the points given
+        earlier.
+        """
         keys = ((config.study_dir / config.run_id, key_of(config)) for config in configs)
         self._coming = {folder: key for folder, key in keys if key}
 
     @contextmanager
     def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
-        """Provide the processes for a point: those of the point before it, or fresh ones.
+        """Provide the processes that run a point: kept from the point before if they can train this
+        one, otherwise fresh.
 
-        After the block, they are kept for the next point if they can train it, else ended.
+        After the block, the processes are kept for the next point if they can train it, else ended.
         """
         self._coming.pop(request.paths.folder, None)
         has_more = key_of(request.config) in self._coming.values()
@@ -220,7 +236,7 @@ class ProcessPool:
                 started.end()
 
     def end(self) -> None:
-        """End the processes that wait for another point."""
+        """End the kept processes, which wait for another point of the sweep."""
         idle, self._idle = self._idle, None
         if idle:
             idle.end()
@@ -235,7 +251,8 @@ def _lone(request: LaunchRequest, launcher: HostLauncher) -> Started:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Delay interrupts until the block that starts processes has ended.
+    """Delay signals such as Ctrl-C until the end of the `with` block, in which processes are
+    started.
 
     Python drops exceptions raised within a fork's callbacks. Nobody would then end a process whose
     start was interrupted.

@@ -1,4 +1,6 @@
-"""Workers and servers started by torchrun, on this machine or on several hosts over ssh."""
+"""The launcher that starts workers and servers by the command torchrun, on this machine or on
+several hosts over ssh.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from bsweep.launch.launcher import LaunchRequest
 
 
 class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
-    """A launcher with a torchrun command for each host."""
+    """A launcher that runs a torchrun command on each host, which starts the processes of that
+    host.
+    """
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return a torchrun command for each host.
+        """Return the torchrun commands that start the processes of a point, one for each host.
 
         A host where servers run beside workers has a second command, for the ranks of one torchrun
         must be consecutive.
@@ -58,13 +62,16 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
     def _here_or_there(
         self, host: str, launch: TorchrunConfig, lifeline: Path, command: list[str]
     ) -> list[str]:
-        """Return the command itself if the host is this one, else a command that runs it by ssh."""
+        """Return a command unchanged if its host is this machine; otherwise return an ssh command
+        that runs it on its host.
+        """
         if ssh.is_here(host):
             return command
         return self.on_host(host, launch, processes.watched(launch, lifeline, command))
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the ranks that failed, as torchrun printed them, with their exit codes.
+        """Return the ranks of the processes that failed, with their exit codes, according to
+        torchrun's output.
 
         Root causes come first. There may be several: torchrun's times are whole seconds, and each
         host names its own first failure.

@@ -1,4 +1,7 @@
-"""The decision how long to wait for the processes of a point, from a clock and facts alone."""
+"""The decision how long a launcher waits for the processes of a point.
+
+It depends only on a clock and on facts that the launcher passes in.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,32 @@ _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed 
 
 @dataclass(frozen=True)
 class Seen:
-    """The facts that the launcher saw at one look at the processes of a point."""
+    """The state of a point's processes as the launcher saw it at one moment: exit codes and signs
+    of life.
+    """
 
     seconds: float
-    """The time of the look, in seconds of a clock that nobody sets."""
+    """The time at which the launcher looked at the processes, in seconds of the monotonic clock."""
     codes: Sequence[int | None]
-    """The exit code of each command; None for a command that runs."""
+    """The exit code of each of the launcher's commands, such as torchrun; None for a command that
+    still runs.
+    """
     signs_of_life: Mapping[int, float]
-    """The file time of each rank's last sign of life; 0 before the first sign."""
+    """The time at which each worker last showed that it lives, by rank, as the modification time of
+    a file; 0 before that.
+    """
     recorded_at: float
-    """The file time of the run's last record."""
+    """The time at which the run's file of records was last modified."""
     has_recorded_end: Callable[[], bool]
-    """Return True if the workers recorded how the run ended; this reads all records."""
+    """A function that returns True if the workers recorded how the run ended; it reads
+    all records.
+    """
 
 
 class Waiting:
-    """The wait for the processes of a point; `is_over` decides at each look whether it ends.
+    """The wait of a launcher until the processes of a point end.
+
+    The method `is_over` decides at each look at the processes whether the wait ends.
 
     Args:
         config: The point.
@@ -44,10 +57,10 @@ class Waiting:
         self._last_sign_at = seconds
         self._failed_at: float | None = None
         self.timeout: str | None = None
-        """A message on what took too long, once the wait is over because of that."""
+        """A message on what took too long, if a time-out has ended the wait; otherwise None."""
 
     def is_over(self, seen: Seen) -> bool:
-        """Return True if the launcher must not wait any longer.
+        """Return True if the launcher must not wait any longer for the processes of the point.
 
         Call this method while a command runs. The wait is over if the grace period after a failure
         has passed, if the workers that still run were given up by the others, or after a time-out.
@@ -76,7 +89,9 @@ class Waiting:
         return self._config.strategy.can.outlives_workers
 
     def _has_failed(self, seen: Seen) -> bool:
-        """Return True if a command failed that the others cannot do without."""
+        """Return True if a launcher command such as torchrun failed and the workers of the other
+        commands cannot train on.
+        """
         if not any(seen.codes):
             return False
         # The first command hosts the store through which workers meet, so they cannot outlive it.
@@ -100,7 +115,8 @@ class Waiting:
 
 
 def _seconds_after_failure(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:
-    """Return how many seconds the other commands have to end after the first one failed.
+    """Return how many seconds a launcher waits for its other commands to end after one of them has
+    failed.
 
     If ssh lost a host, the time is long enough for ssh to give up further hosts lost with it.
     """
@@ -109,7 +125,8 @@ def _seconds_after_failure(launch: ProcessesConfig, codes: Sequence[int | None])
 
 
 def _seconds_after_end(config: RunConfig) -> float:
-    """Return how many seconds the remaining processes have to end after the run has ended.
+    """Return how many seconds a launcher waits for the processes that still run after the workers
+    recorded the run's end.
 
     This is at most the time that workers wait for a sign of life of each other.
     """

@@ -1,4 +1,4 @@
-"""Sweeps inside horovodrun, where the same processes train one point after another.
+"""Sweeps that the user starts inside horovodrun, whose processes train one point after another.
 
 Rank 0 composes, checks and writes, as the parent of a sweep always does. Its launcher sends each
 point to the other ranks and trains it together with them. They follow until rank 0 has no more
@@ -41,8 +41,8 @@ _TOLD_SECONDS = 1.0
 
 
 class WarmRank:
-    """One process of a horovodrun command, whose processes stay alive and train one point after
-    another.
+    """One of the processes that horovodrun has started, which train all points of a sweep, one
+    after another.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,10 @@ class WarmRank:
         self._registry: RendezvousServer | None = None  # only rank 0 has one
 
     def run(self, lead: Callable[[], int]) -> int:
-        """Run `lead` on rank 0, train its points on the other ranks, and return the exit code of
-        `lead` on all.
+        """On rank 0 alone, call the function that runs the sweep; return its exit code on all
+        ranks.
+
+        The other ranks train the points of the sweep together with rank 0.
         """
         # A restart must wait for the slowest rank's step.
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "300")
@@ -80,7 +82,9 @@ class WarmRank:
         return code
 
     def launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """Train a point on all ranks and return how it ended; only rank 0 calls this method."""
+        """Train a point on all ranks of horovodrun and return how the run ended; only rank 0 calls
+        this method.
+        """
         if self._spoilt_by:
             return Outcome(
                 "interrupted",
@@ -109,7 +113,8 @@ class WarmRank:
     def _train(
         self, config: RunConfig, paths: RunPaths, on_step: Callable[[], None]
     ) -> Outcome | None:
-        """Train a point together with the other ranks and return the outcome that all agree on.
+        """Train a point together with the other ranks, agree with them on how the run ended, and
+        return that outcome.
 
         The error of a rank that failed by itself takes precedence over those of ranks that lost it.
         Return None if a process ended, for horovodrun then ends all others, and they could not
@@ -143,7 +148,8 @@ class WarmRank:
         return ended or Outcome("completed")
 
     def restart(self) -> None:
-        """Restart Horovod to meet the other ranks again after a failure.
+        """Shut Horovod down on this rank after a failure, and start it again together with the
+        other ranks.
 
         Raises:
             SystemExit: If a Horovod knob is set in the environment, for Horovod 0.28.1 then crashes
@@ -164,12 +170,13 @@ class WarmRank:
         self.agree_where_to_meet()
 
     def agree_where_to_meet(self) -> None:
-        """Start a registry on rank 0 for the next restart, and tell all ranks its address.
+        """Start a registry server on rank 0, through which ranks find each other if Horovod
+        restarts, and tell all ranks its address.
 
-        Ranks find each other through a registry when they restart. They learn its address now,
-        while all can still communicate. horovodrun's own registry cannot be used twice. Once the
-        ranks of a scope have finished, it forgets which others had (`finished_list.clear()`).
-        Stale addresses then remain at which nobody listens, and Horovod aborts.
+        The ranks learn its address now, while all can still communicate. horovodrun's own registry
+        cannot be used twice. Once the ranks of a scope have finished, it forgets which others had
+        (`finished_list.clear()`). Stale addresses then remain at which nobody listens, and Horovod
+        aborts.
         """
         mine = None
         if hvd.rank() == 0:
@@ -181,7 +188,8 @@ class WarmRank:
 
 
 def _send(message: object) -> Any:
-    """Broadcast rank 0's message and return it on all ranks; the others pass None.
+    """Send a message of rank 0 to all ranks, and return it on each of them; the other ranks pass
+    None.
 
     The exchange has a fixed name, for Horovod would otherwise name it by the type of the message,
     which differs between ranks.
@@ -190,7 +198,7 @@ def _send(message: object) -> Any:
 
 
 def _is_told_to_stop(paths: RunPaths) -> bool:
-    """Wait up to a second for a request to stop the run; return True if it has come.
+    """Wait up to a second for a request to stop the run, and return True if there is one.
 
     horovodrun sends signals to all processes a moment after one of them has ended.
     """
@@ -228,8 +236,8 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
 
 
 class _Registry(RendezvousHandler):  # type: ignore[misc]
-    """A handler of Horovod's registry that ignores deletions, since the registry serves only one
-    meeting.
+    """The HTTP handler of a Horovod registry that ignores deletions, since the registry serves only
+    one meeting of the ranks.
     """
 
     def do_DELETE(self) -> None:
@@ -237,7 +245,7 @@ class _Registry(RendezvousHandler):  # type: ignore[misc]
 
 
 def _own_address() -> str:
-    """Return this host's IP address in the network of horovodrun's registry."""
+    """Return the IP address by which this host reaches horovodrun's registry server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
         address: str = probe.getsockname()[0]

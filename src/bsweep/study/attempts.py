@@ -1,4 +1,6 @@
-"""The life of one point as a run: claim it, start or resume it, retry it, and record its end."""
+"""The run of one point: claim its folder, start or resume the training, retry after a failure, and
+record the end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from bsweep.study.provenance import provenance, surroundings
 
 
 class StopRequested(KeyboardInterrupt):
-    """A request to stop a run, which ends its sweep, too.
+    """An exception that says that somebody asked a run to stop; it also ends the sweep of that run.
 
     Args:
         by_signal: True if a signal asked for the stop, False if only the run's file `stop` did.
@@ -46,8 +48,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Ask the first point that runs in each study to measure the fastest precision and memory
-    format for all points of that study.
+    """Request that the first point that runs in each study measures the fastest precision and
+    memory format for that study.
 
     See `calibration_file.request`.
 
@@ -65,23 +67,24 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
 
 
 def result_of(config: RunConfig) -> str | None:
-    """Return a point's status if it ended with a result, and None otherwise.
+    """Return the status of a point if its run ended in a way that a repetition would most likely
+    reach again, else None.
 
-    A result is "completed", or another end that a repetition would most likely reach again. A sweep
-    does not run such a point again.
+    Such a status is a result: completed, diverged or out_of_memory. A sweep does not run such a
+    point again.
     """
     status = ended(paths_of(config))
     return status if status in states.RESULTS else None
 
 
 def is_running(config: RunConfig) -> bool:
-    """Return True if a process is running the point."""
+    """Return True if some process, on any host, is running the point now."""
     return is_claimed(attendance.claim_of_run(paths_of(config).folder))
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the status of a point that another process ran; None if that process did not finish
-    the point.
+    """Return the final status of a point that another process ran; return None if that process left
+    the run unfinished.
     """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
@@ -105,7 +108,8 @@ _SKIPPED = {
 def run_point(
     config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
 ) -> str:
-    """Run one point to its end, unless it has a result already, and return its status.
+    """Run one point to its end and return its status; skip a point that already has a result, such
+    as completed.
 
     A point that fails is a result and raises nothing. An earlier attempt that did not complete is
     resumed if it left a checkpoint. Otherwise it is moved to the study's `.previous` folder.
@@ -160,7 +164,10 @@ def _attempt(
     warnings: list[str],
     *events: Event,
 ) -> Outcome:
-    """Train the rest of a point and write its summary; see `run_point` for what is raised."""
+    """Start or resume a point's run, wait for its end, write its summary, and return how it ended.
+
+    See `run_point` for what is raised.
+    """
     seconds_before, said = _prepare_folder(config, paths)
     began = time.monotonic()  # not disturbed when the clock is set
     _write_beginning(config, paths, seconds_before)
@@ -196,7 +203,7 @@ def _attempt(
 
 
 def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
-    """Write the files that workers and launchers read in a run folder: the configuration, the
+    """Write the files that workers and launchers read from a run folder: the configuration, the
     user's own code and facts about the launch.
 
     Args:
@@ -215,7 +222,8 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
 
 
 def set_aside(config: RunConfig) -> None:
-    """Move a point's run to the study's `.previous` folder, unless a process is running it.
+    """Move the run folder of a point to the study's folder `.previous`, unless a process is running
+    the point.
 
     The point counts as new from then on.
     """
@@ -226,7 +234,8 @@ def set_aside(config: RunConfig) -> None:
 
 
 def _set_aside(folder: Path, part: Path) -> None:
-    """Move files of an earlier attempt to the study's `.previous` folder.
+    """Move the run folder of an earlier attempt, or a part of that folder, to the study's folder
+    `.previous`.
 
     Args:
         folder: The run's folder.
@@ -242,7 +251,8 @@ def _set_aside(folder: Path, part: Path) -> None:
 
 
 def _prepare_folder(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence[str]]:
-    """Prepare a run's folder for a new start or for resuming.
+    """Prepare a point's run folder: for resuming if the folder has a checkpoint, otherwise for a
+    new start.
 
     Returns:
         The wall seconds that the run took so far, and the warnings that its record has already.
@@ -258,7 +268,11 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> tuple[float, Sequence
 
 
 def _take_up(paths: RunPaths, facts: Mapping[str, Any]) -> tuple[float, Sequence[str]]:
-    """Cut a run's records at the checkpoint where its workers resume; see `_prepare_folder`."""
+    """Prepare a run folder for resuming: remove the records that were written after the latest
+    checkpoint.
+
+    See `_prepare_folder` for what is returned.
+    """
     _set_aside(paths.folder, paths.logs)
     meta, summary = read_meta(paths), read_summary(paths)
     if summary:

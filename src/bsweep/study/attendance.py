@@ -1,4 +1,6 @@
-"""A record of the sweeps at work in a study, on any host, and of the points that they run."""
+"""Lock files that show which sweeps, on any host, are at work in a study, and which points they
+run.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ _NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
 def claim_of_run(folder: Path) -> Path:
-    """Return the path of the file that a process locks while it runs the point of a folder."""
+    """Return the path of the lock file that a process holds while it runs the point of a run
+    folder.
+    """
     return folder.parent / ".locks" / folder.name
 
 
 class Attendance:
-    """The registration of this process in the studies whose points it runs.
+    """The registration of this process as a sweep in each study whose points it runs.
 
     Others can see that it works there, and can ask it to stop.
     """
@@ -40,7 +44,7 @@ class Attendance:
         self._has_left = threading.Event()
 
     def join(self, study_dir: Path) -> None:
-        """Register this process as a sweep of a study.
+        """Register this process as a sweep that is at work in a study.
 
         From then on, a request to stop the sweep sends SIGTERM to this process.
         """
@@ -73,10 +77,11 @@ class Attendance:
 
 
 def _own_claim(path: Path) -> ExitStack:
-    """Claim the lock file that registers this process in a study, and return the claim. Try again
-    while another process holds the file.
+    """Lock the file that registers this process as a sweep of a study, and return the lock (the
+    claim).
 
-    Nobody else wants the claim, but a process that checks whether it is held holds it for a moment.
+    If another process holds the file, try again. Nobody else wants the claim, but a process that
+    checks whether it is held holds it for a moment.
     """
     for _ in range(_MOST_TRIES):
         claim = ExitStack()
@@ -108,7 +113,7 @@ def _attending(study_dir: Path) -> list[Path]:
 
 
 def _forget_killed(study_dir: Path) -> None:
-    """Remove the files of sweeps that were killed before they could remove them."""
+    """Remove the files that killed sweeps have left behind in a study's folder."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
             is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS

@@ -1,4 +1,6 @@
-"""The setting `resume_from`: a run continues another run with other workers or batches."""
+"""The setting `resume_from`, by which a run continues from another run's checkpoint with other
+workers or batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def check_branch(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, paths: RunPaths) -> None:
-    """Copy the records and the latest checkpoint of `resume_from` to a new run's folder."""
+    """Copy the records and the latest checkpoint of the run that `resume_from` names to the folder
+    of a new run.
+    """
     assert config.resume_from is not None
     source = RunPaths(Path(config.resume_from).expanduser())
     latest = checkpoints(source)[0]

@@ -1,4 +1,6 @@
-"""Checks of all points of a sweep, made before the first point begins."""
+"""The checks that find out, before the first point of a sweep begins, whether all points of the
+sweep can run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from bsweep.trackers import check_trackers
 
 
 def check_point(config: RunConfig) -> list[str]:
-    """Check that a point can run here, and return the warnings about it that its run is to record.
+    """Check that a point can run on this machine, and return warnings about it, which its run will
+    record.
 
     Raises:
         ConfigError: If the data, the machine or Horovod do not allow the point to run.
@@ -68,9 +71,10 @@ def check_point(config: RunConfig) -> list[str]:
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
-    """Raise ValueError if an optimizer, policy or strategy from the user's own code cannot be used.
+    """Raise ValueError if a point cannot use the optimizer, the policy or the strategy that the
+    user wrote.
 
-    Either it does not have the interface of its kind, or it does not fit the run.
+    Either that code does not have the interface of its kind, or it does not fit the run.
     """
     parts = own.cards(config)
     if "optimizer" in parts:
@@ -91,7 +95,9 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
 
 def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
-    """Check all points and return the warnings about each; see `check_point`.
+    """Check that all points of a sweep can run, and return a list of warnings for each point.
+
+    See `check_point`.
 
     Raises:
         ConfigError: If any point cannot run here. It lists the problems of all points.
@@ -109,7 +115,7 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
 
 
 def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why hosts cannot run the points that are not done."""
+    """Return the reasons why hosts cannot run those of the given points that have no result yet."""
     if inside_horovodrun():
         return []
     try:
@@ -119,7 +125,7 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def refuse_newer(study_dir: Path) -> None:
-    """Raise ConfigError if a newer bsweep wrote to the study.
+    """Raise ConfigError if a newer version of bsweep has written runs to the study.
 
     This version would not recognize the runs of the newer one, and would repeat them.
     """

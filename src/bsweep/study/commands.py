@@ -1,4 +1,6 @@
-"""The commands that trained the points of a study, kept in its folder with a list of the points."""
+"""The file in a study's folder that lists the `bsweep run` commands typed for the study and the
+points of each command.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from bsweep.core.ranks import Place, inside_horovodrun
 
 @dataclass(frozen=True)
 class Planned:
-    """A point's name and the facts that its training time depends on, without its configuration."""
+    """A point's run id and the facts on which its training time depends, such as its number of
+    workers.
+    """
 
     run_id: str
     num_workers: int
@@ -31,13 +35,14 @@ class Planned:
 
     @property
     def local_batch(self) -> float:
-        """The number of one worker's examples in a step, averaged over all workers."""
+        """The number of examples that a worker trains in a step, averaged over all workers."""
         return self.examples_per_step / self.num_workers
 
 
 @dataclass(frozen=True)
 class Command:
-    """A `bsweep run` command: its `arguments` as typed and the `folder` in which they were typed.
+    """A recorded `bsweep run` command: its `arguments` as typed and the `folder` in which they were
+    typed.
 
     `num_processes` is the size of the horovodrun around it, or None without one. `points` are the
     points that it trains.
@@ -88,8 +93,8 @@ def _told(part: Any) -> dict[str, Any]:
 
 
 def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Append a command that is about to train points to the study's file of commands, unless that
-    has it.
+    """Append a `bsweep run` command and its points to the study's file of commands, unless the file
+    has the command already.
 
     Args:
         study_dir: The study's folder.
@@ -119,7 +124,11 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
 
 
 def read_commands(study_dir: Path) -> list[Command]:
-    """Return the commands of a study, each as it was typed last, without damaged lines."""
+    """Return the `bsweep run` commands that a study has recorded, each only once, in the order in
+    which they were last typed.
+
+    Damaged lines of the file are left out.
+    """
     commands: dict[tuple[Any, ...], Command] = {}
     try:
         lines = _path(study_dir).read_bytes().splitlines()

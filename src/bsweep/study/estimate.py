@@ -16,7 +16,7 @@ from bsweep.study.states import State
 
 @dataclass(frozen=True)
 class Timed:
-    """A point whose steps were timed.
+    """A point together with the measured times of its steps.
 
     `step_seconds` is the mean time of a step. `other_seconds` is the time that the point took
     besides its steps, or None if it did not run to its end.
@@ -28,8 +28,8 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Return the mean seconds of a step, and the seconds besides steps, of each point that has
-    finished an epoch.
+    """Return the measured times of each point that has finished an epoch: the mean seconds of a
+    step, and the seconds of the run besides its steps.
 
     Points that ran beside others (`launch.parallel`) are left out, as others slowed them down.
 
@@ -50,7 +50,8 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
 
 
 class Estimate:
-    """An estimate of the seconds that points will take.
+    """A model of the seconds that the points of a study will take, fitted to points whose steps
+    were timed.
 
     `source` names in words the points that the estimate is based on, and its largest error on them.
     """
@@ -71,7 +72,7 @@ class Estimate:
         self.source = self._named() if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
-        """Return the estimated seconds until the point is completed.
+        """Return the estimated seconds that a point still needs until it is completed.
 
         The answer is 0 if the point is completed, and None if no similar point was timed.
         """
@@ -101,9 +102,11 @@ class Estimate:
         return self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
 
     def _steps(self) -> dict[tuple[str, int | None], list[tuple[float, float]]]:
-        """Return pairs (local batch, seconds of a step), grouped by (kind, number of workers).
+        """Return the pairs (local batch, seconds of a step) of timed points, grouped by (kind of
+        point, number of workers).
 
-        The key (kind, None) has the pairs of all numbers of workers.
+        Points of one kind differ only in batch, workers, seed, epochs and learning rate. The key
+        (kind, None) has the pairs of all numbers of workers.
         """
         found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
         for one in self._timed:
@@ -112,7 +115,8 @@ class Estimate:
         return found
 
     def _other_times(self) -> dict[tuple[str, int] | None, list[float]]:
-        """Return the seconds that points took besides their steps, by (kind, number of epochs).
+        """Return the seconds that timed points took besides their steps, grouped by (kind of point,
+        number of epochs).
 
         The key None has the seconds of all points.
         """
@@ -141,8 +145,8 @@ class Estimate:
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return offset and slope, neither negative, of the line through pairs (x, y) with the least
-    relative errors.
+    """Fit a line to pairs (x, y) with the least squared relative errors, and return its offset and
+    slope, both at least 0.
 
     The line goes through 0 if all x are the same.
     """

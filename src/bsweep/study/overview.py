@@ -1,4 +1,6 @@
-"""Overviews of a grid or a study before, during and after training, as text and as JSON."""
+"""Overviews of the points of a grid or a study, as text and as JSON: their states and the estimated
+time that is left.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _MOST_LISTED = 40
 
 @dataclass(frozen=True)
 class Row:
-    """One point of an overview.
+    """One point in an overview, with its state and the estimated time that is left.
 
     `planned` is None for a run that belongs to no kept command. `seconds` is the estimated time
     that is left, or None without an estimate.
@@ -39,7 +41,9 @@ class Row:
 
     @property
     def is_left(self) -> bool:
-        """True if the point has no result yet, so that the same command would run it."""
+        """True if the point has no result yet, so that its command, typed again, would run the
+        point.
+        """
         return self.state.status not in states.RESULTS
 
     @property
@@ -66,7 +70,7 @@ class Row:
 def of_grid(
     study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()
 ) -> tuple[list[Row], str]:
-    """Return a row with state and estimated time for each point of a grid in one study, and what
+    """Return the state and the estimated remaining time of each point of a grid, and a text on what
     the estimates are based on.
 
     Args:
@@ -86,8 +90,8 @@ def of_grid(
 
 
 def of_study(study_dir: Path) -> tuple[list[Row], str]:
-    """Return a row with state and estimated time for each point of a study, and what the estimates
-    are based on.
+    """Return the state and the estimated remaining time of each point of a study, and a text on
+    what the estimates are based on.
 
     The points are those of the study's kept commands, and all other runs in its folder.
 
@@ -138,7 +142,9 @@ def _no_study(study_dir: Path) -> str:
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:
-    """Return a table, as text, of the state and the estimated time of each point of a grid."""
+    """Return a table of the state and the estimated remaining time of each point of a grid, as
+    text.
+    """
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
@@ -148,8 +154,8 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
-    """Return, as text, the number of points in each state, and a line for each point that is
-    running, interrupted or failed, or has lost a worker.
+    """Return a text with the number of points in each state, and a line for each point that runs,
+    was interrupted, failed or lost a worker.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
     for row in rows:
@@ -185,8 +191,8 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
-    """Return, as text, how many points are in which state, and the estimated time of the remaining
-    ones.
+    """Return a text on how many points are in each state, and how long the points without a result
+    will take.
     """
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]
@@ -234,6 +240,9 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum of the known values; None if there are values and none is known."""
+    """Return the sum of the values that are not None; return None if all values are None.
+
+    The sum of no values is 0.
+    """
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None

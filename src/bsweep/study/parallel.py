@@ -1,4 +1,4 @@
-"""The setting `launch.parallel`: several points run at once on one machine.
+"""The setting `launch.parallel`, by which several points run at the same time on one machine.
 
 Each point is pinned to GPUs or cores of its own. Each has a thread, which runs it as a sweep runs a
 single point. All processes that a thread starts inherit its pinning. The next point to begin is the
@@ -42,7 +42,9 @@ RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
 
 
 def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError if `launch.parallel` is given for points that Hydra starts elsewhere."""
+    """Raise ConfigError if `launch.parallel` is given although a launcher of Hydra, such as
+    submitit, starts the points.
+    """
     if _asked(configs) > 1:
         raise ConfigError(
             "launch.parallel with hydra/launcher: the launcher runs points elsewhere. Leave one of "
@@ -51,7 +53,9 @@ def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
 
 
 def is_possible(configs: Sequence[RunConfig]) -> bool:
-    """Return True if points are to run at once and this machine has room for two of them."""
+    """Return True if `launch.parallel` asks for several points at once and this machine has room
+    for two of them.
+    """
     if _asked(configs) == 1:
         return False
     room, sizes = seats.of_machine(configs).size, Counter(map(seats.size_of, configs))
@@ -62,7 +66,8 @@ def is_possible(configs: Sequence[RunConfig]) -> bool:
 
 
 def why_not(configs: Sequence[RunConfig]) -> str:
-    """Return why points run one after another although `launch.parallel` was given.
+    """Return a text on why points run one after another although `launch.parallel` asks for several
+    at once.
 
     The text is empty if `launch.parallel` was not given or the points do run at once.
     """
@@ -97,8 +102,8 @@ class _Running:
 
 
 def run_at_once(configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> list[str]:
-    """Run points, as many at once as `launch.parallel` allows and this machine holds, and return
-    the status of each.
+    """Run points, as many at once as `launch.parallel` allows and this machine has room for, and
+    return the status of each.
 
     Args:
         configs: The points.
@@ -129,7 +134,9 @@ def run_at_once(configs: Sequence[RunConfig], progress: Progress, run_one: RunOn
 
 
 class _Crew:
-    """The waiting, the running and the ended points of a sweep."""
+    """The points of a sweep with `launch.parallel`: those that wait, those that run and those that
+    have ended.
+    """
 
     def __init__(self, configs: Sequence[RunConfig], progress: Progress, run_one: RunOne) -> None:
         self.machine = seats.of_machine(configs)
@@ -165,7 +172,9 @@ class _Crew:
                 return
 
     def wait(self, signals: Signals) -> None:
-        """Wait a moment for a point to end, and record the points that have ended."""
+        """Wait a short time for a point to end, and store the status of each point that
+        has ended.
+        """
         for future in wait(self.running, _POLL_SECONDS, FIRST_COMPLETED).done:
             ended, error = self.running.pop(future), future.exception()
             self.statuses[ended.place] = future.result() if error is None else "failed"
@@ -177,7 +186,7 @@ class _Crew:
         signals.look_after()
 
     def _is_over(self, place: int, config: RunConfig) -> bool:
-        """Return True if a waiting point needs no start.
+        """Return True if a waiting point need not be started.
 
         It has a result already and is skipped, or the search for a result failed.
         """
@@ -198,8 +207,8 @@ class _Crew:
         return self._run_one(config, self._progress.beside(), self._launch)
 
     def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """Launch a point as `launch.launch` does, and record in its run folder if other points ran
-        at the same time.
+        """Launch a point, wait for its end, and note in its run folder if other points ran at the
+        same time.
         """
         with self._among_others() as has_company:
             note = functools.cache(lambda: _note_company(paths))
@@ -225,8 +234,8 @@ class _Crew:
 
 
 def _is_to_measure(config: RunConfig) -> bool:
-    """Return True if a point has to measure precisions and memory formats for its whole study, or
-    may have to.
+    """Return True if a point has to measure, or may have to, which precision and memory format is
+    fastest for its study.
     """
     if not calibration_file.is_asked(config):
         return False
@@ -236,7 +245,9 @@ def _is_to_measure(config: RunConfig) -> bool:
 
 
 def _say_why(error: Exception) -> None:
-    """Print why a point could not be run, with a traceback if the user cannot mend the cause."""
+    """Print the error that kept a point from running, with a traceback if the user cannot correct
+    the cause.
+    """
     if not isinstance(error, ConfigError | OSError | Newer | Damaged):
         traceback.print_exception(error)
     logger.error(f"bsweep: a point could not be run: {error!r}")

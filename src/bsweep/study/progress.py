@@ -1,4 +1,6 @@
-"""The display of a running sweep: a live line on a terminal, plain lines otherwise."""
+"""The display of a sweep's progress: printed lines, and on a terminal also a live line that is
+updated in place.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _REFRESH_SECONDS = 0.2
 
 @dataclass
 class _Sweep:
-    """The counts that all points of a sweep share."""
+    """The counts that the displays of all points of a sweep share, such as the number of points
+    that have begun.
+    """
 
     num_points: int
     num_done: int = 0  # points that have begun count, too
@@ -43,7 +47,7 @@ class _Sweep:
 
 
 class Progress:
-    """The progress of a sweep, shown on a console.
+    """The display of a sweep's progress on a console.
 
     It shows the points done, the current run's epoch, its images or tokens per second, and the
     estimated time that is left.
@@ -67,16 +71,16 @@ class Progress:
         self._line = self._live.add_task("", total=1.0)
 
     def beside(self) -> Progress:
-        """Return the display of a point that runs at the same time as other points of this sweep.
+        """Return a new display for a point that runs at the same time as other points of the sweep.
 
-        Each of its lines names the number of its point.
+        Each line of the new display names the number of the point.
         """
         one = Progress(0, self._console)
         one._sweep, one._is_beside = self._sweep, True
         return one
 
     def say(self, line: str) -> None:
-        """Print a line about the sweep."""
+        """Print a line that concerns the whole sweep."""
         self._console.print(Text(line))
 
     def skip(self, config: RunConfig, why: str) -> None:
@@ -84,7 +88,10 @@ class Progress:
         self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
 
     def put_off(self, config: RunConfig, why: str) -> None:
-        """Print that a point is postponed, and why. It has no number until then."""
+        """Print that the sweep postpones a point, and why.
+
+        The point gets its number only when it begins.
+        """
         self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
@@ -116,7 +123,8 @@ class Progress:
             self._live.start()
 
     def poll(self) -> None:
-        """Show what the run has recorded since the last call.
+        """Read the records that the run has added since the last call, and show the progress that
+        they tell.
 
         The call is cheap enough to be made after every step.
         """
@@ -153,7 +161,7 @@ class Progress:
 
     @property
     def _has_live_line(self) -> bool:
-        """True if a live line is shown.
+        """True if the display has a live line, which is updated in place on a terminal.
 
         Points that run at once have none, as the line shows a single point.
         """
@@ -214,12 +222,12 @@ class Progress:
             self._say(f"  {reason}")
 
     def once_more(self) -> None:
-        """Note that the point that has just ended begins again."""
+        """Tell the display that the point that has just ended begins again, because of a retry."""
         self._is_again = True
         self._sweep.seconds_of_done.remove(self._seconds)
 
     def note(self, line: str) -> None:
-        """Print a line about the run."""
+        """Print a line that concerns the current run."""
         self._say(f"  {line}")
 
     def end(self, outcome: Outcome) -> None:
@@ -268,7 +276,9 @@ class Progress:
         )
 
     def _score(self) -> str:
-        """Return the latest evaluation's score next to the target, as text."""
+        """Return a text with the run's latest test accuracy or loss and its target; empty if it has
+        no target.
+        """
         target = self._config.target
         if not target or target.metric not in self._scores:
             return ""
@@ -287,7 +297,9 @@ class Progress:
         return float(latest["epoch"])
 
     def _count(self, epoch: int) -> str:
-        """Return how far the run is, in epochs, and in rounds if their number ends the run."""
+        """Return a text such as `epoch 3/10`, with the number of finished rounds if the rounds of
+        the run are limited.
+        """
         if self._max_rounds:
             return f"epoch {epoch}, round {self._rounds_done}/{self._max_rounds}"
         return f"epoch {epoch}/{self._config.epochs}"
@@ -303,7 +315,8 @@ class Progress:
         return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
 
     def _eta(self) -> str:
-        """Return the estimated remaining time of the sweep or of this point, as text.
+        """Return a text with the estimated time that is left, of the whole sweep or only of this
+        point.
 
         This run's part is estimated from its own pace. The part of the other points is estimated
         from the mean time of those that are done.
@@ -332,14 +345,14 @@ class Progress:
 
 
 class Output:
-    """The output of a run's workers, read while they print it."""
+    """The standard output of a run's workers, read while the workers print it."""
 
     def __init__(self, paths: RunPaths, num_workers: int) -> None:
         self._files = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(num_workers)]
 
     def new_lines(self) -> list[str]:
-        """Return the complete lines that workers printed since the last call, each after its
-        worker's rank.
+        """Return the complete lines that workers printed since the last call, each with its
+        worker's rank in front.
         """
         lines = []
         for rank, file in enumerate(self._files):

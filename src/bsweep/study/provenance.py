@@ -19,7 +19,8 @@ from bsweep.core.ranks import inside_horovodrun, num_cores
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
-    """Return which code a run has, on which machine, and how it was started.
+    """Return facts about the origin of a run: the versions of its code, its machine, and the
+    command that started it.
 
     The facts help to explain why two runs differ that should have agreed.
     """
@@ -45,7 +46,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """Return the command as it was typed, so that it can be typed again."""
+    """Return the command line that started this process, in a form that can be typed again."""
     prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
     return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
 
@@ -70,7 +71,9 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """Return the commit of this code's checkout; None values if it does not run from one."""
+    """Return the git commit of bsweep's checkout, and whether files were changed since; None for
+    both without a checkout.
+    """
     folder = Path(__file__).parent
     commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
     if not commit or not _output("git", "-C", str(folder), "ls-files", Path(__file__).name):

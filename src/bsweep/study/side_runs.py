@@ -45,7 +45,8 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Profile a point's workers, and leave the results in the study's folder `profile/RUN_ID`.
+    """Measure where the time of a step goes for a point's workers, and write the results to the
+    study's folder `profile/RUN_ID`.
 
     Args:
         config: The point.
@@ -58,7 +59,7 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
-    """Train a point for a few steps to time them, in a temporary folder.
+    """Train a point for a few steps in a temporary folder, and return how long a step takes.
 
     Args:
         config: The point.
@@ -96,8 +97,8 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
 def _launch_beside(
     config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
 ) -> Outcome:
-    """Launch a point's workers in a separate folder, with the given entry module, and return how
-    they ended.
+    """Launch a point's workers in a separate folder, where they run the given module, and return
+    how they ended.
     """
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The states of a study's runs, read from their folders.
+"""The states of a study's runs, such as completed or interrupted, read from the run folders.
 
 A run that cannot be read has the state `damaged`.
 """
@@ -21,7 +21,9 @@ from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
-"""The statuses that a repetition would likely reach again: only `bsweep retry` repeats them."""
+"""The statuses with which a run, if repeated, would likely end again. Only `bsweep retry` repeats
+such runs.
+"""
 
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
 STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
@@ -29,7 +31,7 @@ STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run.
+    """The state of a run: its status, and how much of its training is done.
 
     `epochs_done` includes a part of the current epoch while the run is under way. `num_epochs` is
     None if no record tells it. `train_seconds` counts complete epochs only.
@@ -47,7 +49,9 @@ class State:
     beside_others: bool = False  # other points ran on its machine meanwhile
 
     def says(self, num_epochs: int | None = None) -> str:
-        """Return the status as text, with the epoch of a run that is running or interrupted."""
+        """Return the status of a run as text; for a running or interrupted run, add the epoch that
+        it has reached.
+        """
         of = num_epochs or self.num_epochs
         if self.status not in ("running", "interrupted"):
             return self.status
@@ -74,7 +78,7 @@ def read_states(study_dir: Path) -> dict[str, State]:
 
 
 def state_of_run(folder: Path) -> State:
-    """Return the state of the run in a folder; NEW if the folder has no run.
+    """Return the state of the run in a folder; its status is `new` if the folder has no run.
 
     The state is `damaged` if a file is damaged and the same command would therefore repeat the run.
     """
@@ -102,7 +106,9 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
 
 
 class _Recorded:
-    """The facts read so far from the records of a run under way."""
+    """The facts read so far from the records of a run that has no summary yet, such as its finished
+    epochs.
+    """
 
     def __init__(self, metrics: Path) -> None:
         self.num_epochs: int | None = None
@@ -112,7 +118,9 @@ class _Recorded:
         self._file = Following(metrics)
 
     def look(self) -> bool:
-        """Read the new records. Return False if records that were read before are gone."""
+        """Read the records that the run has added. Return False if records that were read before
+        are gone.
+        """
         news = self._file.news()
         for record in news or ():
             if record["type"] == "start":
@@ -166,6 +174,9 @@ def _was_beside_others(paths: RunPaths) -> bool:
 
 
 def counted(statuses: Iterable[str]) -> str:
-    """Return the number of each status, as in `3 completed, 1 failed`, always in the same order."""
+    """Return a text with the number of runs in each status, such as `3 completed, 1 failed`.
+
+    The statuses always have the same order.
+    """
     numbers = Counter(statuses)
     return ", ".join(f"{numbers[status]} {status}" for status in STATUSES if numbers[status])

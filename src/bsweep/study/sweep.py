@@ -1,4 +1,4 @@
-"""A sweep: the points of one command, checked together, then run to their ends.
+"""A sweep: it checks all points of one command together, and then runs them to their ends.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
 `bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function
@@ -31,7 +31,8 @@ _WAIT_SECONDS = 0.5  # for a point that another process runs
 
 
 class Sweep:
-    """The points of a grid that are to be run.
+    """A sweep over the chosen points of a grid: it checks all points when it is created, and runs
+    the chosen ones later.
 
     A sweep is entered by `with`, whose end stops the processes that the sweep started.
 
@@ -68,7 +69,9 @@ class Sweep:
         self._indices = list(chosen.values())
         self.run_ids: Set[str] = {run_id for _, run_id in chosen}
         self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in chosen}
-        """The grid's points of each study in which at least one point is to be run."""
+        """The points of the grid in each study folder, for studies in which at least one point is
+        to be run.
+        """
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
@@ -102,7 +105,7 @@ class Sweep:
         self._attendance.leave()
 
     def run(self) -> list[str]:
-        """Run the points, and return the status of each."""
+        """Run the chosen points of the grid, and return the status of each."""
         configs = self._grid.configs
         left = {
             index: configs[index]
@@ -128,7 +131,9 @@ class Sweep:
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study; raise ConfigError if that fails."""
+        """Register this sweep and its command in a study's folder; raise ConfigError if it cannot
+        write there.
+        """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             commands.keep(study_dir, self._typed, points)
@@ -182,7 +187,9 @@ def run_elsewhere(config: RunConfig) -> str:
 def _run_checked(
     config: RunConfig, doubts: list[str], progress: Progress, launch_point: attempts.Launch
 ) -> str:
-    """Run a point that was checked, and return its status."""
+    """Run a point that has passed its checks, unless its hosts are not ready now, and return its
+    status.
+    """
     if unready := checks.unready_hosts([config]):  # an earlier point may have failed on them
         progress.skip(config, f"not tried: {'; '.join(unready)}")
         return "unready"
