@@ -1,4 +1,4 @@
-"""Policies that decide how many examples the coming round takes: one file for each.
+"""Policies, which decide how many examples the next round takes; each policy has its own file.
 
 A policy takes what a round has shown (`Seen`: losses, gradient noise, seconds of steps). It returns
 each worker's share of the next round, and the events that record a change. All workers decide
@@ -22,13 +22,13 @@ __all__ = ["GradientNoise", "Policy", "Seen", "build"]
 
 
 def build(config: RunConfig) -> Policy:
-    """Return the policy of a run, the same on all workers."""
+    """Return the batching policy of a run. Every worker builds the same one."""
     policy: Policy = resolve(config.batching.builds)(config)
     return AdaScale(config, policy) if config.optimizer.measures_noise else policy
 
 
 def from_target(config: RunConfig) -> Policy:
-    """Return the user's own policy, which `target(config, **options)` makes."""
+    """Return the batching policy that the user's own function `target(config, **options)` makes."""
     card = config.batching
     assert isinstance(card, OwnBatchingConfig), card
     policy: Policy = own.made("batching", card, Policy, config)

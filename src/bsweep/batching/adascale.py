@@ -1,5 +1,7 @@
-"""AdaScale's gain as a learning-rate rule, with any batching policy (Johnson et al., arXiv
-2007.05105).
+"""AdaScale (Johnson et al., arXiv 2007.05105): the learning rate is multiplied by a gain, which is
+computed from the gradient noise.
+
+AdaScale works with any batching policy.
 
 S0 is `reference_batch`. A step on s S0 examples goes as far as r steps on S0 examples, and so has r
 times the rate:
@@ -24,7 +26,8 @@ from bsweep.runlog.records import Event
 
 
 def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
-    """Return how many steps of the reference batch one step on `batch` examples is worth.
+    """Return how many steps of `reference_batch` examples make as much progress as one step of
+    `batch` examples.
 
     It is 1 if neither the variance nor the squared norm is estimated to be above 0.
     """
@@ -35,10 +38,10 @@ def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
 
 
 class AdaScale(Policy):
-    """A policy that takes the batches of another policy, and multiplies its learning rates by
+    """A policy that uses the batches of another policy, and multiplies the learning rate by
     AdaScale's gain.
 
-    Until noise has been measured, the rate is the policy's own.
+    Until noise has been measured, the learning rate is that of the other policy.
     """
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:

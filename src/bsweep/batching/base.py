@@ -21,50 +21,51 @@ from bsweep.runlog.records import Event, Round
 
 @dataclass(frozen=True)
 class Seen:
-    """The data that a policy may use at the end of a round."""
+    """The data about training that a batching policy may use at the end of a round."""
 
     epochs_done: float
-    """The epochs trained so far, including the part of the current one."""
+    """The number of epochs trained so far, including the trained part of the current epoch."""
 
     rounds: tuple[Round, ...]
-    """The rounds recorded since the last call, the same on all workers.
+    """The records of all rounds since `Policy.observe` was last called, the same on all workers.
 
-    It is empty if each step is a round.
+    The tuple is empty if each step is a round.
     """
 
     sums: Tensor
-    """The sums of losses, correct answers and labels of this worker's part of the round, float64
-    (3,) on its device.
+    """This worker's sum of losses, number of correct answers and number of labels in the round.
+
+    They are a float64 tensor (3,) on the worker's device.
     """
 
     gather: Callable[[Tensor], Tensor]
-    """The function that gathers values of all workers, for what they must all know; see
-    `Strategy.gather`.
+    """The function that gathers a tensor from every worker, so that all workers can decide alike.
 
-    It waits for all of them.
+    It waits for all of them; see `Strategy.gather`.
     """
 
     noise: GradientNoise | None = None
-    """The running estimate of gradient noise, the same on all workers.
+    """The running estimate of the gradient noise, the same on all workers, or None.
 
-    It is None if nothing is measured, or before the first record.
+    It is None if the noise is not measured, or before the first record.
     """
 
     num_train: int = sys.maxsize
-    """The training examples of an epoch."""
+    """The number of training examples in an epoch."""
 
     learning_rate: float = 0.0
-    """The learning rate of the last step."""
+    """The learning rate of the last step of the round."""
 
     step_seconds: Callable[[], Sequence[float]] = tuple
-    """The function that returns the seconds of this epoch's steps so far, on this worker's clock.
+    """The function that returns the seconds of each step of this epoch so far, by this worker's
+    clock.
 
-    It waits until a GPU has finished them.
+    It waits until a GPU has finished these steps.
     """
 
     @property
     def ends_epoch(self) -> bool:
-        """True if the round ends an epoch.
+        """True if the round that has just ended was the last one of its epoch.
 
         The last step of such a round may have fewer examples than the others.
         """
@@ -72,26 +73,32 @@ class Seen:
 
 
 class Policy(ABC):
-    """A policy, which decides how many examples each worker takes in the coming round.
+    """The base of batching policies, which decide how many examples each worker takes in the next
+    round.
 
-    Every worker has one, and all must decide alike. They may decide by the configuration, by the
-    epochs that are done, and by values that are gathered or the same on all workers. The batch may
-    grow or shrink at any round.
+    Every worker has a policy object, and all must decide alike. They may decide by the
+    configuration, by the epochs that are done, and by values that are gathered or the same on all
+    workers. The batch may grow or shrink at any round.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        """Keep the configuration, from which `of_batches` takes numbers of steps.
+        """Store the run's configuration and the largest batch that one pass of each worker may
+        take.
 
         Args:
             config: The configuration of the run.
         """
         self.config = config
         self.pass_batches: tuple[int, ...] = config.local_batches
-        """The most examples of one pass, by worker; a larger batch takes several passes."""
+        """The largest number of examples in one pass, for each worker.
+
+        A larger batch takes several passes.
+        """
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        """Return each worker's share of the coming round, its batch and number of steps, by rank.
+        """Return the batch and the number of steps that each worker takes in the next round, by
+        rank.
 
         The shares of lost workers are not used.
 
@@ -103,7 +110,7 @@ class Policy(ABC):
         """
 
     def rate_factor(self, epochs_done: float) -> float:
-        """Return the factor for the learning rate of a step, in addition to that of
+        """Return a factor by which the learning rate of a step is multiplied, beside
         `optimizer.lr_rule`.
 
         Args:
@@ -116,8 +123,10 @@ class Policy(ABC):
         return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        """Update the policy after a round and return the events to record. All workers call this
-        method together.
+        """Let the policy decide after a round; return the events to record, such as a change of the
+        batch.
+
+        All workers call this method together.
 
         Args:
             seen: The data of the round that has just ended.
@@ -136,7 +145,7 @@ class Policy(ABC):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many policies know nothing of their own)
-        """Restore what `state` returned.
+        """Restore the policy's state from a checkpoint.
 
         Args:
             state: The state from a checkpoint.
@@ -145,8 +154,9 @@ class Policy(ABC):
     def of_batches(
         self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None
     ) -> tuple[Share, ...]:
-        """Return each worker's share for these batches, by default with the configured numbers of
-        steps.
+        """Return each worker's share of a round, given every worker's batch and number of steps.
+
+        By default the numbers of steps are the configured ones.
 
         A batch beyond `pass_batches` takes several passes.
 
@@ -165,10 +175,10 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Return each worker's share of steps that take `global_batch` examples on all workers
-        together.
+        """Return each worker's share of a round whose steps take `global_batch` examples over all
+        workers.
 
-        They are in proportion to the workers' configured batches.
+        The workers' batches are in proportion to their configured batches.
 
         Args:
             global_batch: The examples of one step of all workers.

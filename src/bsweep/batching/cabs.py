@@ -1,5 +1,5 @@
-"""A policy that couples the batch to the learning rate: B = lr tr(Sigma) / F, with F the training
-loss (CABS).
+"""The policy CABS, whose batch is learning rate x gradient variance / training loss: B = lr
+tr(Sigma) / F.
 
 By Balles, Romero and Hennig (arXiv 1612.05086): this batch has the greatest decrease of the loss
 per example, for plain SGD on a loss whose least value is about zero.

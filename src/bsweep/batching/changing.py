@@ -1,4 +1,4 @@
-"""The base of the policies that change the global batch during a run."""
+"""The base classes of the policies that change the global batch during a run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision for a global batch, its inputs, and its reason in words; bounds may still cut
-    the batch.
+    """A policy's decision: the next global batch, the numbers behind it, and the reason in words.
+
+    Bounds may still limit this batch.
     """
 
     global_batch: float
@@ -46,7 +47,7 @@ class Changing(Policy, Generic[Card]):
 
     @property
     def global_batch(self) -> int:
-        """The number of examples that all workers together take in a coming step."""
+        """The number of examples that all workers together take in each step of the next round."""
         return self._global_batch
 
     @global_batch.setter
@@ -77,12 +78,14 @@ class Changing(Policy, Generic[Card]):
 
     @abstractmethod
     def decide(self, seen: Seen) -> Decision | None:
-        """Decide after a round: return the next global batch and its reason, or None to keep the
-        batch; the same on all workers.
+        """Decide on the next global batch after a round; return None to keep the present batch.
+
+        All workers must decide alike.
         """
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
-        """Return a batch near `global_batch` whose passes are all full if there are several.
+        """Return `global_batch` rounded so that all passes are full, or unchanged if one pass is
+        enough.
 
         `whole` rounds the number of passes to a whole one.
         """
@@ -99,8 +102,8 @@ class Changing(Policy, Generic[Card]):
 
 
 class Measuring(Changing[MeasuringCard]):
-    """A policy that may set a new global batch every few rounds, once the noise scale has been
-    measured.
+    """A policy that may change the global batch every few rounds, according to the measured
+    gradient noise.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -116,17 +119,17 @@ class Measuring(Changing[MeasuringCard]):
 
     @abstractmethod
     def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
-        """Decide by the measured noise: return the next global batch and its reason, or None to
-        keep the batch; the same on all workers.
+        """Decide on the next global batch by the measured gradient noise; return None to keep the
+        present batch.
+
+        All workers must decide alike.
         """
 
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """Return the decision to take the wanted batch, or None if that is close to the present
-        one.
-
-        It is close if it is within a factor of `hysteresis` of the present batch, up or down.
+        """Return the decision for the batch `wanted`, or None if this batch is within a factor of
+        `hysteresis` of the present batch, up or down.
         """
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None

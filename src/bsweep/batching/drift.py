@@ -1,5 +1,5 @@
-"""Local steps that follow changes in the workers' speeds and in the exchange's:
-`allocation.adapt_every`.
+"""The policy that adapts each worker's local steps to measured speeds, every
+`allocation.adapt_every` rounds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bsweep.runlog.records import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:
-    """Return the policy that takes the configured batch at every step.
+    """Return the policy that keeps the configured batch during the whole run.
 
-    Its local steps follow the workers' speeds if the allocation adapts.
+    If the allocation adapts, this policy also fits the workers' local steps to their speeds.
     """
     return FollowDrift(config) if config.allocation.adapts else Fixed(config)
 
 
 class FollowDrift(Fixed):
-    """A policy that sets each worker's local steps by its recent speed.
+    """A policy that sets each worker's number of local steps by the worker's measured speed.
 
-    It changes them if speeds have drifted, or if their least number H no longer suits the
+    It changes the numbers if speeds have drifted, or if the least number H no longer suits the
     exchange's duration.
     """
 
@@ -81,8 +81,10 @@ class FollowDrift(Fixed):
         )
 
     def _adapt(self, number: int) -> Event | None:
-        """Set new shares after round `number` if measured speeds require them; return the event to
-        record, or None if nothing changed.
+        """Set new numbers of local steps after round `number`, if the workers' measured speeds
+        require them.
+
+        Return the event to record, or None if no number changed.
         """
         policy = self._allocation
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()

@@ -1,5 +1,5 @@
-"""The batch with the greatest goodput: examples per second times the value of an example (Pollux,
-OSDI 2021).
+"""The policy that chooses the batch with the greatest goodput: examples per second times training
+progress per example (Pollux, OSDI 2021).
 
 The seconds of a step follow Pollux's formula, fitted to the batches that the run has timed. Where
 these do not determine a parameter, the medians of the priors of
@@ -27,7 +27,8 @@ from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 
 LEAST_GAIN = 1.05
-"""The least ratio of another batch's goodput to that of the present batch for a change."""
+"""The least factor by which another batch must raise the goodput before the policy changes to it.
+"""
 
 _FACTOR, _SPREAD = 10.0, 0.05  # scale of a prior; relative deviation of a timing from the formula
 # The batches that are compared, in half doublings of the configured batch.
@@ -38,8 +39,8 @@ _MOST_TIMED = 1000
 
 
 class StepTime:
-    """A model of the seconds of a step: Pollux's formula with its most probable parameters, given
-    timed steps.
+    """A prediction of the seconds of a step at any batch, by Pollux's formula fitted to timed
+    steps.
     """
 
     def __init__(self, timings: Sequence[tuple[Sequence[Share], float]]) -> None:
@@ -59,7 +60,9 @@ class StepTime:
         self._point = least_squares(residuals, self._point).x
 
     def seconds(self, shares: Sequence[Share]) -> float:
-        """Return the seconds of a step in which the workers take these shares."""
+        """Return the predicted seconds of a step in which each worker takes the given share of the
+        batch.
+        """
         return self._seconds_at(self._point, shares)
 
     def _seconds_at(self, point: Any, shares: Sequence[Share]) -> float:
@@ -74,7 +77,7 @@ class StepTime:
 
 
 def _pass_batch(share: Share) -> float:
-    """Return how many examples one forward pass takes."""
+    """Return the number of examples in one pass of a worker with the given share."""
     return share.worker_batch / share.num_passes
 
 
@@ -121,7 +124,7 @@ class Goodput(Measuring[GoodputConfig]):
         return self._decision(best, scale, time, goodputs[best] / here)
 
     def _recent(self, seen: Seen) -> Sequence[float]:
-        """Return the seconds of this epoch's latest steps with the present batch.
+        """Return the seconds of the latest steps in this epoch that took the present global batch.
 
         The first step with that batch and a shorter last step of the epoch are left out.
         """
@@ -144,8 +147,10 @@ class Goodput(Measuring[GoodputConfig]):
         }
 
     def _goodput(self, batch: int, noise_scale: float, time: StepTime) -> float:
-        """Return a batch's examples per second, counted in examples worth as much as at the
-        configured batch.
+        """Return a batch's predicted goodput: examples per second times training progress per
+        example.
+
+        The progress per example is relative to that at the configured batch.
         """
         useful = pollux.efficiency(noise_scale, batch, self.configured)
         return batch / time.seconds(self.of_global_batch(batch)) * useful

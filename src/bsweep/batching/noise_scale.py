@@ -1,5 +1,5 @@
-"""A policy whose batch is the gradient noise scale B = tr(Sigma) / |G|^2, which grows as the loss
-falls.
+"""A policy that sets the batch to the gradient noise scale B = tr(Sigma) / |G|^2, which grows as
+the loss falls.
 
 At that batch a run takes twice the least possible number of steps and twice the least possible
 number of examples (McCandlish et al., arXiv 1812.06162).

@@ -1,5 +1,5 @@
-"""A policy that grows the batch when a step's gradient is mostly noise, by the norm test of Byrd et
-al. (Math. Program. 134, 2012).
+"""A policy that raises the batch when a step's gradient is mostly noise, by the norm test of Byrd
+et al. (Math. Program. 134, 2012).
 
 The test passes as long as tr(Sigma) / B <= theta^2 |G_B|^2, where G_B is the gradient over the
 batch. If it fails, the batch grows to the least one that would have passed, tr(Sigma) / (theta^2

@@ -1,5 +1,5 @@
-"""At the milestones of a multistep schedule, the batch grows instead of the learning rate falling
-(Smith et al., arXiv 1711.00489).
+"""A policy that raises the batch at each milestone of a multistep schedule, instead of lowering the
+learning rate (Smith et al., arXiv 1711.00489).
 
 Multiplying the rate by gamma and dividing the batch by gamma have the same effect on the noise,
 about lr / B. If a bound limits the batch, the rate falls by the remaining factor. So after n

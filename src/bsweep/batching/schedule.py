@@ -1,5 +1,5 @@
-"""The batch is multiplied by a factor every k epochs: AdaBatch (Devarakonda et al., arXiv
-1712.02029).
+"""A policy that multiplies the batch by a factor every k epochs: AdaBatch (Devarakonda et al.,
+arXiv 1712.02029).
 
 `optimizer.lr_rule` decides the learning rate: linear scales it with the batch, fixed keeps it.
 Seesaw (arXiv 2510.14717) replaces a schedule that divides the rate by a factor. It divides the rate

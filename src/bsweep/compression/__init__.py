@@ -1,4 +1,4 @@
-"""Codecs, which reduce the part of a gradient that is sent: one file for each.
+"""Codecs, which make workers send less than their whole gradients; each codec has its own file.
 
 A codec takes a worker's gradient as one flat vector. It replaces the gradient by the sum of what
 all workers' codecs let through, and sends less than the gradient. `base` defines the interface.
@@ -30,8 +30,7 @@ def build(
     rank: int,
     num_workers: int,
 ) -> Codec | None:
-    """Return the codec of one worker's gradients, or None if they are sent as they are or not at
-    all.
+    """Return the codec of one worker's gradients, or None if the run has one worker or no codec.
 
     Call it before the first step: DGC takes the momentum over from the optimizer.
     """
@@ -45,6 +44,6 @@ def build(
 
 
 def from_target(config: OwnCodecConfig, setting: Setting) -> Codec:
-    """Return the user's own codec, which `target(config, setting, **options)` makes."""
+    """Return the codec that the user's own function `target(config, setting, **options)` makes."""
     codec: Codec = own.made("compression", config, Codec, config, setting)
     return codec

@@ -1,4 +1,4 @@
-"""The interface between an exchange and the codecs that reduce what it sends."""
+"""The interface between strategies and codecs, which reduce the bytes that an exchange sends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bsweep.numerics.vector import Flat
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The setting of a codec: a worker's gradients, the optimizer that takes their sum, and the
-    worker's rank.
+    """The facts from which a codec is built: one worker's gradients, optimizer and rank, and the
+    run's seed.
     """
 
     vector: Flat
@@ -42,23 +42,20 @@ class Setting:
 
 
 class Group(Protocol):
-    """The operations that a codec may ask of the workers' connection: sums and copies over all
-    workers.
-    """
+    """The connection by which a codec sums tensors over all workers, or gathers their tensors."""
 
     rank: int
     num_workers: int
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over workers, in place.
+        """Replace `tensor` by the element-wise sum of all workers' tensors.
 
         Args:
             tensor: This worker's values, of the same shape and type on all workers.
         """
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Return every worker's `payload` (1-d, of the same size and type on all workers), by
-        rank.
+        """Return the `payload` tensors of all workers, in the order of their ranks.
 
         Args:
             payload: This worker's values, 1-D, of the same size and type on all workers.
@@ -69,21 +66,22 @@ class Group(Protocol):
 
 
 class Codec(ABC):
-    """A codec, which replaces a sum over workers by one that sends less."""
+    """A codec, which sums gradients over workers and sends less than the whole gradients."""
 
     memory: Tensor | None = None
-    """The part of this worker's gradients that has not been sent yet, (n,), or None.
+    """The part of this worker's earlier gradients that is not sent yet, a tensor (n,), or None.
 
     It is added to the next gradient (error feedback). So what was sent and what waits always sum to
     all gradients so far. If None, what was not sent is lost.
     """
 
     generator: torch.Generator | None = None
-    """The codec's random generator, if it has one; a resumed run continues its sequence."""
+    """The codec's random generator, or None. A resumed run continues the generator's sequence."""
 
     @property
     def state(self) -> list[Tensor]:
-        """The tensors that an exchange changes in place.
+        """The codec's tensors that each exchange changes in place, such as the gradients not sent
+        yet.
 
         The loop restores these tensors after gradients overflowed, and when a run is
         resumed.
@@ -102,7 +100,7 @@ class Codec(ABC):
         }
 
     def load_saved(self, saved: dict[str, Any]) -> None:
-        """Restore what `saved` returned.
+        """Restore the codec's state from a checkpoint.
 
         Args:
             saved: The state from a checkpoint.
@@ -113,7 +111,7 @@ class Codec(ABC):
             self.generator.set_state(saved["random"])
 
     def __init__(self, config: CodecConfig, setting: Setting) -> None:  # noqa: B027 (some need nothing here)
-        """Create the codec, before the first step.
+        """Create the codec before the first step of training.
 
         Args:
             config: The codec's card.
@@ -121,8 +119,9 @@ class Codec(ABC):
         """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most codecs need nothing here)
-        """Note that epoch `epoch` (counted from 1) is about to be trained; a density may change
-        now.
+        """Prepare the codec for the epoch that is trained next.
+
+        A codec may, say, change the fraction of elements that it sends.
 
         Args:
             epoch: The epoch, counted from 1.
@@ -130,8 +129,8 @@ class Codec(ABC):
 
     @abstractmethod
     def exchange(self, gradients: Tensor, group: Group) -> None:
-        """Replace `gradients`, this worker's flat vector, by the sum over workers of what each
-        worker's codec sends.
+        """Replace this worker's gradients by the sum over all workers of what each worker's codec
+        sends.
 
         Args:
             gradients: This worker's gradients, a 1-D floating-point tensor as long as
@@ -148,7 +147,7 @@ class GatherCodec(Codec):
 
     @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
-        """Return `values` (n,) encoded as uint8 (bytes,).
+        """Return the values encoded as bytes, which this worker sends to all other workers.
 
         The length must be the same on all workers, whatever the values are.
 
@@ -161,7 +160,8 @@ class GatherCodec(Codec):
 
     @abstractmethod
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:
-        """Add `scale` times the decoded `payload` to `into` (n,).
+        """Decode the bytes of a worker's gradients, multiply the result by `scale`, and add it to
+        `into`.
 
         Args:
             payload: A worker's payload, a 1-D uint8 tensor as `encode` returns it.

@@ -1,5 +1,5 @@
-"""Deep Gradient Compression (Lin et al., arXiv 1712.01887): top-k with momentum applied before the
-choice.
+"""Deep Gradient Compression (Lin et al., arXiv 1712.01887): each worker adds momentum to its
+gradient, and sends the largest elements of the result.
 
 With gradient g of a worker and momentum m: u = m u + g; v = v + u; send the top-k of v, and set u
 and v to 0 where it was sent. So an element that waits arrives with the momentum that it would have
@@ -21,7 +21,11 @@ from bsweep.config.compression import DGCConfig
 
 
 class DGC(TopK):
-    """The DGC codec, which takes the momentum over from an optimizer that has made no step yet."""
+    """The codec DGC, which applies the optimizer's momentum itself and sets it to 0 in the
+    optimizer.
+
+    It is created before the optimizer's first step.
+    """
 
     def __init__(self, config: DGCConfig, setting: Setting) -> None:
         super().__init__(config, setting)

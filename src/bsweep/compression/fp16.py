@@ -1,4 +1,4 @@
-"""Half precision: gradients are sent and summed as fp16.
+"""The codec `fp16`: workers send and sum gradients in half precision.
 
 Values and sums beyond 65504 become infinite, those below 3e-8 become 0 (Micikevicius et al., arXiv
 1710.03740).

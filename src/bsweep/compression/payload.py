@@ -1,5 +1,5 @@
-"""The parts of payloads: numbers, bits, and a scale for each layer. Nothing here waits for a
-GPU.
+"""Functions that convert a codec's numbers into the bytes that a worker sends, and back. Nothing
+here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from bsweep.numerics.vector import Flat
 
 
 def join(numbers: Tensor, rest: Tensor) -> Tensor:
-    """Return two tensors as one of uint8; the numbers come first, so that wide types are
-    aligned.
+    """Return the bytes of two tensors as one uint8 tensor.
+
+    The bytes of `numbers` come first, so that wide types are aligned.
     """
     return torch.cat([numbers.reshape(-1).view(torch.uint8), rest.view(torch.uint8)])
 
 
 def split(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the `count` numbers and the rest (uint8) of a payload that `join` made."""
+    """Split the bytes that `join` made into two parts: `count` numbers, and the other bytes."""
     border = count * dtype.itemsize
     payload = payload.clone()  # a row of a gathered matrix may not be aligned for its numbers
     return payload[:border].view(dtype), payload[border:]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes of a few bits into bytes.
+    """Pack whole numbers (codes) of 1, 2, 4 or 8 bits into bytes.
 
     Codes that are far apart share a byte, so that each operation runs over contiguous memory.
 
@@ -47,12 +48,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Return the `count` codes that were given to `pack`."""
+    """Return the `count` codes that `pack` has packed into the bytes `packed`."""
     return torch.cat([(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])[:count]
 
 
 def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Tensor:
-    """Round `values` randomly to whole numbers, whose expectation is `values` clipped to +-limit.
+    """Round each value up or down at random, so that the expected result is the value clipped to
+    +-limit.
 
     The numbers lie from -limit to limit, and are returned as uint8 after adding `limit`.
     """
@@ -61,7 +63,10 @@ def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Te
 
 
 class Layers:
-    """A conversion between the elements of a vector and one number for each layer."""
+    """A conversion between a gradient vector and one number for each of its layers.
+
+    Here each tensor of the model counts as a layer.
+    """
 
     def __init__(self, vector: Flat) -> None:
         self._sizes = [part.stop - part.start for part in vector.slices]
@@ -71,9 +76,15 @@ class Layers:
         return len(self._sizes)
 
     def each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """Return a tensor (layers,): the `statistic` of each layer's part of `values` (n,)."""
+        """Return one number for each layer: the `statistic` of the layer's part of `values`.
+
+        `values` is (n,), the result (layers,).
+        """
         return torch.stack([statistic(part) for part in values.split(self._sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Return each layer's number (layers,) repeated for all its elements (n,)."""
+        """Return a tensor in which each layer's number is repeated for all elements of the layer.
+
+        `numbers` is (layers,), the result (n,).
+        """
         return numbers.repeat_interleave(self._repeats, output_size=sum(self._sizes))

@@ -1,5 +1,5 @@
-"""PowerSGD (Vogels et al., arXiv 1905.13727): each weight matrix's gradient as a product of two
-thin matrices.
+"""PowerSGD (Vogels et al., arXiv 1905.13727): workers send each weight matrix's gradient as two
+thin matrices, whose product approximates it.
 
 M_i (n x m) is the sum of worker i's memory and gradient. Q (m x r) comes from the step before and
 is the same on all workers. Then P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i;
@@ -76,8 +76,7 @@ class PowerSGD(Codec):
 
 
 def _bases(products: list[Tensor]) -> list[Tensor]:
-    """Return, for each product (n, r), a matrix whose orthonormal columns span those of the
-    product.
+    """Return an orthonormal basis of the columns of each matrix (n, r) in `products`.
 
     Products of the same shape are computed together.
     """
@@ -88,7 +87,8 @@ def _bases(products: list[Tensor]) -> list[Tensor]:
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
-    """Return orthonormal columns (..., n, r) that span those of `matrices`, with n >= r.
+    """Return an orthonormal basis of the columns of each matrix in `matrices`, (..., n, r) with n
+    >= r.
 
     The method is Gram-Schmidt, and nothing waits for a GPU. Each column is projected twice, which
     is as exact as a QR decomposition (Giraud et al., doi 10.1007/s00211-005-0615-4). A tiny spare
@@ -111,13 +111,16 @@ def orthonormal(matrices: Tensor) -> Tensor:
 
 
 def _pays(part: Slice, rank: int) -> bool:
-    """Return True if a slice is a matrix that has more elements than two factors of rank `rank`."""
+    """Return True if a slice of the gradient vector is a matrix that has more elements than its two
+    factors of rank `rank`.
+    """
     columns = math.prod(part.shape[1:])
     return part.is_matrix and rank * (part.shape[0] + columns) < part.shape[0] * columns
 
 
 def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
-    """Return a slice of the vector as a matrix: the tensor's first dimension by all others.
+    """Return a slice of the gradient vector as a matrix, with a row for each index of the model
+    tensor's first dimension.
 
     The order of its elements may differ from the tensor's. Any order works that all workers share.
     """
@@ -125,7 +128,7 @@ def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
 
 
 def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:
-    """Return the sums of the tensors over workers, computed in one message."""
+    """Return the sum over workers of each tensor; a worker sends all its tensors in one message."""
     if not tensors:
         return []
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,5 +1,5 @@
-"""QSGD (Alistarh et al., arXiv 1610.02132): stochastic rounding to a few levels of each bucket's
-norm.
+"""QSGD (Alistarh et al., arXiv 1610.02132): each gradient element is rounded at random to one of a
+few levels, which are fractions of its bucket's norm.
 
 There are s = 2**(bits - 1) - 1 levels on each side of 0: Q(v_i) = |v| sign(v_i) xi_i / s. Here xi_i
 is one of the two whole numbers around s |v_i| / |v|, chosen so that E[Q(v)] = v. An element costs

@@ -1,4 +1,5 @@
-"""signSGD with error feedback (Karimireddy et al., arXiv 1901.09847).
+"""The codec signSGD with error feedback (Karimireddy et al., arXiv 1901.09847): the sign of each
+gradient element is sent.
 
 With memory m_t and gradient g_t of a worker, for each layer of d elements: v = m_t + g_t; send
 (|v|_1 / d) sign(v); m_(t+1) = v less what was sent. An element costs one bit, and a layer costs one

@@ -1,4 +1,5 @@
-"""TernGrad (Wen et al., arXiv 1705.07878): each element becomes -1, 0 or 1 times its layer's scale.
+"""TernGrad (Wen et al., arXiv 1705.07878): each gradient element becomes -1, 0 or 1 times its
+layer's scale.
 
 With s = max |g| of a layer's gradient after clipping at c sigma: T(g_i) = s sign(g_i) b_i with
 P(b_i = 1) = |g_i| / s, so that E[T(g)] is the clipped g. sigma is the root mean square, not the

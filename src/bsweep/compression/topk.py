@@ -1,4 +1,5 @@
-"""Top-k with error feedback (Stich et al., arXiv 1809.07599).
+"""The codec top-k with error feedback (Stich et al., arXiv 1809.07599): only the gradient elements
+of the largest size are sent.
 
 With memory m_t and gradient g_t of a worker: v = m_t + g_t; send the ceil(density * n) elements of
 v that are largest in size; m_(t+1) = v where it was not sent, 0 where it was. An element costs its
@@ -33,7 +34,7 @@ class TopK(GatherCodec):
         self.density = warmup[epoch - 1] if epoch <= len(warmup) else self._config.density
 
     def choose(self, values: Tensor) -> Tensor:
-        """Return the indices of the elements to send: those largest in size."""
+        """Return the indices of the elements to send, those with the largest absolute values."""
         return largest(values, math.ceil(self.density * len(values)))
 
     def encode(self, values: Tensor) -> Tensor:
@@ -47,8 +48,9 @@ class TopK(GatherCodec):
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Return the indices of the `count` elements largest in size, in any order; NaN counts as
-    largest.
+    """Return the indices of the `count` elements with the largest absolute values, in any order.
+
+    NaN counts as largest.
 
     On a CPU a sample first shows about how large these elements are, and only elements above that
     are compared. This is DGC's trick, but exact: if too few elements are above, all are compared.

@@ -1,4 +1,5 @@
-"""The numerical side of training, for any model and any exchange of gradients.
+"""Code for training that depends on neither the strategy nor the data: flat parameter vectors,
+optimizers, losses, precision, clocks.
 
 The input is a model and its configuration. The output is tensors and what changes them: all
 parameters and all gradients as one vector each (`vector`), the optimizer and its learning rate

@@ -1,4 +1,4 @@
-"""Clocks of training steps: one times steps, one times their parts, one slows a worker down."""
+"""Clocks that time training steps and parts of steps, and code that slows a worker down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
-        """Create a clock that appends the seconds of new steps to a list of earlier steps' seconds.
+        """Create a clock that appends the seconds of each step to the list `seconds`.
 
         Args:
             device: The device that computes the steps.
@@ -36,7 +36,7 @@ class StepClock:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time one training step."""
+        """Time the `with` block, which makes one training step."""
         if self._on_gpu:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -49,7 +49,7 @@ class StepClock:
             self._seconds.append(time.perf_counter() - start)
 
     def seconds(self) -> list[float]:
-        """Return the seconds of every step so far; wait for the GPU to finish them."""
+        """Return the seconds of every step so far, after a GPU has finished these steps."""
         if self._events:
             self._events[-1][1].synchronize()
             self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in self._events]
@@ -57,8 +57,9 @@ class StepClock:
         return self._seconds
 
     def rate(self, examples: float) -> float:
-        """Return the examples per second of the steps since the last call, which trained on
-        `examples`.
+        """Return the examples per second in all steps since this method was last called.
+
+        These steps trained on `examples` examples.
         """
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
@@ -66,11 +67,17 @@ class StepClock:
 
 
 Mark = float | torch.cuda.Event
-"""A moment on the host's clock, or the moment when a GPU's stream finishes its earlier work."""
+"""A moment in time: a reading of the host's clock, or a CUDA event in a GPU's stream.
+
+The event's moment is when the stream has finished its earlier work.
+"""
 
 
 def mark(device: torch.device) -> Mark:
-    """Return a time mark of the present moment; the host does not wait for a GPU to reach it."""
+    """Return a mark of the present moment, from which `seconds_between` computes durations.
+
+    On a GPU it is the moment when the work submitted so far ends; the host does not wait for it.
+    """
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -79,7 +86,7 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Return the seconds between two marks of one device; wait until a GPU has reached `end`."""
+    """Return the seconds between two time marks of one device, after a GPU has reached `end`."""
     if isinstance(begin, float) or isinstance(end, float):
         assert isinstance(begin, float)
         assert isinstance(end, float)
@@ -89,16 +96,17 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 Phase = Callable[[str], AbstractContextManager[object]]
-"""A function that returns a context, which times a part of a step under the given name."""
+"""A function that takes the name of a part of a step, and returns a context manager that times it.
+"""
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
-    """Return a context that does nothing, in place of one that times a part of a step."""
+    """Return a context manager that does nothing, where a part of a step is not to be timed."""
     return nullcontext()
 
 
 class PhaseClock:
-    """A clock that divides time among named phases.
+    """A clock that adds up the seconds of each named phase, such as the phases of a training step.
 
     The time of an inner phase counts for the inner phase alone. Time outside all phases is not
     counted. On a GPU the clock uses events in its stream, so that the host does not wait. There, a
@@ -112,7 +120,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the seconds of the phase `name`."""
+        """Time the `with` block, and add its seconds to those of the step's phase `name`."""
         self._open.append(name)
         self._turn()
         yield
@@ -123,7 +131,11 @@ class PhaseClock:
         self._turns.append((self._open[-1], mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase, in the order of first use; wait for the GPU."""
+        """Return the total seconds of each named phase of a step, after a GPU has finished its
+        work.
+
+        The phases are in the order of first use.
+        """
         found: dict[str, float] = {}
         for (name, begin), (_, end) in pairwise(self._turns):
             if name is not None:
@@ -148,7 +160,9 @@ class Slowdown:
 
     @contextmanager
     def step(self, num_examples: int) -> Iterator[None]:
-        """Slow down the block, which computes on `num_examples` examples, by `factor`."""
+        """Slow the `with` block down by `factor`; the block computes passes on `num_examples`
+        examples.
+        """
         if self.factor == 1:
             yield
             return
@@ -161,7 +175,7 @@ class Slowdown:
         )
 
     def _busy_seconds(self) -> float:
-        """Return the seconds for which this thread has computed, since an arbitrary start.
+        """Return the seconds for which this thread has computed, counted from an arbitrary start.
 
         On a CPU the clock stands still while other processes use the core.
         """

@@ -1,4 +1,5 @@
-"""A CUDA graph of a step's forward and backward passes: one launch instead of about 200 kernels.
+"""A CUDA graph of a step's forward and backward passes: the host launches one graph instead of
+about 200 kernels.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. The
 graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
@@ -18,17 +19,18 @@ from torch import Tensor
 from bsweep.core import memory
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""A function that leaves the gradient of some examples in the vector and returns their sums.
+"""A function that computes the gradient of some examples, and returns the sums of their losses,
+correct answers and labels.
 
-It takes the indices of the examples and the `crop_stream`.
+It takes the indices of the examples and the `crop_stream`. It leaves the gradient in the vector.
 """
 
 
 class Graph:
-    """The forward and backward passes of a step of one size, captured once as a CUDA graph."""
+    """A CUDA graph of the forward and backward passes of a step with a fixed number of examples."""
 
     def __init__(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> None:
-        """Capture the passes.
+        """Capture the forward and backward passes of a step as a CUDA graph.
 
         Args:
             compute: Computes the passes.
@@ -47,12 +49,13 @@ class Graph:
         )
 
     def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
-        """Return True if the graph was captured for these numbers of examples and passes."""
+        """Return True if the graph was captured for the given numbers of examples and passes."""
         return (len(part), num_all, num_passes) == self._size
 
     def replay(self, part: Tensor, crops: int) -> Tensor:
-        """Replay the passes on the examples with the indices `part`, and return the sums of their
-        losses and scores, valid until the next call.
+        """Replay the captured passes on the examples with the indices `part`.
+
+        Return the sums of their losses, correct answers and labels, valid until the next call.
         """
         self._part.copy_(part)
         self._crops.fill_(crops)
@@ -61,7 +64,7 @@ class Graph:
 
 
 def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
-    """Capture `work` as a CUDA graph.
+    """Capture the GPU work of the function `work` as a CUDA graph, which can be replayed.
 
     Returns:
         The tensor that will hold the result, the function that replays the graph, and the bytes

@@ -1,4 +1,5 @@
-"""The gradient noise scale, tr(Sigma) / |G|^2, from gradients of parts of a step's examples.
+"""Estimates of the gradient noise scale, tr(Sigma) / |G|^2, from gradients of parts of a step's
+examples.
 
 A step has B examples. Each of its n gradients g_i is the mean over b_i of these examples, and G_B
 is the mean over all. Let Sigma be the covariance of one example's gradient and G the true gradient.
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 DECAY = 0.9
-"""The factor on the weights of all earlier records when another one joins a running estimate."""
+"""The factor by which a noise record's weight in a running mean falls with each later record."""
 
 # The fewest records for an error estimate. With three, the scatter is so uncertain that one in nine
 # estimates seems to show a gradient where there is none.
@@ -37,10 +38,11 @@ Number = TypeVar("Number", float, Tensor)
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """A running estimate of the gradient noise: a mean over records with weights that decay by
-    `DECAY`.
+    """A running estimate of the gradient noise: the squared norm of the true gradient, and the
+    variance of one example's gradient.
 
-    `squared_norm` and `trace` are differences of measured norms, so they may be zero or negative.
+    Both are means over noise records, with weights that decay by `DECAY`. They are differences of
+    measured norms, so they may be zero or negative.
     """
 
     squared_norm: float  # |G|^2, of the true gradient
@@ -52,7 +54,8 @@ class GradientNoise:
 
     @property
     def noise_scale(self) -> float | None:
-        """The noise scale in examples, or None if the true gradient may well be zero.
+        """The gradient noise scale in examples, or None if the true gradient may be zero within its
+        error.
 
         It is also None if the estimated trace is not positive.
         """
@@ -63,7 +66,8 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class Average:
-    """The weighted means of |G|^2 and tr(Sigma) over the records so far.
+    """The running means over noise records of |G|^2 and tr(Sigma), the two parts of the gradient
+    noise scale.
 
     A record's weight falls by the factor `DECAY` with each later record.
     """
@@ -77,7 +81,9 @@ class Average:
     scatter: float = 0.0  # weighted sum of the squared deviations of `squared_norm` from its mean
 
     def joined(self, squared_norm: float, trace: float, num_samples: int) -> Average:
-        """Return the average with one more record included, which covers `num_samples` steps."""
+        """Return running means of |G|^2 and tr(Sigma) that also include a noise record of
+        `num_samples` steps.
+        """
         weight = DECAY * self.weight + 1
         deviation = squared_norm - self.squared_norm
         mean = self.squared_norm + deviation / weight
@@ -92,13 +98,16 @@ class Average:
         )
 
     def estimate(self) -> GradientNoise | None:
-        """Return the present estimate of the gradient noise, or None before the first record."""
+        """Return the estimate of the gradient noise so far, or None if there is no noise record
+        yet.
+        """
         if not self.num_records:
             return None
         return GradientNoise(self.squared_norm, self.trace, self.num_samples, self._error())
 
     def _error(self) -> float:
-        """Return the standard deviation of the mean of `squared_norm`.
+        """Return the standard error of the running mean of |G|^2, or infinity with too few noise
+        records.
 
         It is that of a weighted mean of independent values (Kish, Survey Sampling, 1965).
         """
@@ -111,7 +120,8 @@ class Average:
 def of_parts(
     whole: Number, parts: Number, num_parts: int, num_examples: int
 ) -> tuple[Number, Number]:
-    """Return estimates of |G|^2 and tr(Sigma) from one step.
+    """Return one step's estimates of |G|^2 and tr(Sigma), the two parts of the gradient noise
+    scale.
 
     Args:
         whole: |G_B|^2, the squared norm of the step's gradient.

@@ -1,4 +1,4 @@
-"""The objective of a model's training: its loss, and which of its answers count as correct.
+"""The loss with which a model is trained, and the score that counts the model's correct answers.
 
 A model may define its own as methods of the module. Without them, the loss is cross-entropy and the
 likeliest class is the answer:
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss and the score of a model.
+    """The loss function of a model, and the function that counts the model's correct answers.
 
     `own_loss` and `own_score` are the model's own methods, or None if it defines none.
     """
@@ -35,15 +35,15 @@ class Objective:
     own_score: Callable[[Any, Tensor], Tensor] | None
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the sum of the losses of all targets, as a tensor of at least fp32."""
+        """Return the sum of the losses of all targets in a batch, as a tensor of at least fp32."""
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:
-        """Return True if correct answers can be counted for labels of this type."""
+        """Return True if the model's correct answers can be counted, given the labels' type."""
         return bool(self.own_score) or not labels.is_floating_point()
 
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the sum of losses, the number of correct answers and the number of labels.
+        """Return a batch's sum of losses, number of correct answers and number of labels.
 
         The result is a float64 tensor (3,) on the device. The number of correct answers is NaN if
         it is not known.
@@ -65,13 +65,16 @@ class Objective:
         return correct
 
     def checking(self, num_classes: int) -> Objective:
-        """Return the same objective with a `loss` that calls `check` first, which waits for a
-        GPU.
+        """Return an objective that checks the model's outputs each time before it computes the
+        loss.
+
+        The check waits for a GPU.
         """
         return _Checking(self.own_loss, self.own_score, num_classes)
 
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:
-        """Check the form of a model's outputs for `targets`, and of its own loss and score.
+        """Check the form of a model's outputs, and the results of the model's own loss and score
+        functions.
 
         Raises:
             ValueError: If the outputs are not logits where logits are needed, the loss is not a sum
@@ -107,7 +110,7 @@ class _Checking(Objective):
 
 
 def of(model: nn.Module, labels: Tensor) -> Objective:
-    """Return the loss and score of a model for labels of this type.
+    """Return the loss and score functions of a model: the model's own methods, or the defaults.
 
     Raises:
         ValueError: If labels are floating-point numbers and the model has no loss of its own.
@@ -122,7 +125,10 @@ def of(model: nn.Module, labels: Tensor) -> Objective:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy: logits (B, C), targets (B,), or (B, T, C) and (B, T)."""
+    """Return the sum of the cross-entropy losses of all targets.
+
+    The shapes are logits (B, C) and targets (B,), or logits (B, T, C) and targets (B, T).
+    """
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
@@ -141,7 +147,7 @@ def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:
 
 
 def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Tensor) -> None:
-    """Raise ValueError if a loss is not one number, or is a mean.
+    """Raise ValueError if the model's own loss function returns several numbers, or a mean.
 
     A sum becomes twice as large if the examples are repeated; a mean does not.
     """

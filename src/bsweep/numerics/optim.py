@@ -1,4 +1,4 @@
-"""Optimizers that work on the vector, learning-rate rules and schedules."""
+"""Optimizers of a model's flat parameter vector, and the rules and schedules of learning rates."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def lamb(config: LAMBConfig, vector: Flat) -> Optimizer:
 
 
 def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
-    """Return the user's own optimizer, built by `target(parameters, lr, **options)`.
+    """Return the optimizer that the user's own function `target(parameters, lr, **options)` makes.
 
     `parameters` are parameter groups as `torch.optim` takes them. Each group has a `weight_decay`
     and one long parameter or, with `by_layer`, the model's tensors.
@@ -122,7 +122,8 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
     """Return a worker's learning rate, before warm-up and schedule change it.
 
-    The scaling rule gives it for the batch of the worker `rank` and the number of workers.
+    The learning-rate rule computes it from the batch of the worker `rank` and the number of
+    workers.
     """
     return _by_rule(config, config.rate_batch(rank))
 
@@ -139,11 +140,12 @@ def _by_rule(config: RunConfig, rate_batch: float) -> float:
 
 
 def schedule(config: RunConfig) -> Callable[[float, float], float]:
-    """Return a function from the epochs so far (a float) and the `rate_batch` to the learning rate.
+    """Return a function that computes the learning rate from the number of epochs so far and the
+    batch.
 
-    It is a function of epochs, not of steps, so that runs with different batch sizes follow the
-    same curve. The `rate_batch` is the number of examples behind a step, see `Strategy.rate_batch`;
-    it may change at any step.
+    The epochs are a float. The batch is the `rate_batch`, the number of examples behind a step, see
+    `Strategy.rate_batch`; it may change at any step. The rate depends on epochs, not on steps, so
+    that runs with different batch sizes follow the same curve.
     """
     o = config.optimizer
 
@@ -158,8 +160,9 @@ def schedule(config: RunConfig) -> Callable[[float, float], float]:
 
 
 def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
-    """Return the schedule's factor on the base learning rate; `progress` runs from 0 after warm-up
-    to 1.
+    """Return the factor by which the schedule multiplies the base learning rate at `epoch`.
+
+    `progress` runs from 0 after warm-up to 1.
     """
     match o.schedule:
         case "cosine":

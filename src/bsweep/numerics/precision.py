@@ -1,4 +1,4 @@
-"""The precision of a run: types, TF32, and the loss scale against vanishing gradients in fp16."""
+"""The numerical precision of a run: the types of numbers, TF32, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from bsweep.config.run import RunConfig
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The type to which products and convolutions are rounded in a model that is kept in fp32."""
+"""The types in which an fp32 model computes matrix products and convolutions, by precision."""
 
 _GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 
@@ -53,12 +53,15 @@ def choose(config: RunConfig, device: torch.device) -> str:
 
 
 def stored(precision: str) -> torch.dtype:
-    """Return the dtype of parameters and gradients in a run of this precision."""
+    """Return the dtype of a run's parameters and gradients for the given precision."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def round_products(precision: str) -> None:
-    """Make a GPU round the factors of fp32 products to TF32's 10 bits of mantissa, or not at all.
+    """Switch TF32 for fp32 products and convolutions on if `precision` is `tf32`, and off
+    otherwise.
+
+    With TF32 the GPU rounds the factors to 10 bits of mantissa.
 
     By torch's default, convolutions are rounded and matrix products are not. torch's newer setting
     `fp32_precision` is not used: with it, the older settings fail, which torch.compile still reads
@@ -82,7 +85,8 @@ def are_rounded(device: torch.device) -> list[str]:
 
 
 class LossScale:
-    """The factor on losses that keeps gradients from vanishing in fp16 (arXiv 1710.03740).
+    """The factor by which losses are multiplied in fp16, so that small gradients do not become
+    zero.
 
     The method is from Micikevicius et al. and works as in torch's GradScaler: if gradients
     overflow, the step is skipped and the scale is halved; 2000 good steps double it. Gradients are
@@ -92,7 +96,9 @@ class LossScale:
     """
 
     def __init__(self, gradients: Tensor) -> None:
-        """Create a scale of 2^16 for `gradients`, the flat tensor that optimizers read."""
+        """Create a loss scale of 2^16 for `gradients`, the flat tensor of gradients that the
+        optimizer reads.
+        """
         self._gradients = gradients
         self.factor = gradients.new_full((), 2.0**16)
         self.num_skipped = gradients.new_zeros(())
@@ -101,7 +107,10 @@ class LossScale:
         self._is_judged = False
 
     def count_skipped(self) -> int:
-        """Return the number of steps skipped since the last call; wait for a GPU to finish them."""
+        """Return the number of steps skipped, because gradients overflowed, since the last call.
+
+        It waits until a GPU has finished these steps.
+        """
         count = int(self.num_skipped)
         self.num_skipped.zero_()
         return count
@@ -116,7 +125,9 @@ class LossScale:
         }
 
     def guard(self, optimizer: Optimizer) -> None:
-        """Make the optimizer's `step` divide gradients by the scale, and skip overflowed steps."""
+        """Make the optimizer's `step` divide gradients by the loss scale, and skip steps whose
+        gradients overflowed.
+        """
         step, on_device = optimizer.step, getattr(optimizer, "_step_supports_amp_scaling", False)
         if on_device:
             vars(optimizer)["found_inf"] = self._overflow
@@ -138,8 +149,8 @@ class LossScale:
 
     @contextmanager
     def removed(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Divide the gradients by the loss scale, so that a codec in the block exchanges them
-        unscaled.
+        """Divide the gradients by the loss scale before the `with` block, in which a codec
+        exchanges them.
 
         The codec's `state` then refers to unscaled gradients. If gradients overflowed, the state is
         restored to its values before the exchange.
@@ -158,7 +169,7 @@ class LossScale:
 
 
 def _begin_momentum(optimizer: SGD) -> None:
-    """Create the momentum of SGD as zeros.
+    """Create the momentum of an SGD optimizer as tensors of zeros, before its first step.
 
     torch 2.13 creates it in the first step. If that step is skipped, the momentum would be whatever
     is in memory.

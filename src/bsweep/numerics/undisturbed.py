@@ -1,4 +1,4 @@
-"""A context in which computing with a model leaves no trace in its training."""
+"""A context manager in which passes through a model leave no trace in the model's training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *others: Tensor) -> Iterator[None]:
-    """Restore a model's buffers, other tensors and the random number generators after the block.
+    """Restore a model's buffers, the given tensors and the random number generators after the
+    `with` block.
 
     They are restored even if the block raises an error, such as a capture that breaks off.
     """

@@ -1,4 +1,4 @@
-"""The vectors of a model: all parameters in one contiguous tensor, all gradients in another.
+"""Flat vectors of a model: all parameters in one contiguous tensor, all gradients in another.
 
 Workers exchange only slices of these two. The model's tensors are views of them with their own
 strides (also channels_last). So an exchange of the whole model is one call on one contiguous
@@ -19,7 +19,8 @@ from bsweep.numerics.precision import LossScale
 
 @dataclass(frozen=True)
 class Slice:
-    """The position of one tensor of a model in the flat vector: `vector.parameters[start:stop]`.
+    """The position of one tensor of a model in the model's flat vector:
+    `vector.parameters[start:stop]`.
 
     The elements are in the order of the tensor's storage, not of its indices. A parameter server
     may hold a part of a tensor; `shape` is then one-dimensional.
@@ -38,18 +39,24 @@ class Slice:
 
 
 GRADIENT_PLACE = "gradient_place"
-"""The attribute of a model's tensor that holds the view to which its gradient may be written.
+"""The name of the attribute in which a parameter tensor holds its part of the gradient vector.
 
-Writing there during a pass saves a copy after the pass. The writer removes the attribute first, so
-that the gradient of a second pass is added to the first instead of replacing it.
+Writing the gradient there during a pass saves a copy after the pass. The writer removes the
+attribute first, so that the gradient of a second pass is added to the first instead of replacing
+it.
 """
 
 Zeros = Callable[[Tensor], Tensor]
-"""A function that makes zeros like a tensor, in memory of its choice."""
+"""A function that returns zeros in the shape and type of a tensor, in memory that the function
+chooses.
+"""
 
 
 class Flat:
-    """A flat tensor of parameters and one of gradients, divided into slices, matrices first.
+    """A flat tensor of parameters and a flat tensor of their gradients, both divided into the same
+    slices.
+
+    Slices of matrices come first.
 
     `tensors` are views of the parameters, and their `grad` are views of the gradients. In most
     cases there is one tensor for each slice.
@@ -57,7 +64,8 @@ class Flat:
 
     tensors: tuple[nn.Parameter, ...]
     scale: LossScale | None = None
-    """The loss scale of fp16, by which gradients are multiplied until the optimizer's step."""
+    """The loss scale of fp16, or None. Gradients are multiplied by it until the optimizer's step.
+    """
 
     def __init__(
         self,
@@ -77,8 +85,9 @@ class Flat:
         return self.gradients.numel() * self.gradients.element_size()
 
     def parts(self, count: int) -> list[tuple[int, int]]:
-        """Return the indices (start, stop) of `count` parts of the vector whose sizes differ by at
-        most one.
+        """Divide the vector into `count` parts whose sizes differ by at most one.
+
+        Return the indices (start, stop) of each part.
         """
         size = self.gradients.numel()
         borders = [size * i // count for i in range(count + 1)]
@@ -86,7 +95,9 @@ class Flat:
 
 
 class Vector(Flat):
-    """The model's parameters and gradients as two flat tensors of `num_parameters` elements.
+    """A model's parameters and gradients as two flat tensors of `num_parameters` elements each.
+
+    The model's own tensors are views of them.
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order,
     so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`. After
@@ -109,14 +120,17 @@ class Vector(Flat):
             )
 
     def drop_gradients(self) -> None:
-        """Drop all gradients and let the code that computes one write it directly to the vector."""
+        """Drop all gradients before a step, and let the passes write new ones directly to the
+        gradient vector.
+        """
         for tensor, view in self._gradient_views.items():
             tensor.grad = None
             vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy the gradients of `tensors` (default: all) into the vector; make each `grad` a view
-        of it.
+        """Copy the gradients of `tensors` (default: all) into the gradient vector.
+
+        Make each tensor's `grad` a view of this vector.
 
         A tensor that no pass reached gets a gradient of zero. A gradient that is in the vector
         already is not copied.
@@ -136,7 +150,8 @@ class Vector(Flat):
 
 
 class Anchor(Flat):
-    """A copy of a vector's parameters, from which the workers' models move away during a round.
+    """A copy of a model's parameters that does not change during a round, while the workers' models
+    do.
 
     `tensors` holds one parameter of its own. The gradients use the vector's memory, which is free
     between two steps, or with `own_gradients` separate memory.
@@ -151,7 +166,8 @@ class Anchor(Flat):
 
 
 class Shard(Flat):
-    """The part of a model that one parameter server holds: slices of the vector, packed together.
+    """The part of a model's parameters that one parameter server holds, packed into one flat
+    tensor.
 
     Its `tensors` are its own, not a model's.
     """
@@ -171,8 +187,9 @@ class Shard(Flat):
 
 
 def layout(model: nn.Module) -> tuple[Slice, ...]:
-    """Return the position of each tensor in the model's flat vector; the model may be on the meta
-    device.
+    """Return the position of each tensor of a model in the model's flat vector.
+
+    The model may be on the meta device.
     """
     slices, start = [], 0
     for index, name, tensor in _matrices_first(model):

@@ -1,4 +1,4 @@
-"""Ways in which workers agree on one model: one file for each.
+"""Strategies, by which all workers of a run agree on one model; each strategy has its own file.
 
 A strategy takes each worker's gradients or parameters as one vector. After a step, or a round,
 every worker has the same updated model. `Traffic` reports what that took in bytes and seconds.
@@ -34,16 +34,16 @@ def __getattr__(name: str) -> Any:
 
 
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
-    """Return the strategy of a run for one worker.
+    """Return the strategy object of one worker, built from the run's configuration.
 
-    Its module is imported only here, because Horovod may not be installed.
+    The strategy's module is imported only here, because Horovod may not be installed.
     """
     strategy: Strategy = resolve(config.strategy.builds)(config, config.strategy, place, paths)
     return strategy
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
-    """Run a parameter server in this process until all workers have said goodbye."""
+    """Run a parameter server in this process until all workers have sent their goodbye message."""
     from bsweep.strategies import parameter_server
 
     parameter_server.serve(config, place, paths)

@@ -1,5 +1,7 @@
-"""All-reduce of the gradient vector over torch.distributed, by a chosen algorithm, with or without
-a codec.
+"""The strategy `allreduce`: workers sum their gradients over torch.distributed by the configured
+algorithm, such as a ring.
+
+A codec may reduce what is sent. Workers on one host may sum in shared memory instead.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class AllReduce(TorchStrategy, Summing):
         self.choose(strategy.algorithm)
 
     def new_gradients(self, parameters: Tensor) -> Tensor:
-        """Return a zeroed gradient vector, in memory that all workers map if they can share memory.
+        """Return a tensor of zeros for this worker's gradients.
+
+        All workers map its memory, if `strategy.transport` allows that and they can share memory.
 
         Raises:
             ValueError: If `strategy.transport=shared_memory` and the workers cannot share memory.
@@ -81,10 +85,11 @@ class AllReduce(TorchStrategy, Summing):
         self.meter.exchange_steps += shared_memory.NUM_MEETINGS
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
-        """Continue with the workers in `members` alone, and drop the gradients that a codec has
-        kept back.
+        """Make a new process group of the workers in `members`, over which gradients are summed
+        from now on.
 
-        All of `members` call this together.
+        A codec is built anew, so the gradients that it has kept back are dropped. All of `members`
+        call this method together.
 
         Raises:
             WorkerLost: If one of them has ended meanwhile.

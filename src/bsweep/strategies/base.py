@@ -1,4 +1,4 @@
-"""The interface between the training loop and the ways in which workers agree on one model."""
+"""The interface between the training loop and strategies, by which workers agree on one model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from bsweep.runlog.records import Event, Round, Traffic
 
 @dataclass
 class Meter:
-    """Counts and timings of one worker's exchanges since the last report.
+    """The bytes and the seconds of one worker's exchanges since the last call of
+    `Strategy.traffic`.
 
     No step waits for a GPU to finish an exchange in order to time it.
     """
@@ -46,7 +47,10 @@ class Meter:
 
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
-        """Time the transfer of `tensor`, from when this worker is ready to send it.
+        """Time the `with` block, in which this worker exchanges `tensor` with the other workers.
+
+        The time begins when this worker is ready to send, so it includes the wait for other
+        workers.
 
         Args:
             tensor: The tensor that travels; its device is timed.
@@ -57,7 +61,7 @@ class Meter:
 
     @contextmanager
     def codec(self, gradients: Tensor) -> Iterator[None]:
-        """Time what a codec computes, without the exchanges inside.
+        """Time what a codec computes in the `with` block, without the exchanges in the block.
 
         So a codec's computing does not appear as waiting for other workers.
 
@@ -71,7 +75,10 @@ class Meter:
         )
 
     def read_clocks(self) -> None:
-        """Update `seconds` and `codec_seconds`; wait until the GPU has finished what they time."""
+        """Add the newly timed exchanges to `seconds`, and the codec's computing to `codec_seconds`.
+
+        This waits until a GPU has finished the work that is timed.
+        """
         seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
         for begin, end, within in self._codecs:
             computed = seconds_between(begin, end) - sum(seconds[within])
@@ -81,7 +88,8 @@ class Meter:
 
 
 class Strategy(ABC):
-    """One worker's part in how all workers agree on one model.
+    """The base of all strategies: the object by which one worker agrees with the others on one
+    model.
 
     The loop scales each worker's loss by its share of the global batch. So the plain sum of the
     workers' gradients is the gradient of the global mean, also for uneven shares.
@@ -91,34 +99,41 @@ class Strategy(ABC):
     """
 
     in_step = True
-    """True if all workers synchronise at each step; False if only at the end of a round or epoch.
+    """True if all workers synchronise at each step, False if only at the end of some rounds or
+    epochs.
     """
 
     loss_scale = 1.0
-    """The factor on each loss by which an exchange that averages gives the sum.
+    """The factor on each worker's loss: `num_workers` if the strategy averages gradients or
+    parameters over workers, 1 if it sums gradients.
 
     It is not the loss scale of fp16, which is `Vector.scale`.
     """
 
     transport: Transport | None = None
-    """The way gradients travel, if there was a choice."""
+    """The way in which gradients travel, `shared_memory` or `network`; None if there was no choice.
+    """
 
     warnings: tuple[Event, ...] = ()
-    """Events that a reader of the results should know about the setup, the same on all workers."""
+    """Warnings about the strategy's setup, which the run records; they are the same on all workers.
+    """
 
     stop_reason: str | None = None
-    """The reason to stop after this round, the same on all workers.
+    """The reason why the run must stop after the present round, or None if the run continues.
 
-    The run is saved, and may be resumed.
+    It is the same on all workers. The run is saved, and may be resumed.
     """
 
     hides_exchange = False
-    """True if data travel while workers compute; then only the time after computing is measured."""
+    """True if gradients are exchanged while the workers still compute.
+
+    Then only the part of the exchange after the computing is timed.
+    """
 
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
-        """Keep what all strategies need.
+        """Create this worker's meter of exchanges, and store its rank and the number of workers.
 
         A subclass connects the workers in its own `__init__`, because `gather` is called before
         `prepare`.
@@ -133,10 +148,11 @@ class Strategy(ABC):
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
         self.members = tuple(range(place.num_workers))
-        """The ranks of the workers that still take part."""
+        """The ranks of all workers that the run has not lost."""
 
     def new_gradients(self, parameters: Tensor) -> Tensor:
-        """Return zeros like `parameters`, which become this worker's gradient vector.
+        """Return a tensor of zeros, of the size of `parameters`, that will hold this worker's
+        gradients.
 
         All workers call it together, before `prepare`. Only `gather` may have been called before.
 
@@ -151,7 +167,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        """Make all workers start from the same parameters.
+        """Give all workers the same initial parameters, before the first step.
 
         Args:
             vector: The model's parameters and gradients, two 1-D tensors of equal length and type.
@@ -159,14 +175,15 @@ class Strategy(ABC):
         """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 (most strategies need nothing here)
-        """Prepare for an epoch that is about to be trained.
+        """Prepare the strategy for the epoch that is trained next.
 
         Args:
             epoch: The epoch, counted from 1.
         """
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
-        """Return the number by which this worker's sum of losses is divided.
+        """Return the number by which this worker divides the sum of its losses before the backward
+        pass.
 
         Args:
             num_own: The examples of the step on this worker.
@@ -178,8 +195,8 @@ class Strategy(ABC):
         return num_all / self.loss_scale
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
-        """Return the number of examples behind one optimizer step, by which a learning-rate rule
-        may scale.
+        """Return the number of examples per optimizer step from which the learning-rate rule
+        computes the rate.
 
         These are the examples of all workers if they step together.
 
@@ -193,21 +210,25 @@ class Strategy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Exchange this worker's gradient and update the model, or begin to."""
+        """Update this worker's model from its gradient, which most strategies first exchange with
+        the other workers.
+        """
 
     def rehearse(self) -> None:  # noqa: B027
-        """Run a step and the end of a round on gradients that do not count.
+        """Make a trial step and exchange before training, and leave the model and the optimizer
+        unchanged.
 
-        This happens before the first step is timed: it makes the connections and loads the kernels.
-        Afterwards the parameters, the optimizer, and all memory and counts are as before. All
-        workers call it together.
+        This opens the connections and loads the kernels before the first step is timed. Afterwards
+        the parameters, the optimizer, and all memory and counts are as before. All workers call it
+        together.
         """
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
-        """Return every worker's small float64 CPU tensor (n,), stacked by rank to (members, n).
+        """Return the values that all workers pass, as the rows of one tensor in the order of their
+        ranks.
 
-        All workers call it together.
+        All workers call it together, each with a few values.
 
         Args:
             values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
@@ -217,7 +238,8 @@ class Strategy(ABC):
         """
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the element-wise mean over workers of a small float64 CPU tensor.
+        """Return the element-wise mean, over all workers, of the few values that each worker
+        passes.
 
         All workers call it together.
 
@@ -230,9 +252,10 @@ class Strategy(ABC):
         return self.gather(values).mean(dim=0)
 
     def gather_json(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return a small JSON object of every worker, by rank; the objects travel as bytes.
+        """Return the JSON objects that all workers pass, as a list in the order of the workers'
+        ranks.
 
-        All workers call it together.
+        All workers call it together, each with a small object. The objects travel as bytes.
 
         Args:
             value: This worker's object.
@@ -253,8 +276,8 @@ class Strategy(ABC):
         ]
 
     def traffic(self) -> Traffic:
-        """Return the bytes and seconds of the exchanges since the last call. All workers call this
-        method together.
+        """Return the bytes and the seconds of all exchanges since this method was last called. All
+        workers call it together.
 
         All workers leave an exchange at the same time, and the last to arrive waits for nobody. So
         its time is the exchange alone; what the others took beyond that is waiting.
@@ -286,17 +309,15 @@ class Strategy(ABC):
 
     @property
     def is_together(self) -> bool:
-        """True if all workers synchronised after the round that has just ended, the same on all
-        workers.
+        """True if the workers synchronised at the end of the round that has just ended.
 
-        This is about rounds that do not end an epoch. If False, a gather would make workers wait
-        for one another.
+        It is the same on all workers, and is about rounds that do not end an epoch. If False, a
+        gather would make workers wait for one another.
         """
         return self.in_step
 
     def state(self) -> dict[str, Any]:
-        """Return the part of the strategy's state that is the same on all workers, for a
-        checkpoint.
+        """Return the part of the strategy's state that all workers share, for a checkpoint.
 
         It consists of tensors, numbers, texts, and lists of them. Parameters, optimizer and random
         numbers are saved in any case. All workers have synchronised before the call.
@@ -307,16 +328,18 @@ class Strategy(ABC):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many know nothing of their own)
-        """Restore what `state` returned, after `prepare`. All workers call it together.
+        """Restore the part of the strategy's state that all workers share, from a checkpoint. All
+        workers call it together, after `prepare`.
 
         Args:
             state: The values from a checkpoint, by name.
         """
 
     def own_state(self) -> dict[str, Any]:
-        """Return the part of the state that only this worker knows, for a checkpoint.
+        """Return the part of the strategy's state that only this worker knows, for a checkpoint.
 
-        An example is what it has counted during the epoch. The types are those of `state`.
+        An example is the number of bytes that the worker has sent in the epoch so far. The types
+        are those of `state`.
 
         Returns:
             The values by name.
@@ -325,9 +348,9 @@ class Strategy(ABC):
         return {"meter": asdict(self.meter)}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore what `own_state` returned, after `load_state`.
+        """Restore the part of the strategy's state that only this worker knows, from a checkpoint.
 
-        It is not called for the state of a worker that was lost.
+        It is called after `load_state`, and not for the state of a worker that was lost.
 
         Args:
             state: The values of this worker from a checkpoint, by name.
@@ -335,7 +358,8 @@ class Strategy(ABC):
         self.meter = Meter(**state["meter"])
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> None:  # noqa: B027
-        """Make processes other than the workers save their state in a checkpoint.
+        """Make processes that are not workers, such as parameter servers, save their state in a
+        checkpoint.
 
         All workers call it together.
 
@@ -344,9 +368,10 @@ class Strategy(ABC):
         """
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        """Make processes other than the workers restore their state; return True if they could.
+        """Make processes that are not workers, such as parameter servers, restore a checkpoint's
+        state.
 
-        All workers call it together.
+        Return True if all of them could. All workers call it together.
 
         Args:
             checkpoint: The checkpoint that the run resumes from.
@@ -357,24 +382,25 @@ class Strategy(ABC):
         return True
 
     def close(self) -> None:  # noqa: B027
-        """Release what `prepare` acquired."""
+        """Release the connections, threads and hooks that this strategy holds, after training."""
 
 
 class InBackward(Strategy):
-    """A strategy that can exchange gradients during the backward pass, which hides the exchange.
+    """A strategy that can exchange gradients while the backward pass still computes.
 
     `Capabilities.exchanges_in_passes` says whether it does so in this run.
     """
 
     see_part: Callable[[Tensor], None] | None = None
-    """The function that sees each part of this worker's gradient, flat, before it is summed.
+    """The function that the strategy calls with each part of this worker's own gradient.
 
-    It is set before `wrap`.
+    The strategy passes each part as a flat tensor, before it sums the part over workers. The
+    function is set before `wrap`, or is None.
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module whose passes train the model: the model itself or a wrapper around it.
-        This method is called after `prepare`.
+        """Return the module that training calls in each forward pass: the model or a wrapper around
+        it. This method is called after `prepare`.
 
         Args:
             model: The model, whose parameters are those of `vector`.
@@ -386,19 +412,21 @@ class InBackward(Strategy):
 
     @abstractmethod
     def rehearse(self) -> None:
-        """Run a step on gradients that do not count, as `Strategy.rehearse` does. Also complete
-        the gradient exchange that the backward pass just before may have started.
+        """Make a trial step as `Strategy.rehearse` does, and complete an exchange that the last
+        backward pass began.
         """
 
     @abstractmethod
     def before_last_pass(self) -> None:
-        """Prepare for the last forward and backward pass of this step.
+        """Prepare to exchange gradients during the last backward pass of this step.
 
         That pass completes the gradient, so each part may travel as soon as it is ready.
         """
 
     def passes(self) -> AbstractContextManager[None]:
-        """Return the context for forward and backward passes, in which an exchange may fail.
+        """Return the context manager in which the worker runs each forward and backward pass.
+
+        An exchange may fail within a pass. The context may turn its error into `WorkerLost`.
 
         Returns:
             The context; by default it does nothing.
@@ -407,7 +435,8 @@ class InBackward(Strategy):
 
 
 class Rounds(Strategy):
-    """A strategy whose methods the loop calls at the beginning and at the end of each round.
+    """A strategy with methods that the training loop calls at the beginning and the end of each
+    round.
 
     It synchronises at the end of some or all rounds.
     """
@@ -415,21 +444,23 @@ class Rounds(Strategy):
     in_step = False
 
     is_finished = False
-    """True if the run ends now, even if epochs are left."""
+    """True if the run must end after this round, even if epochs are left to train."""
 
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self.records: list[Event | Round] = []
-        """The records of rounds, the same on all workers; the loop writes them and empties the
-        list.
+        """The records of rounds and events that the training loop has not yet written.
+
+        They are the same on all workers. The loop writes them and empties the list.
         """
         self.shares: tuple[Share, ...] = ()
-        """Each worker's share of the round, by rank."""
+        """The numbers of examples and steps that each worker takes in the present round, by rank.
+        """
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
-        """Begin a round, which consists of this worker's next `shares[rank].num_steps` steps.
+        """Begin a round, in which this worker makes `shares[rank].num_steps` steps.
 
         Args:
             shares: Each worker's share of the round, by rank.
@@ -438,7 +469,8 @@ class Rounds(Strategy):
 
     @abstractmethod
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        """Synchronise after a round.
+        """End a round, and synchronise with the other workers if the strategy does so after this
+        round.
 
         If the round ends an epoch or the run, all workers have the same parameters afterwards.
 

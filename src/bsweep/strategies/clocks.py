@@ -1,4 +1,4 @@
-"""Comparison of the clocks of several hosts."""
+"""A measurement of the differences between the clocks of several hosts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NUM_GATHERS = 8
 def offsets(
     gather: Callable[[Tensor], Tensor], clock: Callable[[], float] = time.monotonic
 ) -> Tensor:
-    """Return the seconds by which each remaining worker's clock is ahead of the first one's.
+    """Return the seconds by which each worker's clock is ahead of the first worker's clock.
 
-    All remaining workers call it together; the result is float64 (workers,).
+    All workers that are not lost call it together; the result is float64 (workers,).
 
     Nobody leaves a gather before all have entered it. That bounds worker i's offset on both sides.
     It is at most worker i's time of leaving less the first worker's time of entering. It is at

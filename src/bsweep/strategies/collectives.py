@@ -1,4 +1,5 @@
-"""All-reduce algorithms in send and receive steps on slices of a vector.
+"""Algorithms that sum a vector over workers (all-reduce): ring, tree, halving-doubling, and the
+native one of Gloo or NCCL.
 
 Their costs for p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
 10.1177/1094342005051521; Rabenseifner, doi 10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p
@@ -18,7 +19,7 @@ from bsweep.config.strategies import Algorithm
 
 
 class Wire:
-    """One worker's messages to the others in a group, counted in bytes and in sequential steps."""
+    """A worker's connection to the other workers, with counts of its messages and their bytes."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers
@@ -34,7 +35,9 @@ class Wire:
         self.exchange_steps += exchange_steps
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
-        """Send one tensor and receive another at the same time."""
+        """Send the tensor `send` to worker `to` and receive `receive` from worker `source` at the
+        same time.
+        """
         # Post the receive first. On a slow link, a peer hears that it may send only after
         # everything that was sent before.
         operations = [
@@ -56,7 +59,10 @@ class Wire:
         self.exchange(tensor[:0], source, tensor, source)
 
     def inbox(self, like: Tensor) -> Tensor:
-        """Return a receive buffer for a tensor like this one, in the same memory each time."""
+        """Return a buffer in which a tensor of the size and type of `like` can be received.
+
+        All calls use the same memory.
+        """
         if (
             self._inbox.dtype != like.dtype
             or self._inbox.device != like.device
@@ -95,7 +101,9 @@ def ring(vector: Tensor, wire: Wire) -> None:
 
 
 def tree(vector: Tensor, wire: Wire) -> None:
-    """Sum `vector` over workers in a binomial tree to worker 0, and send the sum back down."""
+    """Sum `vector` over workers along a binomial tree with worker 0 at its root; send the sum back
+    down.
+    """
     p, rank = wire.num_workers, wire.rank
     distances = [2**level for level in range((p - 1).bit_length())]
     for distance in distances:

@@ -129,7 +129,8 @@ class DDP(TorchStrategy, InBackward):
         return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
-        """Return a new PowerSGD state that leaves the first step uncompressed.
+        """Return a new state of torch's PowerSGD, which sends the gradients of the first step
+        uncompressed.
 
         DDP settles its buckets in that step, and PowerSGD keeps memory for each bucket.
         """
@@ -148,9 +149,10 @@ class DDP(TorchStrategy, InBackward):
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average a bucket as DDP does without a hook, bit for bit, after showing it to `see_part`.
+    """Show a bucket of gradients to `see_part`, then average the bucket over workers.
 
-    It multiplies by the reciprocal, whereas torch's own hook divides.
+    The result has the same bits as that of DDP without a hook. This function multiplies by the
+    reciprocal of the number of workers, whereas torch's own hook divides.
     """
     assert strategy.see_part
     strategy.see_part(bucket.buffer())
@@ -163,8 +165,8 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def _exchange_lost() -> Iterator[None]:
-    """Raise WorkerLost if an exchange fails within a pass; leave the model's own errors
-    unchanged.
+    """Turn the error of an exchange that fails in the `with` block into `WorkerLost`; leave other
+    errors unchanged.
     """
     try:
         yield

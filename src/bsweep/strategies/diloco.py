@@ -1,5 +1,5 @@
-"""DiLoCo (Douillard et al., arXiv 2311.08105): many local steps on each worker, then an outer step
-along the average of their moves.
+"""DiLoCo (Douillard et al., arXiv 2311.08105): workers take many local steps, then an outer
+optimizer applies the mean of their parameter changes.
 
 The outer gradient is the weighted mean of (anchor - parameters) over workers. It is a vector like
 any gradient. So one of the existing exchanges sums it, with that exchange's codec if there is one.
@@ -43,8 +43,10 @@ from bsweep.strategies.summing import Summing
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The losses, counts and times of workers at a synchronisation, one row for each worker; times
-    are in seconds on the first worker's clock.
+    """The losses, example counts and times of workers that arrive at a synchronisation, one row for
+    each worker.
+
+    Times are in seconds on the first worker's clock.
     """
 
     members: tuple[int, ...]
@@ -66,8 +68,10 @@ class Arrivals:
 
 @dataclass
 class OfEpoch:
-    """The seconds for which workers waited, exchanged and encoded in an epoch so far; see
-    `Traffic`.
+    """The seconds of an epoch so far that workers spent on waiting, on exchanging data and on the
+    codec.
+
+    See `Traffic`.
     """
 
     waits: Tensor  # (workers,)
@@ -233,8 +237,9 @@ class DiLoCo(Rounds):
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """Return this worker's losses, counts and times at a synchronisation, float64 (10,), with
-        times on its own clock.
+        """Return this worker's losses, example and step counts, and times at the end of a round.
+
+        The result is float64 (10,), with times on this worker's clock.
         """
         share = self.shares[self.rank]
         counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
@@ -258,8 +263,9 @@ class DiLoCo(Rounds):
         )
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
-        """Sum the workers' moves into the outer gradient; return the data of those workers that
-        took part.
+        """Sum the weighted parameter changes of all workers into the outer gradient.
+
+        Return the data of those workers that took part.
 
         If a worker is lost during the exchange, the others sum again without it; the parameters are
         unchanged until then. The exchange can also fail although all workers are alive, after a
@@ -304,7 +310,10 @@ class DiLoCo(Rounds):
             self._is_broken = True
 
     def _timed_exchange(self) -> list[float]:
-        """Run the exchange, which all workers begin together.
+        """Sum the outer gradient over workers, and return the seconds that the exchange and the
+        codec took.
+
+        All workers begin the exchange together.
 
         Returns:
             The seconds of data transfer, and the seconds in which the codec computed.
@@ -316,7 +325,7 @@ class DiLoCo(Rounds):
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """Return the weight of this worker's move (its change of the parameters) in the mean over
+        """Return the weight of this worker's parameter change in the mean over the workers
         `members`.
 
         With FedNova (Wang et al., arXiv 2007.07481), a worker that takes more steps does not pull
@@ -341,8 +350,8 @@ class DiLoCo(Rounds):
         return float(weights[members.index(self.rank)])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
-        """Return FedNova's ||a_i||_1, the total weight of a worker's steps, for each worker's
-        number of steps, (members,).
+        """Return the total weight ||a_i||_1 that FedNova gives to the steps of each worker in a
+        round.
 
         For tau steps of SGD with momentum m it is (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
 
@@ -356,7 +365,8 @@ class DiLoCo(Rounds):
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
 
     def _forget_momentum(self) -> None:
-        """Reset SGD's momentum before a round, as FedNova's norms assume.
+        """Set the momentum of this worker's SGD to zero before a round, as FedNova's formula
+        assumes.
 
         Momentum of the last round would move a worker with few steps far.
         """
@@ -366,9 +376,9 @@ class DiLoCo(Rounds):
                     state["momentum_buffer"].zero_()
 
     def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
-        """Record a round and add its times to those of the epoch.
+        """Record a finished round, and add its waiting and exchange seconds to those of the epoch.
 
-        The others had to wait for one worker, and `last` is the time at which it arrived.
+        The other workers waited for the last one to arrive, until the time `last`.
         """
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:

@@ -1,5 +1,5 @@
-"""DiLoCo whose exchange overlaps with the next round's steps (eager updates, Kale et al., arXiv
-2502.12996).
+"""DiLoCo whose exchange after a round overlaps with the steps of the next round (eager updates,
+Kale et al., arXiv 2502.12996).
 
 At the end of a round, the sum of the previous round has arrived. It moves the anchor as it would
 without overlap. The next round does not begin at the anchor, but ahead of it. It begins where an
@@ -33,7 +33,7 @@ from bsweep.strategies.diloco import Arrivals, DiLoCo
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A round whose outer gradient is being exchanged.
+    """A finished round whose outer gradient is still being summed over the workers.
 
     At its end, workers waited until `waited_until` for the last worker to arrive.
     """
@@ -135,8 +135,8 @@ class EagerDiLoCo(DiLoCo):
         super().close()
 
     def _agree(self) -> None:
-        """Wait for the exchange under way, and set this worker's parameters to those on which all
-        workers agree.
+        """Wait until the current exchange ends, and set this worker's parameters to those that all
+        workers then share.
         """
         self._land(is_last=True)
         self._last_arrival = float("-inf")
@@ -150,8 +150,9 @@ class EagerDiLoCo(DiLoCo):
             return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))
 
     def _land(self, is_last: bool = False) -> bool:
-        """Wait for the exchange under way and make its outer step; return False if no exchange is
-        under way.
+        """Wait until the current exchange ends, and make the outer step with its sum.
+
+        Return False if there is no current exchange.
         """
         landing, self._travelling = self._travelling, None
         if landing is None:
@@ -168,7 +169,8 @@ class EagerDiLoCo(DiLoCo):
         return True
 
     def _planned_weight(self) -> float:
-        """Return this worker's weight in the average, computed from the planned shares.
+        """Return the weight of this worker's parameter change in the workers' mean, computed from
+        the planned numbers of examples and steps.
 
         The numbers of examples that workers really took are not known yet.
         """
@@ -177,8 +179,8 @@ class EagerDiLoCo(DiLoCo):
         return self._weight(self.members, examples, steps)
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
-        """Set the model to the parameters that an outer step by this gradient would reach. The next
-        round begins there, and the outer step itself is not made.
+        """Set this worker's model to the parameters that an outer step by `outer_gradient` would
+        reach. The next round begins there, and the outer step itself is not made.
         """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")
@@ -194,5 +196,7 @@ class EagerDiLoCo(DiLoCo):
 
 
 def build(config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths) -> DiLoCo:
-    """Return DiLoCo with or without overlap, as configured."""
+    """Return a worker's DiLoCo strategy, whose exchange overlaps with steps if `strategy.overlap`
+    is true.
+    """
     return (EagerDiLoCo if strategy.overlap else DiLoCo)(config, strategy, place, paths)

@@ -1,4 +1,5 @@
-"""Horovod's ring all-reduce (Sergeev and Del Balso, arXiv 1802.05799) of the gradient vector.
+"""The strategy `horovod`, which sums gradients by Horovod's ring all-reduce (Sergeev and Del Balso,
+arXiv 1802.05799).
 
 Horovod's `DistributedOptimizer` is not used: it refuses channels_last gradients and reduces tensor
 by tensor. Here the vector is summed in one call, or in a few `buckets`. The buckets travel while
@@ -134,8 +135,9 @@ class Horovod(Summing, InBackward):
         bucket.num_missing = 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
-        """Start a sum of `part` over workers; return its handle and the tensor that will hold the
-        sum.
+        """Start Horovod's sum of the tensor `part` over workers.
+
+        Return the handle of this operation and the tensor that will hold the sum.
         """
         wire = self._host.copy(part, name) if self._through_host else part
         with self._worker_lost():
@@ -162,16 +164,18 @@ class Horovod(Summing, InBackward):
 
 
 class HostCopies:
-    """Host memory from which a GPU's tensors are sent.
+    """Buffers in host memory, to which GPU tensors are copied before Horovod sends them.
 
-    It is the same memory at each step, and pinned, so that the GPU copies to it without the CPU.
+    The same buffers serve each step. They are pinned, so that the GPU copies to them without the
+    CPU.
     """
 
     def __init__(self) -> None:
         self._copies: dict[tuple[str, torch.dtype, int], Tensor] = {}
 
     def copy(self, tensor: Tensor, name: str) -> Tensor:
-        """Return a copy of the tensor in host memory, once the copy is complete.
+        """Copy a tensor to a buffer in host memory, and return the buffer once the copy is
+        complete.
 
         The memory is the same for tensors of the same name, type and size.
         """
@@ -185,8 +189,8 @@ class HostCopies:
 
 
 class _Bucket:
-    """A part of the vector that is sent by itself, as soon as all its tensors have their
-    gradients.
+    """A part of the flat gradient vector that is exchanged as soon as all gradients in it are
+    computed.
     """
 
     def __init__(self, index: int, start: int, stop: int) -> None:

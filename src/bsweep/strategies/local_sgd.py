@@ -24,7 +24,9 @@ from bsweep.strategies.process_group import TorchStrategy
 
 
 class LocalSGD(TorchStrategy, Rounds):
-    """Local SGD; a round is one step of each worker, and after some rounds all workers average."""
+    """The strategy local SGD: a round is one step of each worker, and after some rounds the workers
+    average their parameters.
+    """
 
     def __init__(
         self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths

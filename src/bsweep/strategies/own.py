@@ -1,4 +1,4 @@
-"""A strategy of the user's own: what `target(config, strategy, place, paths, **options)`
+"""The user's own strategy: the object that `target(config, strategy, place, paths, **options)`
 returns. The target may be a class.
 """
 
@@ -24,7 +24,10 @@ def build(
 
 
 def check_own_strategy(config: RunConfig) -> None:
-    """Check the user's own strategy as far as is possible before there are workers.
+    """Check before any worker starts that the user's own strategy can be loaded and suits the run's
+    configuration.
+
+    If `strategy.target` is a function, its result is checked later, in the workers.
 
     Raises:
         ConfigError: If the target cannot be the run's strategy.

@@ -1,5 +1,5 @@
-"""Parameter servers (Li et al., OSDI 2014): workers push gradients to servers, which hold the
-model, and pull the model back.
+"""Parameter servers (Li et al., OSDI 2014): workers push gradients to the servers that hold the
+parameters, and pull updated parameters back.
 
 The bytes reported are those of gradients and parameters that cross between processes. The headers,
 40 bytes a push, are not counted.
@@ -47,7 +47,7 @@ _GOODBYE_SECONDS = 5
 
 
 def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
-    """Run a parameter server in a process of its own until all workers have said goodbye."""
+    """Run a parameter server in this process until all workers have sent their goodbye message."""
     torch.set_num_threads(1)
     join(config, place)
     inbox: Inbox = queue.SimpleQueue()
@@ -125,8 +125,8 @@ class ParameterServer(TorchStrategy, Rounds):
         return self.rank > 0 or all(part.remember(Kind.RESTORE, checkpoint) for part in self._parts)
 
     def _agree(self) -> None:
-        """Pull the parameters after all workers' pushes are applied. All workers call it
-        together.
+        """Fetch the parameters of all servers after these have applied all workers' gradients. All
+        workers call it together.
         """
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
@@ -136,8 +136,8 @@ class ParameterServer(TorchStrategy, Rounds):
             self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
-        """Return the bytes and seconds of the exchanges since the last call. All workers call it
-        together.
+        """Return the bytes and the seconds of all exchanges since this method was last called. All
+        workers call it together.
 
         A worker waits while a server holds its answer back. The rest of the time between its push
         and the answer counts as the exchange.
@@ -185,7 +185,8 @@ class ParameterServer(TorchStrategy, Rounds):
         return ToRemoteServer(server)
 
     def _exchange(self, request: Request) -> None:
-        """Send the request to all servers at once, and wait for the parameters of all of them.
+        """Send a request to every server, and wait until every server has answered with its
+        parameters.
 
         Each worker begins with another server.
         """
@@ -200,8 +201,10 @@ class ParameterServer(TorchStrategy, Rounds):
                 self.meter.received_bytes += part.num_bytes
 
     def _server_reports(self) -> Tensor:
-        """Return the bytes, seconds and pushes that all servers counted since the last call; only
-        worker 0 asks, others return zeros.
+        """Return the bytes, seconds and gradient pushes that each server counted since this method
+        was last called.
+
+        Only worker 0 asks the servers; other workers return zeros.
         """
         reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
         if self.rank == 0:
@@ -215,7 +218,7 @@ class ParameterServer(TorchStrategy, Rounds):
 
 
 class _Part:
-    """A worker's connection to one server, for the shard of the vector that this server holds."""
+    """A worker's connection to one server, for the parameters that this server holds."""
 
     def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
         self.link = link
@@ -231,24 +234,29 @@ class _Part:
             self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
 
     def describe(self) -> None:
-        """Tell the server the layout of its shard."""
+        """Send the server the layout of its shard: which slices it holds, and their type."""
         layout = encode_layout(self._shard, self._vector.parameters.dtype)
         self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
         self.link.wait()
 
     def load_parameters(self) -> None:
-        """Send the server this worker's parameters to begin with, and wait until it has them."""
+        """Send the server the initial values of its parameters, and wait until it has them."""
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 
     def remember(self, kind: Kind, checkpoint: Checkpoint) -> bool:
-        """Make the server write or read a checkpoint; return True if it could."""
+        """Make the server save its state to a checkpoint or restore it from one; return True on
+        success.
+        """
         name = torch.frombuffer(bytearray(checkpoint.folder.name.encode()), dtype=torch.uint8)
         self.link.ask(Request(kind, num_bytes=len(name)), name)
         return self.link.wait() >= 0
 
     def ask(self, request: Request) -> None:
-        """Ask the server for its parameters; if the request is a push, also send the gradient."""
+        """Ask the server for the parameters of its shard.
+
+        If the request is a push, also send this worker's gradient.
+        """
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
         (start, stop), *_ = self._ranges
         # The packed parameters overwrite the packed gradient. They cannot arrive before the
@@ -257,7 +265,9 @@ class _Part:
         self.link.ask(request, payload, into)
 
     def unpack(self) -> None:
-        """Copy the received parameters to their places in the vector."""
+        """Copy the parameters that the server sent to their places in this worker's parameter
+        vector.
+        """
         if self._packed is not None:
             for (start, stop), piece in self._pieces(self._packed):
                 self._vector.parameters[start:stop].copy_(piece, non_blocking=True)
@@ -278,7 +288,7 @@ class _Part:
 
 
 class _ColocatedServer:
-    """A server in a thread of this worker's process.
+    """A parameter server that runs in a thread of this worker's process.
 
     Data between the server and this worker are copied, not sent.
     """

@@ -1,4 +1,4 @@
-"""The base of the strategies whose workers are connected by torch.distributed."""
+"""The base class of the strategies whose workers are connected by torch.distributed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TorchStrategy(Strategy):
         self.choose("native")
 
     def choose(self, algorithm: Algorithm) -> None:
-        """Set the algorithm that `all_reduce` uses from now on."""
+        """Set the algorithm, such as `ring`, by which the method `all_reduce` sums from now on."""
         self._all_reduce = ALGORITHMS[algorithm]
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -86,8 +86,7 @@ _TIMEOUT = timedelta(days=1000)
 
 @functools.lru_cache(maxsize=2)
 def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
-    """Return the store in which processes meet, this process's rank in it, and the number of
-    processes.
+    """Return torch's rendezvous store, the rank of this process in it, and the number of processes.
 
     All runs of this process that meet at this address share the store. torchrun keeps the store.
     Without torchrun the first process keeps it, and must not close it while others still read it.
@@ -98,7 +97,8 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
 
 
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
-    """Join the process group of the workers and return it.
+    """Connect this process to the other processes of the run, and return the workers' process
+    group.
 
     Workers have their ranks in this group. Parameter servers join only the world around it.
     """

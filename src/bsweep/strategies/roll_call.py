@@ -1,4 +1,4 @@
-"""A gather that continues without workers that have died.
+"""A gather of all workers' values that continues without workers that have died.
 
 It uses the store of torch.distributed. torchrun's own process keeps that store, so it outlives any
 worker. A thread of every worker writes a sign of life to the store, however long the worker's steps
@@ -34,8 +34,10 @@ class RollCall:
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the float64 CPU tensor (n,) of every remaining worker, stacked by rank to
-        (members, n).
+        """Return the values of all workers that are alive, as the rows of one tensor in the order
+        of ranks.
+
+        Each worker passes a float64 CPU tensor (n,); the result is (members, n).
 
         Raises:
             WorkerLost: If the others have given this worker up, or the store is gone.
@@ -94,7 +96,8 @@ class RollCall:
         return time.monotonic() - beats[member][1] > self._timeout_seconds
 
     def _show_life(self, store: TCPStore) -> None:
-        """Write signs of life to the store until `close`.
+        """Write signs of life of this worker to the store of torch.distributed until `close` is
+        called.
 
         The thread has its own connection, because the other one is busy while the worker waits.
         """

@@ -1,5 +1,5 @@
-"""A parameter server, which holds one shard, applies the gradients that workers push, and answers
-with parameters.
+"""A parameter server, which holds one shard of the parameters, updates it with the gradients that
+workers push, and answers with parameters.
 
 Its memory holds the shard's parameters, gradients and optimizer state, and at most two buffers for
 gradients that it receives.
@@ -34,7 +34,7 @@ _MAX_BUFFERS = 2
 
 @dataclass
 class _Held:
-    """A push that has been applied and not yet answered."""
+    """A gradient push of a worker that the server has applied, but has not answered yet."""
 
     push: Arrival
     waited_seconds: float  # for slower workers' pushes of the same step
@@ -42,7 +42,7 @@ class _Held:
 
 
 class Server:
-    """A parameter server that runs until all workers have said goodbye.
+    """A parameter server, which answers workers until all of them have sent their goodbye message.
 
     Args:
         config: The run's configuration.
@@ -82,8 +82,9 @@ class Server:
         self._recorded_before = self._file.tell()
 
     def run(self) -> None:
-        """Answer requests until all workers have said goodbye; only pushes may have to wait for
-        others.
+        """Answer the workers' requests until all workers have sent their goodbye message.
+
+        Only a push may have to wait, for pushes of other workers.
 
         Raises:
             WorkerLost: If a worker's connection broke, or it left before the others were done.
@@ -125,8 +126,8 @@ class Server:
                 self._tally = _Tally(len(self._links))
 
     def _begin(self) -> None:
-        """Reset the optimizer, the clocks, the counts and the record after new parameters were
-        loaded.
+        """Reset the server's optimizer, counters and CSV file after a worker has sent initial
+        parameters.
 
         So the setup before training does not count as an exchange, and earlier pushes do not count.
         """
@@ -138,7 +139,9 @@ class Server:
             self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
 
     def _named(self, arrival: Arrival) -> Path:
-        """Return the path of this server's part of the checkpoint that a worker names."""
+        """Receive the name of a checkpoint from a worker; return the path of this server's file in
+        it.
+        """
         name = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
         self._receive(self._links[arrival.worker], name)
         return Checkpoint(self._paths.checkpoints / name.numpy().tobytes().decode()).server(
@@ -173,10 +176,11 @@ class Server:
         return True
 
     def _step(self, first: Arrival) -> None:
-        """Make one optimizer step.
+        """Make one optimizer step on this server's shard, and answer the gradient pushes that need
+        not wait.
 
-        The step uses the sum of all workers' pushes if they are synchronous, and otherwise one
-        push.
+        The step uses the sum of all workers' gradients if training is synchronous, and otherwise
+        the gradient of one push.
         """
         pushes = self._sum(first)
         self._finish_answers()  # the answers read the parameters
@@ -190,8 +194,10 @@ class Server:
         self._release(applied_at)
 
     def _sum(self, first: Arrival) -> list[Arrival]:
-        """Receive the workers' gradients and sum them in rank order; return the requests that
-        pushed them.
+        """Receive the gradients of one optimizer step, and sum them in the order of the workers'
+        ranks.
+
+        Return the requests that pushed the gradients.
 
         The order makes the sum independent of which worker was faster. The first gradient is
         received into the shard's gradients, the others into buffers. While one is added, the next
@@ -228,8 +234,8 @@ class Server:
         return self._buffers[turn % len(self._buffers)]
 
     def _release(self, now: float) -> None:
-        """Answer the pushes of workers that lead the slowest by no more than the staleness
-        bound.
+        """Answer the gradient pushes of workers that are ahead of the slowest worker by no more
+        steps than the staleness bound.
         """
         slowest = min(self._clocks)
         ready = [held for held in self._held if held.push.request.clock - slowest <= self._bound]
@@ -280,7 +286,9 @@ class Server:
 
 
 class _Tally:
-    """The bytes, seconds and pushes that a server counted since worker 0 last asked for them."""
+    """The bytes, seconds and gradient pushes that a parameter server counted since worker 0 last
+    asked for them.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self.received_bytes = self.sent_bytes = self.max_lead = 0
@@ -293,7 +301,7 @@ class _Tally:
         self.received_bytes += received_bytes
 
     def report(self) -> Tensor:
-        """Return all counts as one tensor, (report_size,), for `decode_load`."""
+        """Return all counts of this server as one float64 tensor, which `decode_load` reads."""
         numbers = [
             self.received_bytes,
             self.sent_bytes,
@@ -322,9 +330,10 @@ def decode_load(share: float, report: Tensor) -> ServerLoad:
 
 
 def encode_layout(slices: Sequence[Slice], dtype: torch.dtype) -> Tensor:
-    """Return the layout of a shard as bytes, uint8 (bytes,), for worker 0 to send to a server.
+    """Return the layout of a server's shard, its slices and their type, as bytes: uint8 (bytes,).
 
-    A server loads no data and builds no model, so it needs to be told the layout.
+    Worker 0 sends it to the server. A server loads no data and builds no model, so it needs to be
+    told the layout.
     """
     text = json.dumps(
         {"dtype": str(dtype).removeprefix("torch."), "slices": [asdict(part) for part in slices]}

@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """The header of a message: a worker's request to a server."""
+    """The header of a request that a worker sends to a parameter server."""
 
     kind: Kind
     clock: int = 0  # pushes that the worker has made, this one included
@@ -63,7 +63,11 @@ class Request:
 
 @dataclass
 class Arrival:
-    """A request that has arrived, with times on the server's clock (`time.perf_counter`)."""
+    """A worker's request that has arrived at a server, with the times of its arrival and its
+    handling.
+
+    Times are on the server's clock (`time.perf_counter`).
+    """
 
     worker: int
     request: Request
@@ -79,7 +83,7 @@ Inbox = queue.SimpleQueue[Arrival | BaseException]
 
 
 class ToServer(ABC):
-    """A worker's end of its link to a parameter server."""
+    """The worker's end of the connection between a worker and a parameter server."""
 
     travels: bool
 
@@ -87,18 +91,21 @@ class ToServer(ABC):
     def ask(
         self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
     ) -> None:
-        """Send a request and post the receive of its answer.
+        """Send the server a request and, if given, the tensor `payload`; begin to receive the
+        answer.
 
-        `into` may be the memory of `payload`.
+        The answer's tensor is received into `into`, which may be the memory of `payload`.
         """
 
     @abstractmethod
     def wait(self) -> float:
-        """Wait for the answer; return the seconds for which the server held it back."""
+        """Wait for the server's answer; return the seconds for which the server held the answer
+        back.
+        """
 
     @abstractmethod
     def say_goodbye(self) -> None:
-        """Send a `BYE`.
+        """Tell the server that this worker sends no more requests.
 
         Raises:
             WorkerLost: If the server is gone, which the caller may ignore.
@@ -106,32 +113,41 @@ class ToServer(ABC):
 
 
 class ToWorker(ABC):
-    """A parameter server's end of its link to a worker."""
+    """The server's end of the connection between a parameter server and a worker."""
 
     travels: bool
 
     @abstractmethod
     def start_receiving(self, into: Tensor) -> None:
-        """Start to receive the payload of the worker's request."""
+        """Start to receive the tensor that follows the worker's request, such as a gradient, into
+        `into`.
+        """
 
     @abstractmethod
     def received(self) -> Tensor:
-        """Wait for the payload and return it.
+        """Wait until the tensor that follows the worker's request has arrived, and return this
+        tensor.
 
-        It is in `into`, or in the worker's own tensor if nothing is sent.
+        It is the `into` of `start_receiving`, or the worker's own tensor if nothing is sent.
         """
 
     @abstractmethod
     def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        """Start to answer the worker's request; `payload` must not change until `sent` returns."""
+        """Start to send the worker an answer: the number `held_seconds` and, if given, the tensor
+        `payload`.
+
+        `payload` must not change until `sent` returns.
+        """
 
     @abstractmethod
     def sent(self) -> None:
-        """Wait until the answer has left."""
+        """Wait until the last answer to the worker has been sent."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop this link's threads and transfers, after the worker has sent its `BYE`."""
+        """Stop the threads and transfers of this connection, after the worker's goodbye message has
+        arrived.
+        """
 
 
 class ToRemoteServer(ToServer):
@@ -210,9 +226,11 @@ class ToRemoteWorker(ToWorker):
         self._receiving = None
 
     def _end_process(self) -> None:
-        """End the process at once if the thread is still listening.
+        """End the server's process at once if the thread of this connection still waits for
+        requests.
 
-        A thread that returns from torch while Python ends would abort the process.
+        Python calls it at its end. A thread that returns from torch while Python ends would abort
+        the process.
         """
         if self._thread.is_alive():
             sys.stdout.flush()
@@ -220,8 +238,8 @@ class ToRemoteWorker(ToWorker):
             os._exit(1 if hasattr(sys, "last_type") else 0)
 
     def _listen(self) -> None:
-        """Receive the worker's requests and put each into the server's inbox, until the worker says
-        goodbye.
+        """Receive the worker's requests and put each into the server's inbox, until the worker's
+        goodbye message.
 
         It runs in a thread of its own, so that it notes the time of arrival while the server works.
         """
@@ -239,9 +257,9 @@ class ToRemoteWorker(ToWorker):
 
 
 class Within(ToServer, ToWorker):
-    """Both ends of the link between a worker and a server that runs in the worker's process.
+    """Both ends of the connection between a worker and a server that runs in the worker's process.
 
-    They use each other's tensors.
+    Nothing is sent: the server and the worker use each other's tensors.
     """
 
     travels = False

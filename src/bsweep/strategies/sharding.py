@@ -1,4 +1,4 @@
-"""The assignment of the vector's slices to parameter servers."""
+"""The division of a model's parameters among the parameter servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ELEMENT_BYTES = 4  # `chunk_bytes` assumes fp32, whatever type is sent
 
 
 def check_sharding(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """Check that every server of a run would hold a part of the model.
+    """Check that every parameter server of a run would hold some of the model's parameters.
 
     Raises:
         ValueError: If a server would hold nothing.
@@ -36,8 +36,9 @@ def check_sharding(config: RunConfig, num_classes: int, shape: tuple[int, ...]) 
 def shards(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> tuple[tuple[Slice, ...], ...]:
-    """Return each server's slices, whole or cut, in the vector's order; every element has one
-    server.
+    """Return, for each server, the slices of the model's parameter vector that this server holds.
+
+    Each parameter has exactly one server. Slices may be cut; they are in the vector's order.
 
     Raises:
         ValueError: If a server would hold nothing.
@@ -53,8 +54,9 @@ def shards(
 
 
 def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
-    """Return the ranges (start, stop) of the vector that a shard covers, with adjacent slices
-    joined.
+    """Return the ranges (start, stop) of the parameter vector that a server's shard covers.
+
+    Adjacent slices are joined to one range.
     """
     joined: list[tuple[int, int]] = []
     for part in shard:
@@ -68,7 +70,11 @@ def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
 def _assign(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> Iterator[tuple[int, Slice]]:
-    """Return pairs of a server and a slice, or part of a slice, that it holds."""
+    """Assign every slice of the parameter vector, whole or cut, to a server, as `strategy.sharding`
+    says.
+
+    Return pairs of a server's number and a slice that this server holds.
+    """
     match strategy.sharding:
         case "layer":
             return _largest_first(_layers(slices), num_servers)
@@ -85,9 +91,9 @@ def _assign(
 
 
 def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return the slices grouped by layer, in the model's order.
+    """Return a list of slices for each layer of the model, in the model's order.
 
-    A layer consists of a module's own tensors, such as weight and bias.
+    The slices of a layer are a module's own tensors, such as weight and bias.
     """
     layers: dict[str, list[Slice]] = {}
     for part in sorted(slices, key=lambda part: part.index):
@@ -96,8 +102,10 @@ def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
-    """Yield servers with their slices: each layer, from the largest, goes to the server that
-    holds least.
+    """Assign whole layers to servers, from the largest to the smallest, each to the server that
+    holds the fewest elements so far.
+
+    Yield pairs of a server's number and a slice that this server holds.
     """
     loads = [0] * num_servers
     for layer in sorted(layers, key=_size, reverse=True):
@@ -116,7 +124,9 @@ def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[in
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
-    """Yield pairs of a server and a chunk of a slice; a hash of the chunk's key chooses the server.
+    """Cut each slice into chunks, and assign each chunk to a server by a hash of the chunk's key.
+
+    Yield pairs of a server's number and a chunk that this server holds.
 
     The key is made from the tensor's index and the chunk's number, as BytePS does by default (djb2
     of a decimal key).

@@ -1,4 +1,4 @@
-"""A sum of gradients over the workers of one host, in memory that all of them map: nothing is sent.
+"""A sum of gradients over the workers of one host, computed in memory that all these workers map.
 
 The memory is a file without a name (memfd_create), so that no limit of /dev/shm applies to it. It
 is freed with the last process that maps it, however that process ends. Other processes open it
@@ -26,7 +26,8 @@ GatherJson = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], str]:
-    """Create a zeroed tensor like `like` for each worker, in memory that all workers map.
+    """Create, in memory that all workers map, a tensor of zeros of the shape of `like` for each
+    worker.
 
     All workers call it together, with tensors of the same size and type. Either all of them get the
     tensors, or none does.
@@ -50,7 +51,9 @@ def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], st
 
 
 def _offer(num_bytes: int, opened: ExitStack) -> dict[str, Any]:
-    """Return the path of this process's shared memory, or the reason why there is none."""
+    """Allocate memory that other processes can map; return its path, or the reason why there is
+    none.
+    """
     if not hasattr(os, "memfd_create"):
         return {"reason": "only Linux has memfd_create"}
     name = f"bsweep-{secrets.token_hex(8)}"
@@ -83,11 +86,13 @@ def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 NUM_MEETINGS = 2
-"""The number of times that all workers wait for one another in a sum."""
+"""The number of times that workers wait for one another while they sum their gradients once."""
 
 
 class Sum:
-    """A callable that replaces the vectors of all workers of a group by their sum."""
+    """A callable that replaces each worker's vector in shared memory by the sum of all workers'
+    vectors.
+    """
 
     def __init__(self, vectors: Sequence[Tensor], group: dist.ProcessGroup, rank: int) -> None:
         self._group, self._signal = group, torch.zeros(1)
@@ -102,7 +107,7 @@ class Sum:
         self._total = vectors[0].new_empty(size)
 
     def __call__(self) -> None:
-        """Replace every vector by the sum of all vectors.
+        """Replace the vector of every worker by the sum of all workers' vectors.
 
         Raise RuntimeError if another worker ended; the group detects that.
         """
@@ -127,7 +132,7 @@ _BLOCK_ELEMENTS = 32_768  # torch uses one thread for fewer elements
 
 
 def _part(num_elements: int, element_bytes: int, num_workers: int, rank: int) -> tuple[int, int]:
-    """Return the borders (start, stop) of the part of the vector that a worker sums.
+    """Return the indices (start, stop) of the part of the vectors that the worker `rank` sums.
 
     In Gloo's ring this worker is the last to add to that part (allreduce.cc; torch 2.13).
     """
@@ -143,5 +148,5 @@ def _part(num_elements: int, element_bytes: int, num_workers: int, rank: int) ->
 
 
 def _multiple(number: int, of: int) -> int:
-    """Return the least multiple of `of` that is not below `number`."""
+    """Return the smallest multiple of the number `of` that is at least `number`."""
     return -(-number // of) * of

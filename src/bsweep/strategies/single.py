@@ -1,5 +1,5 @@
-"""A single worker that exchanges nothing: the baseline, and the reference of the equivalence
-tests.
+"""The strategy `single`: one worker that exchanges nothing, with which other strategies are
+compared.
 """
 
 from __future__ import annotations

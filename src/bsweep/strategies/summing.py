@@ -1,5 +1,5 @@
-"""The base of the strategies whose exchange is one sum of the gradient vector over workers, with
-or without a codec.
+"""The base class of the strategies that sum one vector of gradients over workers, with or without a
+codec.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from bsweep.strategies.base import Meter, Strategy
 
 
 class Summing(Strategy):
-    """A strategy that sums one vector over workers at each step.
+    """A strategy that sums one vector, such as the gradients, over workers at each step.
 
-    The vector need not be a model's gradients: DiLoCo sums the moves of models, and makes its own
-    steps.
+    DiLoCo uses such a strategy to sum its workers' parameter changes, and makes its own steps.
     """
 
     _codec: Codec | None
@@ -41,7 +40,7 @@ class Summing(Strategy):
         self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """Build the configured codec anew, in its initial state.
+        """Build the run's codec in its initial state, in place of an earlier one.
 
         Call it when vector, optimizer, rank and number of workers are known, and again to start
         anew.
@@ -89,7 +88,7 @@ class Summing(Strategy):
             self._codec.load_saved(state["codec"])
 
     def exchange(self) -> None:
-        """Replace the gradients by their sum over workers.
+        """Replace this worker's gradients by the sum of all workers' gradients.
 
         Raises:
             WorkerLost: If another worker ended; the gradients are then undefined.
@@ -110,21 +109,25 @@ class Summing(Strategy):
 
     @abstractmethod
     def sum_gradients(self) -> None:
-        """Sum `vector.gradients` over workers; `exchange` calls it if there is no codec."""
+        """Replace this worker's gradients by the sum of all workers' gradients, without a codec."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sum `tensor` over workers, in place. Only a codec calls it here; see
-        `bsweep.compression.base.Group`.
+        """Replace `tensor` by the element-wise sum of all workers' tensors. Only a codec calls it
+        here; see `bsweep.compression.base.Group`.
         """
 
     @abstractmethod
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Return every worker's `payload`, by rank. Only a codec calls it here."""
+        """Return the `payload` tensors of all workers, in the order of their ranks. Only a codec
+        calls it here.
+        """
 
 
 class _Metered:
-    """The connection by which a codec sums and gathers over workers; it times these exchanges."""
+    """The connection by which a codec sums and gathers tensors over workers; it times each
+    exchange.
+    """
 
     def __init__(self, strategy: Summing) -> None:
         self.rank, self.num_workers = strategy.rank, strategy.num_workers
