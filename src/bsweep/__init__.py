@@ -1,4 +1,5 @@
-"""Measurements of which batch size, how many workers and which gradient exchange to train with.
+"""The tool bsweep: it measures with which batch size, worker count and gradient exchange a model
+trains fastest.
 
     study = bsweep.load("results/quickstart")    # study.runs and study.epochs are DataFrames
     bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up

@@ -1,4 +1,4 @@
-"""A worker that measures instead of training.
+"""Worker processes that measure the speed of a model's training instead of training it.
 
 The input is a run's folder, as for training. `probe_worker` writes `probe.json` there: how fast
 each worker steps at which batch, which batches fit, and how long an exchange takes.

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a user's own training loop: plain, Horovod or DDP."""
+"""A monitor of the gradient noise scale in a user's own training loop: plain, Horovod or DDP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class NoiseScale:
-    """A monitor of the gradient noise scale of a training loop.
+    """A monitor that measures the gradient noise scale in a user's own training loop.
 
     Once in `every` steps it computes the gradients of the two halves of each process's own batch.
     This costs about 1 / `every` of the training time.
@@ -63,12 +63,15 @@ class NoiseScale:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The running estimate of |G|^2 and tr(Sigma), or None before the first measurement."""
+        """The running estimate of |G|^2 and tr(Sigma), the two parts of the gradient noise scale.
+
+        It is None before the first measurement.
+        """
         return self._average.estimate()
 
     @property
     def noise_scale(self) -> float | None:
-        """The noise scale in examples, or None if it is not identifiable."""
+        """The gradient noise scale in examples; None if the measurements do not determine it."""
         return self.noise.noise_scale if self.noise else None
 
     def __str__(self) -> str:
@@ -78,9 +81,10 @@ class NoiseScale:
         return f"noise scale {self.noise_scale:.3g} examples ({steps})"
 
     def step(self, batch: Sequence[Tensor]) -> None:
-        """Count a training step and measure the noise if it is due; call this before the step.
+        """Count one training step, and measure the gradient noise if a measurement is due in it.
 
-        All processes call this together. A batch of one example adds nothing to the measurement.
+        All processes call this together, before the step. A batch of one example adds nothing to
+        the measurement.
 
         Args:
             batch: This process's inputs (B, ...) and targets (B, ...) of the step.
@@ -146,7 +150,7 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _mean_over_processes(values: Tensor) -> Tensor:
-    """Return the mean of a small tensor over all processes, which call this together."""
+    """Return the mean of a small tensor over all processes; all of them call this together."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(values)
         return values / dist.get_world_size()

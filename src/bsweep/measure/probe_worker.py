@@ -1,7 +1,8 @@
-"""A worker's part of `bsweep probe`: seconds per step by batch, the largest batch, the exchange.
+"""The part of `bsweep probe` that runs in a worker: it times steps and exchanges.
 
-Workers measure at the same time, but exchange nothing until the end. So no worker waits for one
-that runs out of memory.
+It measures the seconds per step by batch size, the largest batch that fits, and the seconds of an
+exchange. Workers measure at the same time, but exchange nothing until the end. So no worker waits
+for one that runs out of memory.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure this worker's seconds per step by batch, its largest batch and the exchange; all
-    workers call this together. Rank 0 writes `probe.json`.
+    """Measure this worker's seconds per step by batch size, its largest batch, and the seconds of
+    an exchange.
+
+    All workers call this together. Rank 0 writes `probe.json`.
 
     Args:
         config: The configuration to be probed.
@@ -71,19 +74,21 @@ def measure(
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:
-    """Return the configuration with a strategy that exchanges the whole vector at each step.
+    """Return the configuration with a strategy that exchanges the whole gradient vector at each
+    step.
 
-    It replaces strategies that hide their exchange in the backward pass or do not exchange at each
-    step by one with the same all-reduce.
+    If the configured strategy hides its exchange in the backward pass or does not exchange at each
+    step, it is replaced by one with the same all-reduce.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """Return zeros that take as much memory as the configured strategy holds besides the model and
-    optimizer; None if it holds none.
+    """Return a tensor as large as the memory that the configured strategy takes besides model and
+    optimizer.
 
-    The strategy that replaces it in the probe does not hold this memory.
+    Return None if the strategy holds nothing more. The strategy that replaces it in the probe does
+    not hold this memory.
     """
     number = config.strategy.vectors_held
     return (
@@ -117,7 +122,8 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
 
 
 def _limit_mebibytes(job: Job) -> float | None:
-    """Return the memory limit of this worker on a CPU in MiB; None on a GPU or without limits.
+    """Return this worker's memory limit in MiB; None on a GPU, or if the system cannot limit
+    memory.
 
     It is the configured limit, or else this worker's share of the available memory: using all of it
     could end other processes too. The model and gradients of the process that tries a batch are
@@ -134,8 +140,8 @@ def _limit_mebibytes(job: Job) -> float | None:
 def _measure_batches(
     job: Job, own_batch: int, limit: float | None
 ) -> tuple[list[ProbedBatch], str]:
-    """Measure the seconds per step at batches 1, 2, 4, ...; return them and the reason why no
-    larger batch was measured.
+    """Measure the seconds per step at the batch sizes 1, 2, 4 and so on; return them and the reason
+    for stopping.
 
     The batches also include the run's own batch. When one does not fit, the middle between it and
     the largest that fits is tried as well. The reason is "examples" (all training examples are in
@@ -170,18 +176,19 @@ def _measure_batches(
 
 
 def _next(batch: int, own_batch: int) -> int:
-    """Return the batch to measure after `batch`: the next power of two, or the run's own batch if
-    that comes first.
+    """Return the batch size to measure after `batch`: the next power of two, or the run's own batch
+    size if that comes first.
     """
     power = 1 << batch.bit_length()
     return own_batch if batch < own_batch < power else power
 
 
 def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
-    """Return the median seconds of a few steps after a first one; None if memory runs out.
+    """Return the median seconds of a few training steps at one batch size; None if they run out of
+    memory.
 
-    Under a limit, each batch runs in a process of its own, as in training, so that a failure cannot
-    affect the next batch.
+    A first step is not timed. Under a limit, each batch runs in a process of its own, as in
+    training, so that a failure cannot affect the next batch.
     """
     try:
         if limit is None:
@@ -212,9 +219,10 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
 
 
 def _peak_flops(job: Job) -> float:
-    """Return the best FLOP/s of a few large matrix products in the run's precision.
+    """Return the highest FLOP/s that this worker reaches in a few large matrix products, in the
+    run's precision.
 
-    For a worker with a slowdown they are divided by its factor.
+    For a worker with a slowdown, they are divided by its factor.
     """
     side = _MATRIX_SIDE[job.device.type]
     # The numbers are random. With equal numbers fewer transistors switch, so a GPU would draw less
@@ -230,7 +238,8 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """Return the median seconds of an exchange of the whole vector, with its codec's computing.
+    """Return the median seconds of an exchange of the whole gradient vector, including its codec's
+    computing.
 
     The workers meet before each exchange, so that no waiting is included.
     """

@@ -1,4 +1,6 @@
-"""A worker's part of `bsweep profile`: the seconds of a step's parts, and a trace of some steps."""
+"""The part of `bsweep profile` that runs in a worker: it times the parts of a step and traces
+steps.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ _TRACED_ROUNDS = 5
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure the seconds of the parts of this worker's steps, and trace some steps; all workers
-    call this together.
+    """Measure how long each part of this worker's training steps takes, and trace some steps.
 
-    Each worker writes its trace, and rank 0 also writes `profile.json`.
+    All workers call this together. Each worker writes its trace, and rank 0 also writes
+    `profile.json`.
 
     Args:
         config: The configuration to be profiled.
@@ -66,11 +68,12 @@ def measure(
 
 
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
-    """Measure the seconds of the parts of this worker's steps; all workers call this together.
+    """Measure how many seconds each part of this worker's training steps takes.
 
-    The rounds are of full batches and train nothing. In each pair of rounds, a randomly chosen one
-    is not timed in parts, which shows the cost of timing. If timed and untimed rounds alternated,
-    an exchange at every tenth step would always fall into the same half.
+    All workers call this together. The rounds are of full batches and train nothing. In each pair
+    of rounds, a randomly chosen one is not timed in parts, which shows the cost of timing. If timed
+    and untimed rounds alternated, an exchange at every tenth step would always fall into the same
+    half.
     """
     rounds = _Rounds(job)
     seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
@@ -101,8 +104,8 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
 
 
 def trace(job: Job, path: Path) -> float | None:
-    """Run a few rounds and write a Chrome trace of them, in which each part of a round has its
-    name.
+    """Run a few training rounds and write a Chrome trace of them, in which each part of a round has
+    its name.
 
     Returns:
         The seconds per step in which the GPU computed, or None on a CPU.
@@ -122,7 +125,9 @@ def trace(job: Job, path: Path) -> float | None:
 
 
 def _busy_seconds(events: list[dict[str, Any]]) -> float:
-    """Return the seconds in which a GPU ran at least one kernel other than NCCL's exchanges."""
+    """Return the seconds of a trace in which the GPU ran at least one kernel other than NCCL's
+    exchanges.
+    """
     kernels = [
         (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -137,7 +142,7 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
 
 
 class _Rounds:
-    """The loop's rounds of full batches, at a learning rate of 0.
+    """The training rounds that a profile measures: full batches at a learning rate of 0.
 
     These rounds cost the same as in training, and the model stays finite.
     """
@@ -172,7 +177,11 @@ class _Rounds:
 
 @contextmanager
 def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
-    """Time each step of the optimizer in the block as the phase "optimizer", with any strategy."""
+    """Time each step that the optimizer takes within the block, as the part "optimizer" of a
+    training step.
+
+    This works with any strategy.
+    """
     entered: list[AbstractContextManager[object]] = []
 
     def enter(*_: object) -> None:

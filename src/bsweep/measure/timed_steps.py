@@ -1,4 +1,4 @@
-"""The timing of a worker's steps at one batch, without other workers, for `bsweep probe`."""
+"""The timing of a worker's steps at one batch size without other workers, for `bsweep probe`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ NUM_STEPS, MOST_SECONDS = 20, 2.0  # the most timed steps, and the most seconds 
 
 
 def lone_config(config: RunConfig, rank: int) -> RunConfig:
-    """Return the configuration of a lone worker with the slowdown and memory limit of `rank`."""
+    """Return a configuration for one worker alone, with the slowdown and memory limit of worker
+    `rank`.
+    """
     slowdown, limits = config.launch.slowdown, config.launch.memory_limit_mb
     return replace(
         config,
@@ -42,7 +44,9 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
 
 
 def alone(job: Job) -> Job:
-    """Return the job of this worker as if it trained alone: its steps exchange nothing."""
+    """Return this worker's training job as if the worker trained alone: its steps exchange
+    nothing.
+    """
     config = lone_config(job.config, job.place.rank)
     strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
@@ -50,7 +54,10 @@ def alone(job: Job) -> Job:
 
 
 def step_seconds(job: Job, local_batch: int, times: int) -> float:
-    """Return the median seconds per step, after a first step that is not timed.
+    """Time training steps of a lone worker at one batch size, and return the median seconds per
+    step.
+
+    A first step is not timed.
 
     Args:
         job: The job of a lone worker.
@@ -82,8 +89,8 @@ def step_seconds_within(
     local_batch: int,
     times: int,
 ) -> float:
-    """Return the median seconds per step under a memory limit, measured on a CPU worker that this
-    function prepares.
+    """Set up a lone CPU worker, time its steps under a memory limit, and return the median seconds
+    per step.
 
     Call this in a process of its own (`bsweep.core.fresh_process`), because a process that has
     failed under a memory limit cannot be used any further.

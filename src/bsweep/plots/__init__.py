@@ -1,4 +1,4 @@
-"""The figures of a study, for a paper.
+"""The functions that draw the figures of a study, in a form that is fit for a paper.
 
 Figures are up to seven inches wide, safe for colour-blind readers, and have the same bytes for the
 same study. Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes
@@ -90,8 +90,7 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Return the functions that draw the figures for which a study has numbers, by the figure's
-    name.
+    """Return a drawing function for each figure for which the study has data, by the figure's name.
 
     Args:
         study: The study.

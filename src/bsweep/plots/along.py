@@ -1,7 +1,7 @@
-"""Shared parts of the figures over batch sizes.
+"""Functions that the figures with the batch size on their horizontal axis share.
 
-Such a figure runs over workers if the study has one batch size, or shows a dot for each cell if it
-has one of both.
+Such a figure runs over workers if the study has one batch size. It shows a dot for each cell if the
+study has one batch size and one worker count.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ CROSSES = "Crosses on the lower edge are runs that did not complete."
 
 
 def measured_cells(study: Study) -> pd.DataFrame:
-    """Return the cells of a study, or none if nothing was measured in any of them."""
+    """Return the table of a study's cells; it has no rows if no cell has a completed run."""
     cells = analysis.cells(study.runs)
     return cells if (cells["n"] > 0).any() else cells[:0]
 
 
 def timed_cells(study: Study) -> pd.DataFrame:
-    """Return the measured cells of a study, without those that have results but no times.
+    """Return the table of a study's cells, without the cells whose completed runs have no training
+    time.
 
     The table is empty if no cell has a time.
     """
@@ -43,9 +44,10 @@ def timed_cells(study: Study) -> pd.DataFrame:
 
 
 def along(cells: pd.DataFrame) -> str:
-    """Return the name of the horizontal axis: `local_batch`, or else `num_workers`.
+    """Return the name of the horizontal axis: `local_batch` if the cells differ in it, else
+    `num_workers`.
 
-    The name is empty if the study has one batch size and one worker count.
+    The name is empty if all cells have the same batch size and worker count.
     """
     varying = analysis.varying(cells)
     return next((name for name in ("local_batch", "num_workers") if name in varying), "")
@@ -61,7 +63,8 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
 def dots(
     table: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
-    """Draw a row of dots for each cell, in a panel for each metric.
+    """Draw a figure with a panel for each metric; a panel has a row for each cell, with dots at its
+    values.
 
     Returns:
         The figure, its panels with their cells, and a sentence if cells are left out.
@@ -75,7 +78,7 @@ def dots(
 
 
 def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
-    """Draw a row for each cell with its value on one axis from zero."""
+    """Draw one metric of each cell as a row of dots, on an axis that begins at zero."""
     figure, panels, left_out = dots(cells, [metric])
     for (axes,), _ in panels:
         points = cells[f"{metric}_points"].explode().dropna().astype(float)
@@ -86,8 +89,9 @@ def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) ->
 
 
 def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
-    """Set an axis from zero that shows all seeds, and only a part of intervals that are far
-    wider.
+    """Let the vertical axis begin at zero and show the values of all seeds.
+
+    Intervals that are far wider are cut.
     """
     highest = drawing.extent(cells[f"{metric}_points"].explode().dropna().astype(float))[1]
     axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
@@ -126,7 +130,7 @@ def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]
 
 
 def beside(places: Sequence[float]) -> list[float]:
-    """Return positions on a logarithmic axis, moved apart where several are the same."""
+    """Return the positions for a logarithmic axis, with equal positions moved apart."""
     sharing, seen = Counter(places), Counter[float]()
     moved = []
     for place in places:

@@ -1,4 +1,6 @@
-"""Batch size, noise scale and learning rate over the epochs of runs whose batch changed."""
+"""The figure of batch size, noise scale and learning rate by epoch, for runs whose batch size
+changed.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ _FORGETS = 0.1  # weight of a new record in the running mean, as in training
 
 
 def batches(study: Study) -> pd.DataFrame:
-    """Return a table of the sampled steps of runs whose batch changed, with the noise scale at each
-    of these steps.
+    """Return the recorded steps of the runs whose batch size changed, each with the noise scale at
+    that step.
 
     The columns also tell the runs' cells apart.
     """
@@ -41,7 +43,9 @@ def batches(study: Study) -> pd.DataFrame:
 
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw global batch, noise scale and learning rate over the epochs, a line for each run."""
+    """Draw the global batch, the gradient noise scale and the learning rate over the epochs, a line
+    for each run.
+    """
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
     has_noise = bool(table["noise_scale"].notna().any())
     names = {

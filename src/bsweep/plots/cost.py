@@ -1,5 +1,5 @@
-"""Figures of the cost of reaching a target: worker-seconds against seconds, and what one more
-worker buys.
+"""Figures of what it costs to reach a target: worker-seconds against seconds, and the gain from one
+more worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEP_INCHES = 0.3
 
 
 def several_workers(study: Study) -> pd.DataFrame:
-    """Return the predicted cells of the parts of a study that have several worker counts.
+    """Return the cells with predicted times, of those predictions that cover several worker counts.
 
     With one worker count the fastest cell is also the cheapest.
     """
@@ -36,7 +36,8 @@ def several_workers(study: Study) -> pd.DataFrame:
 
 
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw worker-seconds against seconds to the target, a point for each cell.
+    """Draw each cell as a point: its worker-seconds (seconds times workers) against its seconds to
+    the target.
 
     No cell takes less time than one on the front for as few worker-seconds. Cells on the front are
     named and have an interval.

@@ -1,4 +1,4 @@
-"""Functions that turn the cells of a study into lines in panels.
+"""Functions that turn the cells of a study into the lines and panels of a figure.
 
 Lines are in the order of their launch and named in words. Lines that coincide are drawn as one, and
 few lines share a panel.
@@ -53,7 +53,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """The lines that share a panel.
+    """The lines that one panel of a figure shows.
 
     If each line has a panel of its own, `others` are drawn in its background.
     """
@@ -65,9 +65,10 @@ class Panel:
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of cells `in_order`, with its variants in words.
+    """Return a table of cells sorted for display, with the names of the variants in words.
 
-    Variants with uneven workers are named with the batches of each worker.
+    The order is that of `in_order`. Variants with uneven workers are named with the batches of each
+    worker.
     """
     if table.empty or "variant" not in table.index.names:
         return table
@@ -80,11 +81,10 @@ def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table sorted by their settings in the order of the sweep's
-    configuration.
+    """Return a table's rows sorted by their settings: numbers ascend, other settings are in the
+    order of their launch.
 
-    Numbers ascend. Other settings come in the order in which they were first launched or, if that
-    is not on record, in the order of the table.
+    If the order of launch is not on record, other settings keep the order of the table.
 
     Args:
         study: The study, whose order of launches is used.
@@ -98,7 +98,9 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
-    """Return for each row the rank of its value among all values of one index level."""
+    """Return for each row of a table the place of its value among the sorted values of one index
+    level.
+    """
     found = table.index.get_level_values(name)
     values = _values(found)
     if not pd.api.types.is_numeric_dtype(found) and "launched_at" in study.provenance:
@@ -112,17 +114,19 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
 
 
 def _values(found: pd.Index[Any]) -> list[Any]:
-    """Return numbers in ascending order, and other values in the order of the table."""
+    """Return the distinct values of an index: numbers in ascending order, others in the order of
+    the table.
+    """
     return (
         sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
     )
 
 
 def _names(study: Study) -> dict[str, str]:
-    """Return names that list the workers' batches, for variants whose workers have different
-    batches.
+    """Return a name for each variant that lists the batches of its workers.
 
-    The result is empty if there are none.
+    The result is empty if no cell has workers with different batches, or if the local batch varies
+    between cells.
     """
     cells = analysis.cells(study.runs)
     if not (cells["local_batches"] != "").any() or "local_batch" in analysis.varying(cells):
@@ -145,13 +149,15 @@ def _each(batches: str) -> str:
 
 
 def said(name: str, value: object) -> str:
-    """Return a value of a `readable` table's index as text for a label."""
+    """Return the value of a setting in words for a label; a variant's name is in words already."""
     return str(value) if name == "variant" else words(name, value)
 
 
 def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
-    """Return the worker count and the batch size of all cells in words, where only other settings
-    vary.
+    """Return in words the worker count and the batch size, each only if it is the same in all
+    cells.
+
+    The text is empty if the cells differ in no setting.
     """
     varying = analysis.varying(table)
     is_uneven = table.index.get_level_values("variant").astype(str).str.contains(_LISTED).any()
@@ -170,7 +176,8 @@ def curves(
     whole: pd.DataFrame | None = None,
     alike_in: Sequence[str] = (),
 ) -> list[Curve]:
-    """Return the lines of a `readable` table, one for each combination of index levels but `along`.
+    """Return the lines of a figure, one for each combination of settings other than the horizontal
+    axis `along`.
 
     Colour and marker tell the values of one level apart, dashes those of the other levels. The
     level for colours is the one with the most values, or `colored_by` if none has more.
@@ -227,8 +234,8 @@ def _look(color: int, line: int) -> dict[str, Any]:
 def _alike(
     groups: dict[Any, pd.DataFrame], names: Sequence[str], along: str, columns: Sequence[str]
 ) -> dict[Any, tuple[str, ...]]:
-    """Return the variants that share each line because their values coincide, by the key of the
-    first variant.
+    """Find variants whose values coincide, so that they share a line; return their names by the key
+    of the first one.
     """
     firsts: dict[Any, Any] = {}
     members: dict[Any, tuple[str, ...]] = {}
@@ -249,7 +256,9 @@ def _alike(
 
 
 def alike_words(curves: Sequence[Curve]) -> str:
-    """Return a text with a sentence for each line that stands for several variants."""
+    """Return a text with a sentence for each line that stands for several variants with equal
+    values.
+    """
     said = []
     for curve in curves:
         if len(curve.members) > 1:
@@ -263,7 +272,8 @@ def alike_words(curves: Sequence[Curve]) -> str:
 
 
 def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
-    """Return the lines by panel, at most `MAX_LINES` in each.
+    """Distribute the lines of a figure over panels, at most `MAX_LINES` in each, and return the
+    panels.
 
     If there are more lines, or with `apart`, the lines with the same dashes share a panel. If that
     leaves too many in a panel, each line has its own. Of more than `MAX_PANELS` panels only some
@@ -299,9 +309,10 @@ def _left_out(panels: Collection[Any]) -> str:
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
-    """Return the legend's entries: one for each line.
+    """Return the legend's entries for lines: one for each line, or one for each colour and each
+    dash pattern.
 
-    If colours and dashes both tell something apart, each colour and each dash has an entry instead.
+    The latter is so if colours and dashes both tell something apart.
     """
     if len({curve.line_label for curve in curves}) < 2:
         return [handle(curve.look, curve.label) for curve in curves]
@@ -313,7 +324,9 @@ def handles(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def colors(curves: Sequence[Curve]) -> list[Line2D]:
-    """Return the legend's entries for colours alone, for panels whose titles name the dashes."""
+    """Return a legend entry for each colour, for figures whose panel titles name the dash
+    patterns.
+    """
     looks = {
         curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves
     }
@@ -321,7 +334,7 @@ def colors(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
-    """Return the legend's entries for lines in panels."""
+    """Return the legend's entries for the lines in a figure's panels."""
     left_out = [handle({"linestyle": ""}, panels[0].left_out)] if panels[0].left_out else []
     if panels[0].others:
         return [handle({"color": "#D5D5D5"}, "the others"), *left_out]

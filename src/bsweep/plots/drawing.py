@@ -82,8 +82,8 @@ _NO_METADATA = {
 
 @dataclass
 class StudyFigure:
-    """A figure of a study: its name, the function that gives its table, and the one that draws
-    it.
+    """A figure of a study: its name, the function that makes its table, and the function that draws
+    the table.
     """
 
     name: str
@@ -94,8 +94,9 @@ class StudyFigure:
         self.__doc__ = self.draw.__doc__
 
     def __call__(self, study: Study) -> Figure:
-        """Draw this figure of a study in the style that all figures share. Without a row in the
-        table, write a sentence instead.
+        """Draw this figure for a study, in the style that all figures share.
+
+        If the table has no rows, write a sentence instead.
         """
         with rc_context(STYLE):
             table = self.table(study)
@@ -110,11 +111,11 @@ def _nothing(name: str) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, SVG or PDF, by the path's suffix, without dates or names of programs.
+    """Write a figure as a PNG, SVG or PDF file, without dates or names of programs in it.
 
-    The layout is computed once for all files, because it takes longer than drawing. Afterwards the
-    figure has no layout engine at all. Even the engine that does nothing ("none") makes matplotlib
-    draw the figure twice for each file.
+    The suffix of the path decides the format. The layout is computed once for all files, because it
+    takes longer than drawing. Afterwards the figure has no layout engine at all. Even the engine
+    that does nothing ("none") makes matplotlib draw the figure twice for each file.
 
     Args:
         figure: The figure.
@@ -133,7 +134,7 @@ def save(figure: Figure, path: Path) -> None:
 
 @contextmanager
 def _fonts_without_layout() -> Iterator[None]:
-    """Make fontTools leave `_LAYOUT_TABLES` out of embedded fonts.
+    """Make fontTools leave the tables for text layout out of the fonts that a PDF embeds.
 
     Matplotlib has no option for it.
     """
@@ -148,7 +149,7 @@ def _fonts_without_layout() -> Iterator[None]:
 
 
 def caption(figure: Figure) -> str:
-    """Return the sentences that say what a figure of this package shows.
+    """Return the caption of a figure of this package: the sentences that say what the figure shows.
 
     Args:
         figure: A figure that a function of this package has drawn.
@@ -184,7 +185,9 @@ def extent(values: Iterable[float]) -> tuple[float, float]:
 
 
 def repeats(n: pd.Series[int], what: str = "point") -> str:
-    """Return sentences that say how often each point was measured and how its scatter is shown."""
+    """Return sentences for a caption: how many seeds each point has, and how the figure shows their
+    scatter.
+    """
     counts = sorted({int(count) for count in n if count})
     if not counts:
         return "No run has completed."
@@ -200,8 +203,9 @@ def repeats(n: pd.Series[int], what: str = "point") -> str:
 
 
 def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a row of `num_parts` axes for each panel; many panels stand side by
-    side.
+    """Return a figure with `num_parts` axes in a row for each panel, and these axes.
+
+    If there are many panels, several stand side by side.
     """
     abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
     num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts
@@ -216,7 +220,7 @@ def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, 
 def name_panels(
     panels: Iterable[str], grid: Sequence[Sequence[Axes]], along: str, names: Sequence[str]
 ) -> None:
-    """Set the titles of rows and the labels of axes.
+    """Set the titles of a figure's panels and the labels of their axes.
 
     Labels and numbers that panels share stand at the outer axes alone. Axes in a column of the same
     part, such as the test's, show the same range.
@@ -243,9 +247,10 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """Set a log2 axis with a tick at each measured batch size or worker count.
+    """Make the horizontal axis logarithmic, with a tick at each measured batch size or worker
+    count.
 
-    As many ticks as there is room for have a plain integer.
+    Ticks for which there is room have a number, the others have none.
     """
     sizes = sorted({*cells.index.get_level_values(along), *also})
     limits = (sizes[0] / 1.3, sizes[-1] * 1.3)
@@ -259,7 +264,7 @@ def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = 
 
 
 def _width(axes: Axes) -> float:
-    """Return the least width in inches of an axes in a grid, without its labels."""
+    """Return the width in inches that a panel in a grid has at least, without its labels."""
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
     assert place is not None
     assert figure is not None
@@ -267,8 +272,8 @@ def _width(axes: Axes) -> float:
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
-    """Return the sizes for which there is room below an axis: all, every second one, every third
-    one, and so on.
+    """Return the batch sizes or worker counts whose labels have room below an axis: all, every
+    second, every third, and so on.
 
     If the sizes are uneven, the result may be those that find room.
     """
@@ -290,7 +295,11 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
 
 
 def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
-    """Set a log axis with room for all losses but exploded ones, which would flatten all others."""
+    """Make an axis logarithmic and fit it to the losses, except those far above or below the
+    median.
+
+    Exploded losses would flatten all others.
+    """
     known = np.asarray([value for value in values if 0 < value < math.inf])
     middle = float(np.median(known)) if len(known) else 1.0
     low, high = extent(known[(known <= _CUT * middle) & (known >= middle / _CUT)])
@@ -306,7 +315,7 @@ def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> None:
-    """Set plain numbers on a logarithmic axis, also where it spans less than a power of ten."""
+    """Label a logarithmic axis with plain numbers, even if it spans less than a power of ten."""
     most, is_wide = 3 if few else 6, high / low > 6
     every = (1.0,) if high / low > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
     axis.set_major_locator(
@@ -323,7 +332,7 @@ def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> N
 def mark_cut(
     axes: Axes, places: Iterable[float], values: Iterable[float], color: str, flat: bool = False
 ) -> bool:
-    """Draw a triangle on the edge for each value that lies beyond the axis.
+    """Draw a triangle on the edge of a panel for each value that lies outside the panel.
 
     Returns:
         True if there is any such value.
@@ -353,10 +362,10 @@ CUT_WORDS = "Triangles on an edge are losses beyond it."
 
 
 def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
-    """Draw the accuracy of guessing, if the number of classes is known, and return its legend
-    entry.
+    """Draw a line at the accuracy of random guessing, and return its legend entry.
 
-    If the line would squeeze all points it is not drawn, and the legend says so.
+    If the number of classes is not known, draw nothing. If the line would squeeze all points it is
+    not drawn, and the legend says so.
     """
     level = chance(study)
     if level is None:
@@ -383,14 +392,19 @@ def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float
 
 
 def has_learned(study: Study) -> bool:
-    """Return True if some cell is more accurate than a guess, or if that is not known."""
+    """Return True if a cell is more accurate than random guessing, or if this is unknown for a
+    cell.
+    """
     cells = analysis.cells(study.runs)
     known = cells.loc[cells["n"] > 0, "has_learned"]
     return known.empty or bool(known.fillna(True).any())
 
 
 def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str) -> None:
-    """Draw a line through the means of cells, with their spread; see `draw_spread`."""
+    """Draw a line through the means of cells, and the interval or the single seeds of each cell.
+
+    See `draw_spread`.
+    """
     known = cells[cells[metric].notna()]
     # A cell of two seeds has its points drawn in place of a mean.
     shown = [int(place) for place in np.flatnonzero(known["n"] != 2)]
@@ -401,10 +415,9 @@ def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str
 def draw_spread(
     axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
 ) -> None:
-    """Draw the single seeds or the intervals behind the means of cells, at the places of the cells'
-    index.
+    """Draw how the seeds of each cell scatter: an interval and small circles, or two points.
 
-    They are the points of two seeds, or an interval and small circles for more seeds.
+    A cell with two seeds has two points. The cells' index gives the position on the other axis.
     """
     half = cells[f"{metric}_ci95"]
     if half.notna().any():
@@ -431,9 +444,9 @@ def draw_spread(
 
 
 def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
-    """Add a legend, or two side by side, below the panels. Each has entries and a title.
+    """Add a legend, or two legends side by side, below the panels of a figure.
 
-    The figure grows by their height.
+    Each has entries and a title. The figure grows by their height.
     """
     room = figure.get_figwidth() * figure.dpi / len(legends) - 8
     tallest = 0.0

@@ -40,7 +40,7 @@ def accuracies_by_time(study: Study) -> pd.DataFrame:
 
 
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw test accuracy by seconds of training, a line for each cell."""
+    """Draw the test accuracy over the seconds of training, a line for each cell."""
     found = curves(table, "epoch", "local_batch")
     panels = in_panels(found)
     figure, grid = drawing.grid(len(panels), 1, 2.6)
@@ -82,8 +82,9 @@ def accuracies(study: Study) -> pd.DataFrame:
 
 
 def _courses(study: Study, metric: str) -> pd.DataFrame:
-    """Return the curves by epoch, or no rows if there is one epoch or the metric was not
-    measured.
+    """Return the table of the loss or the accuracy by epoch.
+
+    It has no rows if there is only one epoch or if nothing was measured.
     """
     table = analysis.epoch_curves(study)
     if table.empty or table.index.get_level_values("epoch").nunique() == 1:
@@ -94,8 +95,9 @@ def _courses(study: Study, metric: str) -> pd.DataFrame:
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training and test loss by epoch, a line for each batch size: figure 2 of the first
-    paper.
+    """Draw training and test loss by epoch, a line for each batch size.
+
+    It is figure 2 of the first paper.
     """
     return _by_epoch(study, table, "loss")
 
@@ -109,7 +111,9 @@ def accuracy_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
-    """Draw a row of panels for each series, with a column each for training and test."""
+    """Draw the loss or the accuracy by epoch, with a panel for training and one for the test set in
+    each row.
+    """
     parts = [part for part in PARTS if table[f"{part}_{metric}"].notna().any()]
     columns = [f"{part}_{metric}" for part in parts]
     found = curves(table, "epoch", "local_batch", alike_in=columns)
@@ -156,7 +160,8 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
 
 
 def _draw_course(axes: Axes, curve: Curve, places: Any, metric: str) -> None:
-    """Draw a line over the epochs of a cell, with the band of its interval.
+    """Draw one cell's loss or accuracy over time as a line, with a band for the interval over its
+    seeds.
 
     The line is dotted and ends at a cross if no run completed.
     """

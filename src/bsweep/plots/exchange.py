@@ -34,7 +34,7 @@ def exchange_times(study: Study) -> pd.DataFrame:
 
 
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the parts of a training step's time, a bar for each cell.
+    """Draw how long each part of a training step takes, as a bar for each cell.
 
     The parts are computing, coding, exchanging and waiting for others.
     """
@@ -115,8 +115,8 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """Draw how much faster sharding by memory is than sharding by layer, over the number of
-    workers.
+    """Draw the gain in training speed from sharding parameters by memory instead of by layer, over
+    the number of workers.
 
     The gains are published, modelled and measured.
     """

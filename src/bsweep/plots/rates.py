@@ -1,5 +1,5 @@
-"""The figure that compares batch sizes at the best learning rate of each with one rate for all of
-them.
+"""The figure of all batch sizes, once with the best learning rate of each, once with one rate for
+all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw accuracy or time to the target by batch size, and the learning rates behind it.
+    """Draw the test accuracy or the time to the target over the batch size, and the learning rates.
 
     One line has the best rate of each batch size, the other has one rate or rule for all.
     """

@@ -1,4 +1,4 @@
-"""Figures over rounds of local steps: the waits between synchronisations, and the loss over
+"""Figures about rounds of local steps: how long workers wait for one another, and the loss over
 time.
 """
 
@@ -51,9 +51,11 @@ _BARS: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "c
 
 
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the idle seconds of each node, a group of bars for each cell, with total and change.
+    """Draw the seconds for which each worker waits for the slowest one, as a group of bars for each
+    cell.
 
-    It shows table 3 of the paper as a figure.
+    The total of a cell and its change stand beside the bars. The figure shows table 3 of the paper
+    of uneven GPUs.
     """
     table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
@@ -99,7 +101,10 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def scaled_rounds(table: pd.DataFrame) -> str:
-    """Return a sentence if some idle times of a table are scaled to the rounds of the baseline.
+    """Return a sentence which says that idle times are scaled to the number of rounds of the
+    baseline.
+
+    It is empty if no idle time in the table is scaled.
 
     Args:
         table: A table of `bsweep.analysis.idle_table`.
@@ -116,7 +121,9 @@ def scaled_rounds(table: pd.DataFrame) -> str:
 
 
 def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw a few rounds of each cell, a row for each worker: computing, idle, exchanging."""
+    """Draw a timeline of a few rounds of each cell: when each worker computes, waits and
+    exchanges.
+    """
     num_cells = len(set(table.index))
     if num_cells > _MAX_TIMELINES:  # Keep the cells with the most workers, which wait the most.
         workers = table.index.get_level_values("num_workers")
@@ -161,7 +168,7 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training loss by elapsed training time, a line for each cell.
+    """Draw the training loss over the elapsed training time, a line for each cell.
 
     It shows the loss of all cells after equal time.
     """
@@ -215,8 +222,8 @@ def _draw_loss(axes: Axes, curve: Curve) -> None:
 
 
 def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
-    """Limit the axes to the time between `first` and `last`, and to the losses that the lines have
-    there.
+    """Limit the axes to the time between `first` and `last`, and to the losses of the lines in that
+    time.
     """
     seen = [
         np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan)
@@ -232,7 +239,9 @@ def compared_idle(study: Study) -> pd.DataFrame:
 
 
 def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
-    """Draw the published idle seconds by node beside the model's."""
+    """Draw the idle seconds that a paper published for each worker, beside those that a model
+    predicts.
+    """
     model, published = analysis.idle_model(), analysis.published_idle()
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
@@ -306,7 +315,9 @@ def _and_change(table: pd.DataFrame) -> str:
 
 
 def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Draw bars for the seconds in which each worker computes, waits and exchanges."""
+    """Draw bars for the seconds in which each worker computes, waits and exchanges, round by
+    round.
+    """
     starts = rounds["began_seconds"].to_numpy(float).copy()
     for began in rounds.groupby("round")["began_seconds"].min():
         axes.axvline(began, color="#444444", linewidth=0.7)

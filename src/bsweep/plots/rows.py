@@ -1,6 +1,4 @@
-"""Figures with a row for each cell: bars, or dots if a study has one batch size and worker
-count.
-"""
+"""Functions for figures that show each cell of a study as a row, with bars or dots."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ Rows = tuple[list[Axes], pd.DataFrame]
 
 
 def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame, str]:
-    """Return the cells of a table that fit on a page, and a sentence that says which ones are
+    """Return the cells of a table that fit on a page, and a sentence that says which cells are
     shown.
 
-    If there are too many, the cells of the batch size with the most cells are taken.
+    The sentence is empty if all cells fit. If there are too many, the cells of the batch size with
+    the most cells are taken.
     """
     if len(table) <= most:
         return table, ""
@@ -40,11 +39,11 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
 def panels_of_rows(
     table: pd.DataFrame, columns: int, row_inches: float = 0.19
 ) -> tuple[Figure, list[Rows]]:
-    """Return a figure with a row for each cell, and its rows of `columns` panels with the cells
-    that each row of panels shows.
+    """Return an empty figure that has a row for each cell, and its panels with the cells that they
+    show.
 
-    Cells that share a panel differ in variant, or else in batch size. If neither varies, all cells
-    share one panel. Cells are numbered by their row.
+    There are `columns` panels side by side. Cells that share a panel differ in variant, or else in
+    batch size. If neither varies, all cells share one panel. Cells are numbered by their row.
     """
     varying = analysis.varying(table)
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
@@ -90,8 +89,9 @@ def numbered(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = COLORS[0]) -> None:
-    """Draw a dot at the mean of each cell, or at each of two seeds, with a faint line across the
-    panel.
+    """Draw for each cell a dot at the mean of its seeds or, if it has two seeds, a dot at each.
+
+    A faint line across the panel marks the row of the cell.
     """
     cells = numbered(rows)
     axes.hlines(

@@ -1,4 +1,4 @@
-"""The figure of final accuracy and loss by batch size, beside the published ones."""
+"""The figure of final accuracy and loss by batch size, beside those of a published study."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from bsweep.plots.epochs import PARTS
 
 
 def final_scores(study: Study) -> pd.DataFrame:
-    """Return the measured cells, or no rows if none has learned or none has completed an epoch."""
+    """Return the table of a study's cells with their final losses and accuracies.
+
+    It has no rows if no cell has completed an epoch or if no cell has learned.
+    """
     cells = measured_cells(study)
     is_known = (
         cells[[f"{part}_{quantity}" for part in PARTS for quantity in ("accuracy", "loss")]]
@@ -39,7 +42,7 @@ def final_scores(study: Study) -> pd.DataFrame:
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw final accuracy and loss by batch size, in training and on the test set.
+    """Draw the final accuracy and loss by batch size, in training and on the test set.
 
     Published values are added if they are comparable.
     """
@@ -97,7 +100,10 @@ def _as_lines(
     metrics: Sequence[str],
     published: pd.DataFrame,
 ) -> tuple[Figure, list[Line2D], bool]:
-    """Draw a panel for each metric, two side by side, or all metrics for each group of lines.
+    """Draw the losses and accuracies over the batch size as lines, in a panel for each metric.
+
+    The panels are two side by side. If the lines are in several groups, each group has a row of
+    panels.
 
     Returns:
         The figure, the legend's entry for runs that failed, and True if a loss is cut.
@@ -134,7 +140,8 @@ def _as_lines(
 def _scale(
     axes: Axes, study: Study, cells: pd.DataFrame, metric: str, along: str, published: pd.DataFrame
 ) -> list[Line2D]:
-    """Draw the published line of a metric, if there is one, and set both axes.
+    """Set both axes of a panel, and draw the published values of the panel's metric if there are
+    any.
 
     Returns:
         The legend's entry for guessing.
@@ -167,7 +174,7 @@ def _score_axis(
     also: Iterable[float] = (),
     flat: bool = False,
 ) -> list[Line2D]:
-    """Set the scale of a loss or of an accuracy.
+    """Set the scale of the axis that shows a loss or an accuracy.
 
     Accuracies in training and on the test set share a scale, with the accuracy of guessing.
     """

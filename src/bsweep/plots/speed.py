@@ -1,4 +1,4 @@
-"""The figure of examples per second by batch size, and of the speed-up over workers."""
+"""The figure of examples per second by batch size, and of the speed-up by number of workers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "line
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw examples per second by batch size, and the speed-up over workers beside the ideal one.
+    """Draw examples per second over the batch size, and the speed-up over the number of workers.
 
-    The speed-up is at equal local batch. With parameter servers the figure runs over workers:
-    figure 2 of the parameter-sharding paper.
+    The ideal speed-up is drawn too. The speed-up is at equal local batch. With parameter servers
+    the figure runs over workers: figure 2 of the parameter-sharding paper.
     """
     name, scaling = along(cells), readable(study, analysis.scaling(timed_cells(study)))
     label = "Examples per second, all workers"
@@ -76,7 +76,9 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
-    """Draw the speeds of a panel and return the legend's entry for runs that failed."""
+    """Draw the examples per second in one panel, and return the legend's entry for runs that
+    failed.
+    """
     draw_panel(axes, panel, "images_per_second")
     drawing.log_axis(axes, cells, along)
     from_zero(axes, cells, "images_per_second")
@@ -86,7 +88,9 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
 def _draw_speedup(
     axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
 ) -> list[Curve]:
-    """Draw the speed-up over workers, and the ideal one."""
+    """Draw the measured and the ideal speed-up over the number of workers; return the measured
+    lines.
+    """
     lines = curves(
         scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells
     )
@@ -104,7 +108,7 @@ def _draw_speedup(
 
 
 def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
-    """Return the rows of the table of speed-ups that belong to one panel."""
+    """Return the rows of the table of speed-ups for the cells that one panel shows."""
     names = [name for name in panel.curves[0].key if name != "num_workers"]
     keys = {tuple(curve.key[name] for name in names) for curve in panel.curves}
     places = zip(*(scaling.index.get_level_values(name) for name in names), strict=True)
@@ -119,7 +123,9 @@ def _speedup_label(scaling: pd.DataFrame) -> str:
 def _legends(
     panels: Sequence[Panel], speedups: Sequence[Curve], failed: Sequence[Line2D], title: str
 ) -> list[tuple[list[Line2D], str]]:
-    """Return the legend of the speeds and, if other lines need it, one of the speed-ups."""
+    """Return the legend of the lines of examples per second and, if the speed-ups have other lines,
+    a second legend.
+    """
     entries = [*panel_handles(panels), *failed]
     if not speedups:
         return [(entries, title)]

@@ -1,4 +1,6 @@
-"""Maps over batch sizes and workers: the predicted time to a target, and where that time goes."""
+"""Maps by batch size and worker count: the predicted time to a target, and what takes most of
+it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ PARTS = {
 
 
 def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw the predicted time to the target by global batch and workers, with 90 % intervals.
+    """Draw the predicted time to the target by global batch and number of workers, with 90 %
+    intervals.
 
     Measured cells are framed.
     """
@@ -85,7 +88,9 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw which part takes most of the time to the target in each cell, and its share."""
+    """Draw for each cell which part, such as the exchange, takes most of the time to the target,
+    and its share.
+    """
     figure, panels = _maps(
         cells, f"Largest part of the time to {targets_in_words(cells)}, and its share"
     )
@@ -112,10 +117,10 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """Return a figure with an empty map for each part of the study, batches across and workers
-    upwards, and the cells of each map.
+    """Return a figure with an empty map for each prediction of the study, and the cells that belong
+    on each map.
 
-    Cells are equal rectangles on a grid.
+    Batch sizes run across and worker counts upwards. Cells are equal rectangles on a grid.
     """
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
     heights = [0.42 * rows["num_workers"].nunique() + 0.1 for _, rows in parts]
@@ -142,7 +147,7 @@ def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
 
 
 def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield the column and the row of each cell in its map, and the cell."""
+    """Yield the column, the row and the values of each cell of a map."""
     columns = {batch: place for place, batch in enumerate(_sizes(rows, "global_batch"))}
     lines = {count: place for place, count in enumerate(_sizes(rows, "num_workers"))}
     for cell in rows.to_dict("records"):
@@ -201,7 +206,7 @@ def _luminance(color: Any) -> float:
 
 
 def _time_text(cell: dict[str, Any], unit: float) -> str:
-    """Return a cell's time above its interval, as in `12` above `9-16`.
+    """Return a cell's predicted time and, on a second line, its interval, as in `12` above `9-16`.
 
     The digits are as many as the interval leaves known, and at least two.
     """
@@ -213,8 +218,10 @@ def _time_text(cell: dict[str, Any], unit: float) -> str:
 
 
 def _unit(seconds: pd.Series[float]) -> tuple[str, float]:
-    """Return the largest unit of time that fits at least three times into the time of the median
-    cell.
+    """Return the largest unit of time (s, min, h or days) that is at most a third of the median
+    cell's time.
+
+    Also return the unit's seconds.
     """
     return [one for one in _UNITS if seconds.median() >= 3 * one[1] or one[1] == 1][-1]
 
@@ -225,7 +232,9 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
-    """Return the legend's entries for measured, recommended and tied cells."""
+    """Return the legend's entries for cells that are measured, recommended, or tied with the
+    recommended one.
+    """
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
     entries: list[Patch | Line2D] = (
         [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []
@@ -242,7 +251,8 @@ def _marked(cells: pd.DataFrame) -> str:
 
 
 def targets_in_words(cells: pd.DataFrame) -> str:
-    """Return the target of all cells in words, or `each part's target` if there are several.
+    """Return the target of all cells in words, or `each part's target` if cells have different
+    targets.
 
     Args:
         cells: A table of `bsweep.analysis.surface`.

@@ -21,8 +21,8 @@ from bsweep.plots.rows import draw_dots, few_enough, numbered, panels_of_rows
 
 
 def times_to_target(study: Study) -> pd.DataFrame:
-    """Return the mean seconds to the target of each cell, with the numbers of seeds that reached
-    and missed it.
+    """Return for each cell the mean seconds to the target, and how many seeds reached and missed
+    the target.
 
     `seconds` is over the `n` seeds that reach the target. `missed` counts those that do not.
     """
@@ -43,7 +43,7 @@ def times_to_target(study: Study) -> pd.DataFrame:
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the training time to a target accuracy by batch size.
 
-    Seeds that do not reach it are marked on the edge.
+    Seeds that do not reach the target are marked on the edge.
     """
     target = f"{100 * table['target'].iloc[0]:.4g} %"
     whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the final accuracy of the best cell" * (

@@ -1,4 +1,6 @@
-"""The figure of the training time by batch size, its fit, and the published times."""
+"""The figure of the training time by batch size, with a fitted curve and a published study's
+times.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from bsweep.plots.curves import (
 
 
 def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw the training time by batch size with the fit a + c/b, beside comparable published times.
+    """Draw the training time over the batch size b with the fit a + c / b, beside published times
+    if they are comparable.
 
     The comparison is of times over the time at the largest batch size that both studies measured.
     Epochs and hardware differ, and cancel in this ratio.
@@ -93,7 +96,7 @@ def _sentences(
 def _draw_times(
     axes: Axes, panel: Panel, cells: pd.DataFrame, along: str, fits: pd.DataFrame
 ) -> list[Line2D]:
-    """Draw the times of a panel, with their fits if there are any.
+    """Draw the training times of one panel, with the fitted curves if there are any.
 
     Returns:
         The legend's entry for runs that failed.
@@ -105,7 +108,9 @@ def _draw_times(
 
 
 def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
-    """Draw training times, with the line of their fit where there is one."""
+    """Draw the training times of each line of a panel, with the line's fitted curve if there is
+    one.
+    """
     for curve in panel.curves:
         key = tuple(curve.key.values())
         is_fitted = key in fits.index
@@ -120,8 +125,9 @@ def _draw_fitted(axes: Axes, panel: Panel, fits: pd.DataFrame) -> None:
 
 
 def _entries(found: Sequence[Curve], panels: Sequence[Panel], fits: pd.DataFrame) -> list[Line2D]:
-    """Return the legend's entries for the lines. An entry also shows the formula of its line's fit
-    if each line has an entry.
+    """Return the legend's entries for the lines of training times.
+
+    An entry also shows the formula of its line's fit if each line has an entry.
     """
     entries = panel_handles(panels)
     if fits.empty or len(found) != len(entries):
@@ -143,9 +149,10 @@ def _published_entries(reference: int | None) -> list[Line2D]:
 
 
 def _formula(fits: pd.DataFrame, key: Any) -> str:
-    """Return a text with the fitted formula, the variance it explains and its largest errors.
+    """Return a text with the formula that was fitted to training times, its R squared and its
+    largest errors.
 
-    The fit is that of times by batch size. The text is empty if there is no fit for `key`.
+    The text is empty if there is no fit for `key`.
     """
     if key not in fits.index:
         return ""
@@ -162,7 +169,9 @@ def _formula(fits: pd.DataFrame, key: Any) -> str:
 
 
 def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int) -> None:
-    """Draw training times divided by the time of one batch size, beside the published ones."""
+    """Draw each training time divided by the time at the batch size `reference`, beside the
+    published times.
+    """
     for curve in panel.curves:
         axes.plot(curve.cells["relative_seconds"].dropna(), **curve.look)
     published = published_cells()["train_seconds"]
@@ -172,9 +181,9 @@ def _draw_relative(axes: Axes, panel: Panel, cells: pd.DataFrame, reference: int
 
 
 def _reference_batch(study: Study, cells: pd.DataFrame) -> int | None:
-    """Return the largest batch size that both this study and the published one measured.
+    """Return the largest batch size that both this study and the published study measured.
 
-    The result is None if the two studies are not comparable or share fewer than two.
+    The result is None if the two studies are not comparable or share fewer than two batch sizes.
     """
     if not analysis.comparable(study):
         return None

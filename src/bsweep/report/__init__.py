@@ -99,7 +99,7 @@ def _write_data(study: Study, folder: Path) -> None:
 
 
 def _write_figures(study: Study, folder: Path) -> dict[str, str]:
-    """Write all figures and return their captions.
+    """Write all figures of a report to files, and return their captions.
 
     Call it within `computing_once`: `plots.figures` has computed the tables that they draw.
     """
@@ -113,8 +113,8 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
 
 
 def idle_text(study: Study) -> str:
-    """Return idle seconds by node, with their total and its change from the baseline, as a table
-    for a terminal.
+    """Return a text table of each worker's idle seconds, with the total and the total's change from
+    the baseline.
 
     The text is empty for a study without rounds.
 
@@ -178,8 +178,8 @@ def _page(
 
 
 def _opening(study: Study) -> list[str]:
-    """Return the first lines of the page: the recommendation, sentences on learning rates, and
-    headlines.
+    """Return the first lines of a report's page: the recommendation, sentences on learning rates,
+    and headlines.
 
     What is missing for a recommendation comes last.
     """
@@ -213,8 +213,9 @@ def _failures(runs: pd.DataFrame) -> formats.Table:
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:
-    """Return an HTML section with a title and a list of lines. If there are many, the last ones are
-    folded away.
+    """Return an HTML section with a title and a list of lines.
+
+    If there are many lines, the last ones are folded away.
     """
     items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
@@ -237,8 +238,10 @@ def _definitions(entries: dict[str, str]) -> str:
 
 
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
-    """Return the values of each field in the runs' `meta.json`, as one text for each field. Where
-    runs differ, each value has its number of runs.
+    """Return one text for each field of the runs' `meta.json`, with the values that the runs have
+    in it.
+
+    Where runs differ, each value has its number of runs.
     """
     entries = {}
     for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):

@@ -37,7 +37,7 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
 
 
 def as_latex(title: str, tables: Sequence[Table]) -> str:
-    """Return tables as LaTeX, in small type with headings of several lines.
+    """Return tables as LaTeX code, in small type with headings of several lines.
 
     A table shrinks only if it is wider than the text.
     """
@@ -103,7 +103,10 @@ def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
 
 
 def _are_numbers(table: Table) -> list[bool]:
-    """Return for each column whether it holds numbers, which are aligned on the right."""
+    """Return True for each column of a table that holds numbers, and False for the others.
+
+    Numbers are aligned on the right.
+    """
     return [
         all(
             re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text)

@@ -1,4 +1,4 @@
-"""The figures of a page as images within it, small enough that the page fits into a mail."""
+"""The images of the figures on a report's page, kept so small that the page fits into a mail."""
 
 from __future__ import annotations
 

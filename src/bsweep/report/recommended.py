@@ -1,4 +1,6 @@
-"""The tables of a report's predictions: every cell of the grid, one more worker, and best rates."""
+"""The report's tables of predictions: the time of every cell, the gain from one more worker, the
+best learning rates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The report's section on how a study's costs grow with the work.
+"""The report's table of how costs, such as an epoch's seconds, grow with the batch size and other
+quantities.
 
 Each cost has an exponent, its interval, and the expected exponent.
 """
@@ -38,7 +39,7 @@ _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "n
 
 
 def scaling(study: Study) -> Table:
-    """Return a table of how a study's costs grow, with a row for each cost.
+    """Return a table of the exponents with which a study's costs grow, with a row for each cost.
 
     If an exponent cannot be fitted, the row says why in words.
     """
@@ -92,8 +93,8 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """Return as text the range, over all cells, of the bytes that a worker sends divided by those
-    of a ring.
+    """Return as text the range, over all cells, of a worker's sent bytes divided by those of a ring
+    all-reduce.
     """
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]

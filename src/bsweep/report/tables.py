@@ -75,7 +75,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
 
 
 def _of_seeds(n: pd.Series[int]) -> str:
-    """Return sentences that explain the means, intervals and pairs of values in a table."""
+    """Return sentences that explain how a table shows means, intervals and pairs of values."""
     counts = set(n[n > 0])
     told = (
         ["± is the half-width of the 95 % t-interval over seeds."]
@@ -132,7 +132,8 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the exponents of growth of several series of cells.
+    """Return a table of the exponents with which the seconds of an epoch grow, a row for each
+    series of cells.
 
     It is empty for a single series, which the section on costs covers.
     """
@@ -189,9 +190,11 @@ def _equal_time(study: Study) -> pd.DataFrame:
 
 
 def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
-    """Return table 3 of the paper of uneven GPUs: idle seconds by node, total, change and speed.
+    """Return the table of each worker's idle seconds, with the total, the change of the total, and
+    the training speed.
 
-    If there are many nodes, their least, median and most idle seconds replace the columns of nodes.
+    It is table 3 of the paper of uneven GPUs. If there are many nodes, their least, median and most
+    idle seconds replace the columns of nodes.
     """
     decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
     nodes = table[analysis.node_columns(table)].rename(
@@ -238,9 +241,9 @@ def _idle_caption(table: pd.DataFrame) -> str:
 
 
 def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
-    """Return a table for readers from rows indexed by cells or by series of cells.
+    """Turn rows of numbers, indexed by cells or by series of cells, into a report's table of text.
 
-    What all rows share is named once, in the caption.
+    A setting that all rows share is named once, in the caption.
     """
     rows = _with_realised_batches(
         study, plots.in_order(study, rows.dropna(axis="columns", how="all"))
@@ -281,8 +284,8 @@ def _sentence(parts: Sequence[str]) -> str:
 
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with each worker's batch in place of the local batch, where workers' batches
-    differ.
+    """Return a table's rows, with the list of the workers' batches in place of the local batch
+    where workers differ.
     """
     cells = analysis.cells(study.runs)
     if analysis.levels(rows) != analysis.levels(cells):

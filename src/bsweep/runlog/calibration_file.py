@@ -1,4 +1,4 @@
-"""The calibration of a study: the precision and the memory format that `auto` stands for.
+"""The calibration of a study, which decides the precision and memory format that `auto` stands for.
 
 A sweep that is long enough requests a calibration (`request`). The workers of its first point
 measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
@@ -61,7 +61,7 @@ class Numerics:
 
 
 PLAIN = Numerics("fp32", channels_last=False)
-"""The plainest choice: `auto` stands for it on CPUs if nothing was measured.
+"""The precision and memory format that `auto` stands for on CPUs if nothing was measured.
 
 A measured choice is never slower than this one.
 """
@@ -69,10 +69,10 @@ A measured choice is never slower than this one.
 
 @dataclass(frozen=True)
 class Timed:
-    """The measured step times with one precision and memory format, one for each local batch of the
-    calibration.
+    """The measured seconds per step in one precision and memory format, one value for each measured
+    local batch.
 
-    Each time is in seconds, without the exchange. It is the shortest of several steps.
+    The seconds are without the exchange. Each value is that of the shortest of several steps.
     """
 
     numerics: Numerics
@@ -81,7 +81,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The content of a calibration file: a request to measure the fastest precision and memory
+    """The content of a calibration file: the request to find the fastest precision and memory
     format, and the answer once there is one.
 
     `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
@@ -121,17 +121,19 @@ class Calibration:
 
     @property
     def was_worth_it(self) -> bool:
-        """True if the answer was measured, or chosen for the kind of GPU.
+        """True if workers measured the precision and memory format, or took those of their kind of
+        GPU.
 
-        Then a sweep with enough steps to pay for a measurement asked for the answer. False if there
-        is no answer yet, or if the answer was taken over from runs.
+        Then a sweep with enough steps to pay for a measurement asked for them. False if the request
+        has no answer yet, or if the answer was taken over from earlier runs.
         """
         return bool(self.timed) or self.settled_by == "gpu"
 
     def seconds_per_example(self, candidate: Timed) -> float:
-        """Return a candidate's mean seconds per example over the wanted local batches.
+        """Return the mean seconds per example in one precision and memory format, over the
+        requested local batches.
 
-        For each wanted batch, the nearest measured batch (by ratio) counts.
+        For each requested batch, the nearest measured batch (by ratio) counts.
         """
         times = dict(zip(self.measured_batches, candidate.step_seconds, strict=True))
         nearest = (
@@ -140,7 +142,7 @@ class Calibration:
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
-        """Return each precision and memory format that `config` allows with its seconds per
+        """Return the precisions and memory formats that `config` allows, each with its seconds per
         example, the best first.
 
         The best one is the plainest candidate that is slower than the fastest by no more than the
@@ -153,8 +155,10 @@ class Calibration:
         return [first, *sorted((pair for pair in timed if pair != first), key=lambda pair: pair[1])]
 
     def says(self, config: RunConfig) -> str:
-        """Return a sentence that names the precision and memory format chosen for a run, and why;
-        empty if nothing was chosen yet.
+        """Return a sentence that names a run's precision and memory format and says why they were
+        chosen.
+
+        The sentence is empty if nothing was chosen yet.
         """
         if self.settled:
             return (
@@ -184,8 +188,8 @@ class Calibration:
 
 
 def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
-    """Return a sentence that names the precision and memory format of a run without a calibration,
-    and says why.
+    """Return a sentence that names the precision and memory format of a run without a calibration
+    and says why it uses them.
 
     Args:
         start: The run's `start` record.
@@ -214,14 +218,16 @@ def path_of(config: RunConfig, hardware: str = "") -> Path:
 
 
 def path_in(folder: Path, config: RunConfig) -> Path:
-    """Return the calibration file for the workers of a folder: the folder's own, or the study's."""
+    """Return the path of the calibration file for a run: the one in the run's folder, or the
+    study's.
+    """
     own = folder / _FILE
     return own if own.exists() else path_of(config, hardware_of(folder))
 
 
 def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
-    """Return the calibration, requested or answered, for workers on the given hardware; None if
-    there is none.
+    """Return a study's calibration for the given hardware, whether measured or only requested; None
+    if there is none.
 
     The request may come from a machine of another kind. Then this hardware has no request of its
     own yet, and nobody has looked at the runs on it; this function does both.
@@ -252,7 +258,7 @@ _FILE = "calibration.json"
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """Return the calibration in a file; None if there is no file or it cannot be read."""
+    """Return the calibration in a file; None if the file is missing or cannot be read."""
     try:
         found = read_json(path)
         return None if found is None else parse(found)
@@ -274,11 +280,12 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Request that the first point that runs measures a calibration, if one is needed and pays.
+    """Request a calibration from the first point that runs, if a calibration is needed and saves
+    time.
 
-    A calibration is needed if a point's precision or memory format is `auto`. It pays if the points
-    take enough steps. If earlier runs or an earlier answer decide already, the request costs
-    nothing and is written anyway.
+    It is needed if a point's precision or memory format is `auto`. It saves time if the points take
+    enough steps. If earlier runs or an earlier answer decide already, the request costs nothing and
+    is written anyway.
 
     Args:
         configs: Points of one study.
@@ -357,10 +364,10 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
-    """Return a calibration with the precision and memory format with which a run began, so that the
-    run resumes with them; None for a new run.
+    """Return a calibration that holds the precision and memory format with which a run began; None
+    for a new run.
 
-    The hardware on which the run began does not matter.
+    So the run resumes with them. The hardware on which the run began does not matter.
     """
     start = next(iter(_starts(metrics)), None)
     if start is None:
@@ -386,10 +393,10 @@ _RUNS = "*/metrics.jsonl"
 
 
 def _starts(metrics: Path) -> list[dict[str, Any]]:
-    """Return a run's own `start` records, without those copied from the run that it continues.
+    """Return the `start` records that a run wrote itself, without those copied from another run.
 
-    If the run went on from another run, its file begins with a copy of that run's records: leave
-    out those.
+    If the run began at a checkpoint of another run, its file begins with a copy of that run's
+    records.
     """
     starts: list[dict[str, Any]] = []
     with suppress(ValueError, FileNotFoundError):  # Reports name a damaged run.

@@ -1,4 +1,6 @@
-"""The checkpoints of a run, as far as they can be read without torch, and the request to save one.
+"""The folders and files of a run's checkpoints, and the request that a run saves one and stops.
+
+This module needs no torch, so it does not read the tensors in a checkpoint.
 
 A checkpoint is a folder. Its `complete.json` is written last, when all files of workers and
 parameter servers are on the disk, and it is removed first. A folder without it is incomplete: a
@@ -22,7 +24,9 @@ _NUM_KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of a checkpoint, and its `complete.json` if there is one."""
+    """A checkpoint's folder, which has a file `complete.json` once all its other files are
+    written.
+    """
 
     folder: Path
 
@@ -32,8 +36,8 @@ class Checkpoint:
         return self.folder / "shared.pt"
 
     def own(self, rank: int) -> Path:
-        """Return the path of the file with the training state that only the worker of this rank
-        has.
+        """Return the path of the file with the training state that only the worker with the rank
+        `rank` has.
         """
         return self.folder / f"rank.{rank}.pt"
 
@@ -45,7 +49,11 @@ class Checkpoint:
         return self.folder / "complete.json"
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the content of `complete.json` (a `Saved`); None if it is missing or damaged."""
+        """Return the content of the checkpoint's `complete.json`; None if the file is missing or
+        damaged.
+
+        Its schema is `Saved`.
+        """
         try:
             facts = read_json(self._marker)
             if facts is not None:
@@ -63,7 +71,8 @@ class Checkpoint:
 
 
 def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
-    """Return a run's checkpoint after `position` examples of an epoch; its folder need not exist.
+    """Return the checkpoint that a run saves after `position` examples of an epoch; its folder need
+    not exist.
 
     Args:
         paths: The paths of the run.
@@ -80,7 +89,7 @@ def checkpoints(paths: RunPaths) -> list[Checkpoint]:
 
 
 def is_saving(paths: RunPaths) -> bool:
-    """Return True if a checkpoint is being written.
+    """Return True if a checkpoint of the run is being written now.
 
     An incomplete checkpoint counts as being written: a run that goes on removes those that an
     earlier attempt left incomplete.
@@ -89,7 +98,7 @@ def is_saving(paths: RunPaths) -> bool:
 
 
 def prune(paths: RunPaths) -> None:
-    """Remove all checkpoints of a run but the latest two complete ones."""
+    """Remove all checkpoints of a run except the latest two complete ones."""
     kept = {checkpoint.folder for checkpoint in checkpoints(paths)[:_NUM_KEPT]}
     for checkpoint in _all(paths):
         if checkpoint.folder not in kept:
@@ -97,13 +106,17 @@ def prune(paths: RunPaths) -> None:
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut `metrics.jsonl` after `num_bytes` bytes; a resumed run writes later records again."""
+    """Cut a run's `metrics.jsonl` after `num_bytes` bytes; the resumed run writes the removed
+    records again.
+    """
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:
-    """Ask a run's workers to save a checkpoint and end, and ask the run's sweep to end."""
+    """Ask a run's workers to save a checkpoint and end, and ask the sweep that started them to
+    end.
+    """
     paths.stop.write_text("stop\n")
 
 

@@ -1,4 +1,4 @@
-"""The errors that end a worker, and the file in which the launcher finds a worker's error."""
+"""The errors that end a worker process, and the file from which the launcher learns of an error."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bsweep.runlog.records import Status
 
 
 class WorkerLost(RuntimeError):
-    """The error of a worker that waited for another worker, which has ended.
+    """The error of a worker that had to wait for another worker, which had ended.
 
     This error is a consequence of a failure, not its cause.
     """
 
 
 class Diverged(ArithmeticError):
-    """The error of a run whose training loss or parameters are no longer finite.
+    """The error that ends a run whose training loss or parameters have become infinite or NaN.
 
     The run's records say so. Divergence is a result like any other, not a failure.
     """
 
 
 class Stopped(RuntimeError):
-    """The error of a run that was stopped early.
+    """The error that ends the workers of a run that is stopped early.
 
     The run's records say so, and a later attempt can go on from the saved state.
     """
@@ -38,7 +38,7 @@ class Stopped(RuntimeError):
 
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
-    """Turn the error of an exchange whose connection broke into `WorkerLost`.
+    """Run an exchange in the block, and turn the error of a broken connection into `WorkerLost`.
 
     Errors of this worker's own GPU or memory pass unchanged.
 
@@ -60,11 +60,13 @@ _REPORTED = "bsweep_reported"
 
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Write the error that ends this worker to `error.json` in its log folder, for the launcher.
+    """Run the block; if an error ends it, write the error to `error.json` in this worker's log
+    folder.
 
-    If several of these contexts are nested, only the innermost writes. The launcher finds the first
-    failed worker by the time in the file, and an outer context would write a later time. An outer
-    context may also see an error in closing, which is not the cause.
+    The launcher reads that file. If several of these contexts are nested, only the innermost
+    writes. The launcher finds the first failed worker by the time in the file, and an outer context
+    would write a later time. An outer context may also see an error in closing, which is not the
+    cause.
     """
     try:
         yield
@@ -90,7 +92,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
 
 
 def said_by(error: BaseException) -> str:
-    """Return an error's type and, if it has one, its message without surrounding blanks."""
+    """Return an error's type and its message, if it has one, as one text."""
     return f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
 
 
@@ -103,12 +105,14 @@ def described(error: BaseException) -> str:
 
 
 def _is_reported(error: BaseException | None) -> bool:
-    """Return True if this error was reported, or an error that was being handled when it arose."""
+    """Return True if `error.json` has this error, or an error that was being handled when this one
+    was raised.
+    """
     return error is not None and (_REPORTED in vars(error) or _is_reported(error.__context__))
 
 
 def status_of(error: BaseException) -> Status:
-    """Return a run's status after this error: `interrupted`, `out_of_memory` or `failed`.
+    """Return the status of a run that an error ended: `interrupted`, `out_of_memory` or `failed`.
 
     Running out of memory has no single exception type, so `is_out_of_memory` decides.
     """
@@ -118,7 +122,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def spoils_process(error: BaseException) -> bool:
-    """Return True if this process should train nothing more after an error.
+    """Return True if, after this error, the process should train no further run.
 
     After the host ran out of memory oneDNN may fail from then on, see `bsweep.core.fresh_process`.
     """

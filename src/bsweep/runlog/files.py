@@ -1,4 +1,4 @@
-"""The files of a run's folder: every path, and the code that writes them.
+"""The paths of all files in a run's folder, and the functions that write records and JSON files.
 
 One record is one line, written whole and flushed, so that a kill can tear only the last line.
 `RunLog` cuts a torn line before it appends; readers leave it out and say so. `summary.json` is
@@ -82,14 +82,15 @@ class RunPaths:
 
     @property
     def environment(self) -> Path:
-        """The file of environment variables with which the run's processes start, as sh reads them.
+        """The shell file with the environment variables that the run's processes start with.
 
         Only the file's owner can read it, and it is removed when the processes have begun.
         """
         return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
-        """Return the folder of a process's `stdout`, `stderr` and, if it failed, `error.json`.
+        """Return the folder with the output of the process `rank`: `stdout`, `stderr` and, if it
+        failed, `error.json`.
 
         The parameter servers' numbers follow the workers' ranks.
         """
@@ -99,7 +100,8 @@ class RunPaths:
         return self.rank_logs(rank) / "alive"
 
     def server_clocks(self, server: int) -> Path:
-        """Return the path of the table of all pushes that a parameter server received.
+        """Return the path of the CSV file that lists every push from a worker to a parameter
+        server.
 
         Its columns are the worker, the worker's clock, and the slowest worker's clock when the
         server answered.
@@ -114,8 +116,9 @@ class SignOfLife:
         self._path, self._shown_at = path, float("-inf")
 
     def show(self) -> None:
-        """Set this file's modification time to now, at most once a second. Workers call this at
-        every step.
+        """Set the modification time of the worker's file to now, at most once a second.
+
+        Workers call this at every step.
         """
         if time.monotonic() - self._shown_at > 1:
             self._shown_at = time.monotonic()

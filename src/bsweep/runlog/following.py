@@ -1,4 +1,6 @@
-"""A reader of a run's records while the run trains; each call returns the new ones."""
+"""A reader of a run's records while the run trains; each call returns only the records that are
+new.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from bsweep.runlog.reading import Damaged, checked
 
 
 class Following:
-    """A `metrics.jsonl` that other processes write, and cut when they resume the run."""
+    """A reader of a `metrics.jsonl` that other processes write, and cut when they resume the
+    run.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile(path)

@@ -1,4 +1,6 @@
-"""The description of a run's hardware; times and calibrations hold for the same hardware only."""
+"""The description of a run's hardware; the times of two runs compare only if it is the same for
+both.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from bsweep.core.words import counted
 
 
 def hardware_words(meta: Mapping[str, Any]) -> str:
-    """Return a text that names the GPUs, the CPU and the number of cores in a `meta.json`.
+    """Return a text that names the GPUs, the CPU and the number of cores that a run's `meta.json`
+    lists.
 
     These are what makes times differ. Driver versions are not included; the provenance has them.
     """

@@ -1,4 +1,4 @@
-"""Claims, each held by at most one process, that decide for example who may run a point.
+"""Claims, each of which only one process can hold, so that for example only one sweep runs a point.
 
 A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
 a file that the owner touches regularly.
@@ -46,7 +46,8 @@ _SAID: set[Path] = set()
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Yield True if this process alone holds the claim `path`, else False.
+    """Try to take the claim of the file `path`; yield True if this process now holds the claim,
+    else False.
 
     The claim ends with the context, and with the process, even if the process is killed.
     """
@@ -66,7 +67,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Return True if any process holds the claim `path`.
+    """Return True if any process holds the claim of the file `path`.
 
     This function leaves nothing on the disk, but for a moment nobody else can take the claim.
     """
@@ -140,7 +141,7 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
 
 
 def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
-    """Return True if the owner of a lease seems dead.
+    """Return True if the process that holds a lease seems to have ended.
 
     An owner on this host is dead if its process has ended. Any owner seems dead after a long time
     without a heartbeat.
@@ -173,7 +174,7 @@ def _touched_at(path: Path) -> float:
 
 
 def _now(folder: Path) -> float:
-    """Return the time by the clock of a folder's file system, in seconds.
+    """Return the current time by the clock of a folder's file system, in seconds.
 
     If nothing can be written to the folder, return the time by this host's clock.
     """

@@ -10,7 +10,7 @@ from bsweep.runlog.values import Amount, Finite, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The model's loss and accuracy on the test set.
+    """The record of an evaluation: the model's loss and accuracy on the test set.
 
     `num_steps`, `num_examples`, `epochs_done` and `train_seconds` count the training since the run
     began.
@@ -29,7 +29,8 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """The two parts of the gradient noise scale, which is `variance` over `gradient_square`.
+    """The record of the two parts of the gradient noise scale, which is `variance` divided by
+    `gradient_square`.
 
     `variance` is that of one example's gradient; `gradient_square` is the squared norm of the true
     gradient. Both are means over the steps since the last record, see

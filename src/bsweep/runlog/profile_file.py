@@ -1,4 +1,5 @@
-"""The profile of a run: the parts of each worker's training step, and advice on the slowest part.
+"""The profile of a run: how long each part of a training step takes, and advice on the slowest
+part.
 
 `bsweep.measure.profile_worker` measures the parts.
 """
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 from bsweep.config.run import RunConfig
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
-"""The parts of a step, in their order.
+"""The names of the parts of a training step, in the order of the step.
 
 `graph` replaces data, forward and backward if they run as one CUDA graph. `loop` is the time that
 belongs to no other part.
@@ -27,7 +28,9 @@ _WORTH_NAMING = 0.2
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The mean seconds of the parts of one worker's training step; None if not measured."""
+    """The mean seconds of each part of one worker's training step; None for what was not
+    measured.
+    """
 
     parts: dict[str, float]
     step_seconds: float  # of the same steps, by a clock around them
@@ -38,12 +41,14 @@ class Anatomy:
 
     @property
     def adds_up_to(self) -> float:
-        """The sum of the parts as a fraction of the measured step time."""
+        """The sum of the seconds of a step's parts, as a fraction of the measured seconds of the
+        step.
+        """
         return sum(self.parts.values()) / self.step_seconds
 
 
 def table(workers: Sequence[Anatomy]) -> str:
-    """Return a table, as text, of the times of the parts of a training step.
+    """Return a table, as text, of how long each part of a training step takes.
 
     Each row has the mean over workers in milliseconds, its share of a step, and the slowest worker.
     """
@@ -129,12 +134,14 @@ _SENTENCES = {
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Return the folder of a run's profile and traces."""
+    """Return the path of the folder with a run's profile and traces."""
     return config.study_dir / "profile" / config.run_id
 
 
 def read_anatomies(config: RunConfig) -> list[Anatomy]:
-    """Return the step times that `bsweep profile` measured, one item for each worker, by rank."""
+    """Return the seconds of a step's parts that `bsweep profile` measured, one item for each
+    worker, by rank.
+    """
     return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
 
 

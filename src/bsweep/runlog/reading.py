@@ -38,14 +38,14 @@ _TYPES: Mapping[str, type] = {
 
 
 class Damaged(ValueError):
-    """The error of a file of a run that does not have the content that bsweep writes.
+    """The error about a file in a run's folder whose content is not what bsweep writes.
 
     Likely causes are a full disk, a power cut, and an edit by hand.
     """
 
 
 class Newer(ValueError):
-    """The error of a file that a newer bsweep wrote."""
+    """The error about a file that a newer version of bsweep wrote."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Run:
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
-    """Return the content of a run's folder.
+    """Read a run's folder and return its records, its summary and the facts about its start.
 
     Args:
         folder: The run's folder.
@@ -102,7 +102,8 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def read_told(folder: Path) -> Run:
-    """Return the content of a run's folder, with only those records that tables need.
+    """Read a run's folder and return its content, with only the records that the tables of the
+    analysis need.
 
     The `step` records are included only if the run's batch size changed.
     """
@@ -134,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the summary of a run, or None while it has not ended.
+    """Return the content of a run's `summary.json`; None while the run has not ended.
 
     Raises:
         Damaged: As in `read_run`.
@@ -149,7 +150,7 @@ def read_summary(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def read_meta(paths: RunPaths) -> dict[str, Any]:
-    """Return the content of a run's `meta.json`, empty if there is none.
+    """Return the content of a run's `meta.json`; it is empty if there is no such file.
 
     Raises:
         Damaged: As in `read_run`.
@@ -163,7 +164,8 @@ def read_meta(paths: RunPaths) -> dict[str, Any]:
 def read_records(
     path: Path, with_steps: bool = True, crc32: int | None = None
 ) -> tuple[tuple[dict[str, Any], ...], str | None]:
-    """Return the records of a `metrics.jsonl` and, if its last line was torn, a warning about it.
+    """Return the records of a `metrics.jsonl`, and a warning if the last line of the file is
+    incomplete.
 
     Args:
         path: The file; it need not exist.
@@ -200,7 +202,7 @@ def read_records(
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:
-    """Return the record in a line of `metrics.jsonl` after checking it against its schema.
+    """Return the record in a line of `metrics.jsonl`, after checking the record against its schema.
 
     Args:
         line: The line, without its newline.
@@ -238,8 +240,9 @@ def _check_schema(record: Mapping[str, Any], place: object) -> None:
 
 
 def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
-    """Raise Damaged, with the file or line `place` in its message, if an object does not fit a
-    schema.
+    """Raise Damaged if a JSON object does not fit a schema.
+
+    The message names the file or line `place`.
     """
     try:
         adapter(schema).validate_json(to_json(value), strict=True)
@@ -259,7 +262,7 @@ def numbered(
     kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
     by: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the records of one kind, such as `epoch`, in ascending order of their numbers.
+    """Return the records of one kind, such as `epoch`, sorted by their epoch, round or step number.
 
     If a run was resumed, several records may have the same number; the last one is kept.
 
@@ -279,7 +282,7 @@ def numbered(
 
 
 def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if the batch size changed while a run trained."""
+    """Return True if, by its records, a run changed its batch size while it trained."""
     return any(record.get("event") == "batch_changed" for record in records)
 
 

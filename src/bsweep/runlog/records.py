@@ -1,4 +1,4 @@
-"""The records of a run: the lines of `metrics.jsonl`, which is the source of all numbers.
+"""The types of a run's records, which are the lines of `metrics.jsonl`, the source of all numbers.
 
 `bsweep.runlog.reading` checks files against these types.
 """
@@ -74,7 +74,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """The part of a resolved configuration that tables read."""
+    """The part of a run's configuration that the tables of the analysis read."""
 
     num_workers: Count
     local_batch: Count | None = None
@@ -98,7 +98,7 @@ Resolved = Annotated[Tree, _as(_Told)]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The record that is written when all workers are ready to train.
+    """The record that a run writes when all its workers are ready to train.
 
     `config` is the resolved configuration. `device` names each kind of device that the workers
     have, once.
@@ -133,8 +133,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A record of the progress within an epoch, with the mean training loss since the last such
-    record.
+    """The record of a sampled step, with the mean training loss since the previous record of this
+    kind.
 
     The mean is over all workers, or over rank 0's examples if workers do not step together.
     """
@@ -152,7 +152,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """The work of one parameter server since its last report.
+    """The work that one parameter server has done since its last report.
 
     `share` is the server's fraction of all parameters. `queue_seconds` is the total time that
     pushes waited until the server was free. `busy_seconds` is the total time in which the server
@@ -170,7 +170,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The cost of an epoch's exchanges; None for what was not measured.
+    """The bytes and the seconds of an epoch's exchanges; None for a value that was not measured.
 
     `sent_bytes` and `received_bytes` are means over workers. `exchange_steps` counts the messages
     that had to follow one another, on the worker with the most. `exchange_seconds` is the time in
@@ -303,7 +303,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """The record of an event, with a message; `event` is its kind, such as `warning`."""
+    """The record of something that happened in a run; `event` is its kind, such as `warning`."""
 
     event: str
     message: str
@@ -313,11 +313,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Event):
-    """The event of a run that began from a checkpoint of another run, `branch_of`, after that run's
-    `num_steps` steps.
+    """The event which says that this run began at a checkpoint of another run, `branch_of`.
 
-    The records before this event are copies of that run's. `train_seconds` is that run's training
-    time until then.
+    That run saved the checkpoint after `num_steps` steps. The records before this event are copies
+    of that run's. `train_seconds` is that run's training time until then.
     """
 
     event: str = "continued"
@@ -328,7 +327,7 @@ class Continued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchChanged(Event):
-    """The event of a policy that changed the batch size.
+    """The event which says that the batching policy changed the batch size.
 
     From this event on, a step takes `global_batch` examples over all workers. `inputs` are the
     measurements by which the policy decided.

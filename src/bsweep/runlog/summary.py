@@ -1,4 +1,4 @@
-"""The summary of a run that has ended, and the check that its files are whole."""
+"""The summary file of a run that has ended, and the check that the run's files are undamaged."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def write_summary(
 
 
 def ended(paths: RunPaths) -> Status | None:
-    """Return the status of a run that has ended; None if it has not ended or must be repeated.
+    """Return the status of a run that has ended; None if the run has not ended or must be repeated.
 
     A run must be repeated if its files are damaged, so that reports cannot read it.
 
@@ -90,7 +90,8 @@ def ended(paths: RunPaths) -> Status | None:
 
 
 def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the summary and the `meta.json` of a run that has ended; None if it has not.
+    """Return the contents of `summary.json` and `meta.json` of a run that has ended; None if the
+    run has not ended.
 
     Raises:
         Damaged: As in `read_run`.
@@ -109,7 +110,8 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """Return the CRC-32 of a run's `metrics.jsonl`, and read an unchanged file only once.
+    """Return the CRC-32 of a run's `metrics.jsonl`; read the file only if it has changed since the
+    last call.
 
     A command that watches a study asks for it every few seconds.
     """

@@ -1,4 +1,4 @@
-"""The types of numbers and trees in records, restricted to what tables can store."""
+"""The types of the values in records, restricted to what tables can store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _DEEPEST = 10  # levels of a configuration
 
 
 def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check that tables can store all leaves of a mapping, values or lists of values, and return
-    the mapping.
+    """Check that tables can store every value in a nested mapping, and return the mapping.
+
+    A value may also be a list of values.
 
     Raises:
         ValueError: If a leaf is another value, or the mapping is nested too deep.
@@ -33,7 +34,7 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_bounded(value: object) -> bool:
-    """Return True unless the value is a number that tables cannot store.
+    """Return False if the value is a number that tables cannot store, else True.
 
     Those are integers of 64 bits or more, infinity, and NaN.
     """

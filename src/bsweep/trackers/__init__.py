@@ -1,9 +1,9 @@
-"""The trackers to which the records of a run are passed on, while it trains or afterwards.
+"""The trackers (TensorBoard, MLflow, Weights & Biases), to which bsweep copies the records of runs.
 
-The trackers are TensorBoard, MLflow and Weights & Biases. The records in the run's folder stay the
-only source of all numbers: a tracker gets what they say and no more. While a run trains, separate
-processes pass its records on (`bsweep.trackers.live`). So no worker waits for a tracker or knows of
-one, and a tracker that fails does not end a run.
+The records in the run's folder stay the only source of all numbers: a tracker gets what they say
+and no more. `bsweep export` copies the records of runs that have trained. While a run trains,
+separate processes copy its records (`bsweep.trackers.live`). So no worker waits for a tracker or
+knows of one, and a tracker that fails does not end a run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {
 
 
 class Tracked(Protocol):
-    """One run within a tracker; it replaces an earlier run of the same name there."""
+    """The interface for writing one run to a tracker; the run replaces an earlier one of the same
+    name.
+    """
 
     def config(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings of the run, by dotted keys."""
+        """Store the settings of the run in the tracker, each under its dotted key."""
 
     def metrics(self, numbers: Mapping[str, float], axis: str, step: int, time: float) -> None:
-        """Store the numbers of a record.
+        """Store the numbers of one record in the tracker.
 
         Args:
             numbers: The numbers by their names, `kind/name`.
@@ -42,10 +44,10 @@ class Tracked(Protocol):
         """
 
     def note(self, text: str, time: float) -> None:
-        """Store the text of an event."""
+        """Store the text of an event in the tracker."""
 
     def end(self, status: str, summary: Mapping[str, float], fingerprint: str, time: float) -> None:
-        """Store the end of the run.
+        """Store in the tracker how the run ended, and its final numbers.
 
         Args:
             status: How the run ended.
@@ -56,28 +58,34 @@ class Tracked(Protocol):
 
 
 class Sink(Protocol):
-    """The interface of each module `to_NAME`, which writes runs to the tracker NAME."""
+    """The interface of a tracker's module, such as `to_mlflow`, which writes runs to that
+    tracker.
+    """
 
     def place(self, study_dir: Path) -> str:
         """Return the folder, file or address where the tracker stores a study's runs by default."""
 
     def has(self, where: str, study: str, run_id: str, fingerprint: str) -> bool:
-        """Return True if the tracker already has this run with files of the hash `fingerprint`."""
+        """Return True if the tracker already stores this run with the same hash of the run's
+        files.
+        """
 
     def open(self, where: str, study: str, run_id: str, began_at: float) -> Tracked:
-        """Begin a run in the tracker."""
+        """Create the run in the tracker, and return an object that writes to it."""
 
     def view(self, where: str) -> str:
-        """Return the command that shows the tracker's runs."""
+        """Return the shell command that shows the runs in the tracker."""
 
 
 def sink(name: TrackerName) -> Sink:
-    """Return the module that passes records on to a tracker; it imports the tracker's package."""
+    """Return bsweep's module that writes runs to a tracker; this imports the tracker's own
+    package.
+    """
     return typing.cast(Sink, importlib.import_module(f"bsweep.trackers.to_{name}"))
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise ValueError if a tracker's package is not installed."""
+    """Raise ValueError if the Python package of a tracker is not installed."""
     for name in names:
         missing = [package for package in _PACKAGES[name] if not _is_installed(package)]
         if missing:

@@ -1,4 +1,4 @@
-"""The command `bsweep export`, which passes the records of a study on to a tracker afterwards."""
+"""The command `bsweep export`, which copies the records of all runs of a study to a tracker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _BAD = 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Pass the records of a study on to a tracker and return the exit code."""
+    """Copy the records of a study's runs to a tracker, and return the exit code of `bsweep
+    export`.
+    """
     parser = argparse.ArgumentParser(
         prog="bsweep export", description="Pass the records of a study to a tracker."
     )
@@ -59,8 +61,8 @@ def _known(name: str) -> str:
 
 
 def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
-    """Pass a run's records on to a tracker, unless it has them, and return a text that says what
-    was done.
+    """Copy a run's records to a tracker unless the tracker has them, and return a text that says
+    what was done.
     """
     if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
         return "there already"

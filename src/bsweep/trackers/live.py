@@ -1,4 +1,4 @@
-"""The processes that pass records on to trackers while runs train, one process for each tracker.
+"""The processes that copy records to trackers while runs train, one process for each tracker.
 
 `python -m bsweep.trackers.live NAME` reads the paths of runs' folders from its standard input, one
 a line, until the input ends. It follows the records of these runs. It has the lowest priority. What
@@ -35,7 +35,7 @@ _PATIENCE_SECONDS = 60  # the time for writing the rest when all runs have ended
 
 
 class _Follower:
-    """A handle on a tracker's process, in the process that started it."""
+    """The handle of a parent process on the process that copies records to one tracker."""
 
     def __init__(self, name: TrackerName, study_dir: Path) -> None:
         self.name = name
@@ -74,7 +74,9 @@ class _Follower:
         return []
 
     def end(self) -> list[str]:
-        """Let the process write what is left, wait for its end, and return the lines it printed."""
+        """Wait until the tracker's process has copied the remaining records and ended; return the
+        lines it printed.
+        """
         assert self._process.stdin
         self._process.stdin.close()
         try:
@@ -99,7 +101,7 @@ _STARTING = threading.Lock()  # Points that run at the same time start in separa
 
 
 def follow(config: RunConfig, paths: RunPaths) -> None:
-    """Start to pass the records of a new run to the trackers that its configuration names."""
+    """Start to copy the records of a run to the trackers that its configuration names."""
     with _STARTING:
         for name in config.trackers:
             if name not in _followers:
@@ -113,7 +115,9 @@ def news() -> list[str]:
 
 
 def end() -> None:
-    """Wait until all trackers have written everything, and log their errors."""
+    """Wait until the processes of all trackers have copied all records and ended; log the messages
+    that they print.
+    """
     while _followers:
         _, follower = _followers.popitem()
         for line in follower.end():
@@ -124,7 +128,7 @@ atexit.register(end)
 
 
 def failure(name: TrackerName, why: str, study_dir: Path) -> str:
-    """Return the warning about a tracker that gets no more records."""
+    """Return the text of a warning which says that a tracker gets no more records, and why."""
     return (
         f"warning: {name}: {why}. The records are complete, and can be exported later: bsweep "
         f"export {study_dir} --to {name}"
@@ -132,7 +136,7 @@ def failure(name: TrackerName, why: str, study_dir: Path) -> str:
 
 
 class _Run:
-    """A run whose records are passed on to a tracker."""
+    """A run whose records this process copies to a tracker."""
 
     def __init__(self, name: TrackerName, paths: RunPaths) -> None:
         self._paths, self._file = paths, GrowingFile(paths.metrics)
@@ -145,7 +149,7 @@ class _Run:
             records.forward(record, self._tracked)
 
     def go_on(self, is_last: bool) -> bool:
-        """Pass the run's new records to the tracker. Return True while the run goes on, False once
+        """Copy the run's new records to the tracker; return True while the run trains, False once
         it has ended.
         """
         has_ended = self._paths.summary.exists()  # Look first, then read the last records.
@@ -164,7 +168,9 @@ class _Run:
 
 
 def _folders() -> Iterator[Path | None]:
-    """Yield each run folder that standard input names, and None after each wait for more."""
+    """Yield each path of a run's folder that standard input names, and None after each wait for
+    input.
+    """
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""
     selector.register(0, selectors.EVENT_READ)

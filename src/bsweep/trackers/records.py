@@ -1,4 +1,6 @@
-"""The functions that pass records on to a tracker, the same while a run trains and afterwards."""
+"""The functions that copy a run's records to a tracker, both while the run trains and
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _NO_NUMBERS = {"schema", "time"}
 
 
 def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
-    """Pass a record on to a tracker."""
+    """Write one record of a run to a tracker."""
     kind, time = record["type"], record["time"]
     if kind == "start":
         tracked.config(
@@ -42,19 +44,20 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
 
 
 def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
-    """Tell a tracker how a run ended; the status is `unfinished` if the run has no summary."""
+    """Tell a tracker how a run ended; the status is `unfinished` if the run has no summary file."""
     summary = read_summary(paths) or {"status": "unfinished"}
     tracked.end(str(summary["status"]), dict(_numbers(summary)), fingerprint(paths), time)
 
 
 def fingerprint(paths: RunPaths) -> str:
-    """Return a hash of a run's records and summary, which differs if they differ."""
+    """Return a hash of a run's records and summary, which changes when the files change."""
     files = (path.read_bytes() if path.exists() else b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
 
 
 def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's records, without the older copies of those that it wrote again after resuming.
+    """Return a run's records; if the run wrote a record again after it was resumed, return only the
+    later one.
 
     If several records of a kind have the same number, only the last one is kept.
     """

@@ -1,4 +1,4 @@
-"""The tracker MLflow: each run is a run of the study's experiment.
+"""The module that writes runs to the tracker MLflow, where each study is an experiment.
 
 By default, the experiment is in an SQLite file beside the runs.
 """
@@ -22,8 +22,8 @@ _RUN_ID, _FINGERPRINT = "bsweep.run_id", "bsweep.fingerprint"
 
 
 def place(study_dir: Path) -> str:
-    """Return the address in MLFLOW_TRACKING_URI or, if it is unset, the path of a file in the
-    study.
+    """Return the address in MLFLOW_TRACKING_URI or, if it is unset, the path of `mlflow.db` in the
+    study's folder.
     """
     return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
 
@@ -41,7 +41,7 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """A run in MLflow; see `bsweep.trackers.Tracked`.
+    """One run in MLflow, with the methods of `bsweep.trackers.Tracked`.
 
     MLflow keeps a replaced run, marked as deleted, until `mlflow gc`.
     """
@@ -87,7 +87,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _uri(where: str) -> str:
-    """Return `where` as an address for MLflow: a path becomes the address of an SQLite file."""
+    """Return a path or an address in the form that MLflow needs; a path becomes the address of an
+    SQLite file.
+    """
     return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
 
 

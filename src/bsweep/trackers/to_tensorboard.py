@@ -1,4 +1,4 @@
-"""The tracker TensorBoard: each run has a folder with an event file.
+"""The module that writes runs to the tracker TensorBoard, each to a folder with an event file.
 
 The event file has the run's settings as hyperparameters and as text.
 """
@@ -40,7 +40,7 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """A run in TensorBoard; see `bsweep.trackers.Tracked`."""
+    """One run in TensorBoard, with the methods of `bsweep.trackers.Tracked`."""
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
         folder = Path(where) / run_id
@@ -92,7 +92,7 @@ class Tracked:
 
 
 def _fill(field: Any, value: object) -> None:
-    """Write a setting into a protobuf value."""
+    """Write the value of a setting into a protobuf field."""
     if isinstance(value, bool):
         field.bool_value = value
     elif isinstance(value, int | float):

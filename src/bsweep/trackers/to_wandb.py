@@ -1,6 +1,6 @@
-"""The tracker Weights & Biases, offline: each run has a folder that `wandb sync` can send.
+"""The module that writes runs to the tracker Weights & Biases, each to a folder on this machine.
 
-With WANDB_MODE=online, wandb sends each run at once.
+`wandb sync` sends the folder later. With WANDB_MODE=online, wandb sends each run at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def view(where: str) -> str:
 
 
 class Tracked:
-    """A run in Weights & Biases; see `bsweep.trackers.Tracked`."""
+    """One run in Weights & Biases, with the methods of `bsweep.trackers.Tracked`."""
 
     def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
         folder = Path(where)

@@ -1,4 +1,4 @@
-"""One worker: set-up, the loop, a step, evaluations and checkpoints.
+"""The training in one worker process: set-up, training loop, steps, evaluations and checkpoints.
 
 The input is a run's folder with its `config.yaml` (`python -m bsweep.train.worker FOLDER`), and the
 environment, which tells the process its rank. The output is records and checkpoints in that folder.

@@ -1,4 +1,6 @@
-"""Checkpoints, from which an interrupted run goes on: what is saved, and when."""
+"""Checkpoints, from which an interrupted run resumes: what they store, and when workers save
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ _GO_ON, _SAVE, _STOP = range(3)
 
 
 class Keeper:
-    """The schedule of a run's checkpoints: all workers save at the same step.
+    """The schedule by which the workers of a run save checkpoints, all of them after the same step.
 
     They save as often as `checkpoint_every` says, and when the run is to stop. The first worker
     decides, by its clock and by whether a stop was requested. The others learn its decision in a
@@ -55,7 +57,9 @@ class Keeper:
         self._rounds_together = self._rounds_apart = 1
 
     def after_round(self, cursor: Cursor, clock: StepClock) -> float:
-        """Save or stop the run if it is time to; return the seconds that this took.
+        """Save a checkpoint if one is due after a round, and return the seconds that saving took.
+
+        If the run is to stop, save a checkpoint and raise `Stopped`.
 
         Raises:
             Stopped: If the run is to stop, after the checkpoint is saved.
@@ -76,8 +80,9 @@ class Keeper:
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
-        """Save the run at the beginning of the next epoch if it is time to; return the seconds that
-        this took.
+        """Save a checkpoint if one is due after an epoch, and return the seconds that saving took.
+
+        `cursor` is already at the beginning of the next epoch.
         """
         done, every = cursor.epoch - 1, self._every
         is_due = isinstance(every, int) and done % every == 0 and done < self._job.config.epochs
@@ -131,7 +136,7 @@ def _stop(job: Job, reason: str) -> NoReturn:
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """Write a checkpoint; all workers that still take part call this together.
+    """Write a checkpoint of the run; all workers that still take part call this together.
 
     If a checkpoint cannot be written, the run records a warning and goes on without it.
     """
@@ -214,11 +219,11 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Restore the latest readable checkpoint and return the position in the run from which training
-    continues; return None if there is no checkpoint.
+    """Restore the run from its latest readable checkpoint, and return the position from which
+    training continues.
 
-    All workers call this together. A worker that was lost when the others saved begins with a fresh
-    optimizer, and its sums of the epoch are lost.
+    Return None if there is no checkpoint. All workers call this together. A worker that was lost
+    when the others saved begins with a fresh optimizer, and its sums of the epoch are lost.
 
     Raises:
         ValueError: If none of the run's checkpoints can be read.
@@ -245,8 +250,8 @@ def load(job: Job) -> Cursor | None:
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return, from the files of a checkpoint, the state that all workers share and this worker's
-    own state.
+    """Read a checkpoint and return two states: the one that all workers share, and this worker's
+    own.
 
     A state is None if its file cannot be read. The own state is empty if this worker was lost when
     the others saved.
@@ -262,7 +267,8 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Return a worker's own state for a run that goes on with another number of workers.
+    """Return a worker's own training state from a checkpoint that another number of workers had
+    saved.
 
     `every` holds the own states of all earlier workers. Each new worker gets the mean of their
     statistics; rank 0 alone gets the totals of all. Random numbers and the strategy's own state
@@ -284,7 +290,9 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
 
 
 def _begin_at(job: Job, checkpoint: Checkpoint, *, is_latest: bool) -> None:
-    """Remove the checkpoints and records that came after this checkpoint."""
+    """Remove the run's checkpoints and records that are later than the checkpoint from which the
+    run resumes.
+    """
     if not is_latest:
         for later in checkpoints(job.paths):
             if later.folder.name > checkpoint.folder.name:

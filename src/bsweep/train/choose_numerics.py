@@ -1,9 +1,9 @@
-"""The calibration before a study's first point: in which precision and memory format is the model
-fastest?
+"""The calibration, which measures in which precision and memory format a study's model trains
+fastest.
 
-It times whole steps as the run makes them, but without the exchange, which costs the same in all.
-All workers of the point measure at the same time, because they will train at the same time. The
-slowest worker's time counts.
+It runs before the study's first point. It times whole steps as the run makes them, but without the
+exchange, which costs the same in all precisions and formats. All workers of the point measure at
+the same time, because they will train at the same time. The slowest worker's time counts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _HOPELESS = (
 )
 
 _Times = dict[int, list[list[float]]]
-"""The seconds of each candidate in each round, by batch."""
+"""The seconds per step of each precision and memory format, one for each round, by batch size."""
 
 LoneJob = Callable[[Numerics], Job]
-"""A function that builds a job in the given precision and memory format, for a lone worker."""
+"""A function that builds a lone worker's training job in a given precision and memory format."""
 
 
 def agree(
@@ -51,7 +51,7 @@ def agree(
     device: torch.device,
     lone_job: LoneJob,
 ) -> Numerics:
-    """Return the precision and memory format of the run, the same on all workers.
+    """Choose the run's precision and memory format, the same for all workers, and return them.
 
     All workers call this together. They measure unless an earlier calibration can be used.
 
@@ -102,18 +102,21 @@ def agree(
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:
-    """Return on all workers the calibration (step times by precision and memory format) that the
-    first worker has read; None if it found none.
+    """Send the first worker's calibration (step times by precision and memory format) to all
+    workers, and return it.
 
-    Other workers may not see its file, or may see it later.
+    Return None if the first worker has none. Other workers may not see its file, or may see it
+    later.
     """
     first = strategy.gather_json({"found": found and asdict(found)})[0]["found"]
     return first and calibration_file.parse(first)
 
 
 def _of_slowest(found: Sequence[Calibration]) -> Calibration:
-    """Return one calibration made of those of all workers: the slowest worker's seconds per step,
-    at the batches that all of them measured.
+    """Combine the calibrations of all workers into one, which has the slowest worker's seconds per
+    step.
+
+    It has only the batch sizes that all workers measured.
     """
     batches = [
         batch
@@ -144,7 +147,7 @@ def _measure(
     lone_job: LoneJob,
     strategy: Strategy,
 ) -> Calibration:
-    """Measure this worker's seconds per step for each candidate.
+    """Measure this worker's seconds per step in each precision and memory format to be compared.
 
     Batches for which there is too little time or memory are left out.
     """
@@ -174,10 +177,10 @@ def _measure(
 
 
 def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
-    """Return a training job for each candidate precision and memory format, at learning rate 0, so
-    that its steps leave the parameters as they are.
+    """Return a training job for each precision and memory format to be compared, at learning rate
+    0.
 
-    Candidates with the same memory format share a model.
+    So its steps leave the parameters as they are. Jobs with the same memory format share a model.
     """
     jobs: dict[bool, Job] = {}
     for numerics in candidates:
@@ -192,8 +195,10 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
 def _times(
     make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy
 ) -> _Times:
-    """Return each candidate's measured seconds per step, by batch: at the smallest batch, and at
-    the largest that all workers have time to measure.
+    """Time the training step in each precision and memory format, and return the seconds by batch
+    size.
+
+    The batch sizes are the smallest, and the largest ones that all workers have time to measure.
     """
     smallest, *larger = batches
     found: _Times = {}
@@ -224,8 +229,10 @@ def _times(
 
 
 def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
-    """Return the least seconds in which all candidates can be timed at a batch, estimated from
-    rounds that were timed.
+    """Estimate how many seconds it takes at least to time all precisions and memory formats at one
+    batch size.
+
+    The estimate uses rounds that were timed.
     """
     leasts = [min(own) for own in rounds]
     again = [least for least in leasts if least < _HOPELESS * min(leasts)]
@@ -234,7 +241,7 @@ def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
 
 @contextmanager
 def _as_far_as_memory_goes() -> Iterator[None]:
-    """Leave the block without an error when it runs out of memory."""
+    """Run the block, and leave it without an error if it runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -243,14 +250,18 @@ def _as_far_as_memory_goes() -> Iterator[None]:
 
 
 def _spread(batches: Sequence[int]) -> list[int]:
-    """Return at most four of the sorted batches, spread from the smallest to the largest."""
+    """Return at most four of the sorted batch sizes: the smallest, the largest and up to two
+    between.
+    """
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
 
 
 def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Return the seconds per step of each candidate, one value per round.
+    """Time the step of each training job at one batch size in several rounds, and return the
+    seconds per step.
 
-    The candidates take turns, because a machine's speed changes over time.
+    There is a list for each job, with a value for each round in which it was timed. The jobs take
+    turns, because a machine's speed changes over time.
     """
     for job in jobs:
         _step_seconds(job, batch)  # The first step chooses and compiles kernels.

@@ -1,6 +1,7 @@
-"""The position of a worker in its run: only the loop changes it, and a checkpoint keeps it.
+"""The position of a worker in its run: how many epochs, examples and steps are trained.
 
-It counts examples, because batches may change. It counts steps only to number the records.
+Only the training loop changes the position, and a checkpoint stores it. It counts examples, because
+batches may change. It counts steps only to number the records.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor
 
 Scores = tuple[float | None, float | None]
-"""Test loss and test accuracy; None if a value is not finite or not known."""
+"""The test loss and test accuracy of an evaluation; None if not finite or not known."""
 
 
 @dataclass
 class Cursor:
-    """A worker's position in its run, with the sums of losses and the times that the loop has
-    collected up to there.
+    """A worker's position in its run, with the sums of losses and the step times collected so
+    far.
     """
 
     num_train: int  # examples of an epoch
@@ -41,33 +42,43 @@ class Cursor:
 
     @classmethod
     def of(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
-        """Return a cursor with zero sums, at the start of a run or at the position that the keyword
-        arguments give.
+        """Return a cursor, which is a worker's position in its run, with all sums of losses at
+        zero.
+
+        The keyword arguments are the values of a saved cursor. Without them, the cursor is at the
+        start of the run.
         """
         totals = torch.zeros(3, dtype=torch.float64, device=device)
         return cls(num_train, totals, totals.clone(), **shared)
 
     @property
     def ends_epoch(self) -> bool:
-        """True if all examples of the epoch are trained."""
+        """True if the workers have trained on every example of the current epoch."""
         return self.position == self.num_train
 
     @property
     def num_examples(self) -> int:
-        """The number of examples trained since the run began."""
+        """The number of examples that all workers together have trained on since the run began."""
         return (self.epoch - 1) * self.num_train + self.position
 
     def epochs_done(self, more_examples: float = 0) -> float:
-        """Return the epochs trained since the run began, plus `more_examples` examples."""
+        """Return how many epochs, as a float, the run has trained, counting `more_examples`
+        examples more.
+        """
         return self.epoch - 1 + (self.position + more_examples) / self.num_train
 
     def add_evaluation(self, scores: Scores, reached: str) -> None:
-        """Store the result of an evaluation of the present model."""
+        """Store in this cursor the test loss and accuracy of the current model.
+
+        Also store `reached`, the sentence that says when the target was reached.
+        """
         self.evaluated_examples, self.reached = self.num_examples, reached
         self.scores.append(scores)
 
     def begin_epoch(self) -> None:
-        """Go to the beginning of the next epoch."""
+        """Move this cursor to the beginning of the next epoch, and set its sums of losses to
+        zero.
+        """
         self.totals.zero_()
         self.recent.zero_()
         self.train_seconds += sum(self.step_seconds)
@@ -75,7 +86,9 @@ class Cursor:
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
 
     def shared(self) -> dict[str, Any]:
-        """Return the values that the first worker saves, and that all workers restore from it."""
+        """Return the values of this cursor that the first worker saves in a checkpoint and all
+        workers restore.
+        """
         return {key: getattr(self, key) for key in _SHARED}
 
 

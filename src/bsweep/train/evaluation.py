@@ -1,4 +1,4 @@
-"""Evaluations on the test set: when they are due, how they run, and the check of the target."""
+"""Evaluations on the test set: when one is due, how it runs, and whether the target is reached."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
 Evaluated = tuple[Scores, str]
-"""The scores, and a sentence that says when the target was reached ("" if it was not)."""
+"""The test loss and accuracy, and a sentence that says when the target was reached (or "")."""
 
 
 def refuse_unknown(job: Job) -> None:
-    """Raise ValueError if no evaluation can tell whether the target is reached."""
+    """Raise ValueError if the run's target is a test accuracy, but no accuracy is defined for the
+    labels.
+    """
     target = job.config.target
     if (
         target
@@ -34,9 +36,9 @@ def refuse_unknown(job: Job) -> None:
 
 
 def is_due(job: Job, cursor: Cursor) -> bool:
-    """Return True if an evaluation is due within the epoch.
+    """Return True if the model must be evaluated now, in the middle of an epoch.
 
-    It is due once the number of trained examples has reached the next multiple of
+    This is so once the number of trained examples has reached the next multiple of
     `evaluate_every_examples`, at a moment when the workers are synchronised. At the end of an epoch
     there is an evaluation in any case.
     """
@@ -47,10 +49,10 @@ def is_due(job: Job, cursor: Cursor) -> bool:
 
 
 def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate the model within an epoch without changing the training that follows; return the
-    scores and the sentence about the target, as `take` does.
+    """Evaluate the model in the middle of an epoch, without an effect on the training after it.
 
-    Each worker gets back its own buffers, such as BatchNorm's statistics.
+    Return the scores and the sentence about the target, as `take` does. Each worker gets back its
+    own buffers, such as BatchNorm's statistics.
     """
     own = [buffer.clone() for buffer in job.model.buffers()]
     evaluation = take(job, cursor, epoch_seconds)
@@ -61,7 +63,9 @@ def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
 
 
 def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate, write the record, and check whether the target is reached.
+    """Evaluate the model on the test set, and check whether the run's target is reached.
+
+    If the run is evaluated within epochs too, also write a record of the evaluation.
 
     Args:
         job: This worker's job; all workers call this together.
@@ -88,8 +92,8 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
 
 
 def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
-    """Record that the target is reached and return a sentence that says so; return "" if it is not
-    reached.
+    """Check whether the run's test scores reach its target; if so, record an event and return a
+    sentence that says so, else return "".
 
     A run with `stop_at_target` then ends, see `loop`.
     """
@@ -108,7 +112,7 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
 
 
 def evaluate(job: Job) -> Scores:
-    """Return the mean loss and accuracy over the whole test set.
+    """Return the model's mean loss and its accuracy over the whole test set.
 
     The workers share the test set: one worker counts each example once.
     """
@@ -149,9 +153,9 @@ _EVALUATION_TOKENS = 4096
 
 
 def average_batchnorm(job: Job) -> None:
-    """Give all workers the mean of their BatchNorm statistics.
+    """Replace each worker's BatchNorm statistics by their mean over all workers.
 
-    Each worker gathered its own statistics on its own part of the data.
+    Each worker had gathered them on its own part of the data.
     """
     statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
     if job.place.num_workers == 1 or not statistics:

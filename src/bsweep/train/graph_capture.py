@@ -1,4 +1,4 @@
-"""The capture of the passes of full steps as a CUDA graph, if all workers can capture one."""
+"""The capture of a training step's passes as a CUDA graph, if every worker can capture them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ _TOLERANCE = 0.1
 
 
 def do_nothing(reason: str) -> None:
-    """Ignore a capture that broke off: the default of `on_broken_capture`."""
+    """Do nothing; this is the default function to call if the capture of a CUDA graph breaks
+    off.
+    """
 
 
 def captured(
     job: Job, on_broken_capture: Callable[[str], object] = do_nothing
 ) -> tuple[Job, list[Event]]:
-    """Return the job, with a CUDA graph if all workers can capture one, and the warnings to record.
+    """Return this worker's training job, with a CUDA graph if every worker can capture one, and a
+    list of warnings to record.
 
-    The graph holds the passes of full steps. All workers call this together and return together,
-    because some take longer to capture than others.
+    The graph holds the passes of full steps, but not those of an epoch's smaller last step. All
+    workers call this together and return together, because some take longer to capture than others.
 
     Args:
         job: This worker's job.
@@ -77,8 +80,8 @@ def captured(
 
 
 def no_graph(job: Job) -> str:
-    """Return the reason why this worker's full steps cannot be captured as a CUDA graph; "" if they
-    can.
+    """Return the reason why the passes of this worker's steps cannot be captured as a CUDA graph;
+    "" if they can be captured.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
@@ -93,8 +96,10 @@ def no_graph(job: Job) -> str:
 
 
 def _of_full_steps(job: Job) -> Graph:
-    """Return a CUDA graph of the passes of full steps, after comparing its gradients with those
-    without a graph.
+    """Capture the passes of a full step as a CUDA graph, compare its gradients with those of the
+    passes without a graph, and return the graph.
+
+    A full step is not the smaller last step of an epoch.
 
     Raises:
         RuntimeError: If the passes cannot be captured, or the graph gives other gradients.

@@ -23,7 +23,9 @@ class Inputs:
 
     @property
     def labels_per_example(self) -> int:
-        """The number of losses of one example: 1 for a class, else one per token or number."""
+        """The number of labels of one example: 1 if it has a class, else one for each token or
+        number.
+        """
         return self.dataset.train_labels[0].numel()
 
     def first(self, number: int) -> Tensor:
@@ -32,8 +34,8 @@ class Inputs:
         return torch.arange(min(number, len(labels)), device=labels.device)
 
     def training(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs and targets of the training examples with these indices; crop
-        and flip images at random.
+        """Return the model's inputs and targets for the training examples `indices`; crop and flip
+        images at random.
 
         Args:
             indices: The indices of the training examples, int64 (B,).

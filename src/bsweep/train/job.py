@@ -1,4 +1,6 @@
-"""The job of a worker: the objects on which each step, the loop and the probe work."""
+"""The training job of one worker: its model, data, optimizer, strategy and all else that steps
+use.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from bsweep.train.noise_meter import NoiseHook
 
 @dataclass(frozen=True)
 class Job:
-    """The objects that steps and the loop need: the model, the data, the rank and others."""
+    """The training job of one worker: all objects that its training loop and its steps use."""
 
     config: RunConfig
     paths: RunPaths
@@ -63,7 +65,9 @@ class Job:
         return self.numerics.precision
 
     def record(self, *records: Record) -> None:
-        """Write records, if this worker is the first of those that still take part."""
+        """Write records to the run log if this worker has the lowest rank of the workers that still
+        take part.
+        """
         if self.place.rank == self.strategy.members[0]:
             for record in records:
                 self.log.write(record)
@@ -73,14 +77,19 @@ class Job:
         self.on_step()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return a context for forward passes that rounds products to the run's precision."""
+        """Return the context manager for forward passes: torch's autocast if the run's precision
+        needs it.
+
+        Autocast rounds the factors of products to the run's precision. Without autocast, the
+        context manager does nothing.
+        """
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss times the loss scale, if there is one; see `Vector.scale`.
+        """Return the loss times the loss scale of fp16, or the loss itself in other precisions.
 
-        Without the scale, fp16 would round small gradients to zero.
+        See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
         """
         return loss * self.vector.scale.factor if self.vector.scale else loss
 

@@ -27,7 +27,8 @@ Shares = tuple[plan.Share, ...]
 
 
 def train(job: Job, cursor: Cursor | None) -> None:
-    """Train what is left of the run after `cursor`, or all of it without a cursor.
+    """Train the model from the position `cursor` to the end of the run; begin at the start if
+    `cursor` is None.
 
     `bsweep.train.worker.train` says which exceptions this raises.
     """
@@ -47,7 +48,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
-    """Train what is left of the current epoch, evaluate, and return the epoch's record."""
+    """Train the rest of the current epoch, evaluate the model, and return the epoch's record."""
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
     order = order.to(job.dataset.train_labels.device)
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
@@ -71,7 +72,8 @@ def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
 
 
 def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
-    """Train the round at the cursor's position; in many strategies a round is one step.
+    """Train one round, which begins at the position `cursor`; with most strategies a round is one
+    step.
 
     Args:
         job: This worker's job.
@@ -132,7 +134,8 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
 def _train_steps(
     job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock
 ) -> Tensor:
-    """Make this worker's steps of a round on its part of `batch`, then end the strategy's round.
+    """Run this worker's training steps of one round on its part of `batch`, then let the strategy
+    end the round.
 
     Args:
         job: This worker's job.
@@ -181,7 +184,9 @@ def _train_steps(
 
 
 def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
-    """Record a round and show it to the batching policy, which may change the coming rounds."""
+    """Record a finished round, and show its measurements to the batching policy, which may then
+    change the batch size.
+    """
     records = _record_rounds(job)
     rounds = tuple(record for record in records if isinstance(record, Round))
     _record_noise(job, cursor)
@@ -199,7 +204,9 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
-    """Record the gradient noise scale if it is due."""
+    """Write a record of the gradient noise scale if enough steps were measured since the last such
+    record.
+    """
     measured = job.noise.record(job.strategy.gather)
     if measured is None:
         return
@@ -231,13 +238,16 @@ def _record_rounds(job: Job) -> list[Event | Round]:
 
 
 def _is_finished(job: Job, cursor: Cursor) -> bool:
-    """Return True if the run ends here, however many epochs are left."""
+    """Return True if the run is to end now, even if some of its epochs are not trained yet.
+
+    It has reached its target and was asked to stop there, or its strategy is finished.
+    """
     is_at_target = job.config.stop_at_target and bool(cursor.reached)
     return is_at_target or (isinstance(job.strategy, Rounds) and job.strategy.is_finished)
 
 
 def _is_over(job: Job, cursor: Cursor) -> bool:
-    """Return True if nothing of the epoch is left to train."""
+    """Return True if all examples of the epoch are trained, or if the whole run is to end now."""
     return cursor.ends_epoch or _is_finished(job, cursor)
 
 

@@ -1,4 +1,5 @@
-"""The measurement of a run's gradient noise scale, mostly from gradients that steps compute anyway.
+"""The measurement of a run's gradient noise scale, mostly from gradients that training steps
+compute anyway.
 
 With several workers, each worker gives one gradient per step. A lone worker gives the gradients of
 its accumulation passes. If it has a single pass, the gradients of the batch's two halves are
@@ -24,25 +25,29 @@ from bsweep.numerics.vector import Vector
 from bsweep.strategies import InBackward, Strategy
 
 RECORD_STEPS = 10
-"""The least number of steps between two records.
+"""The least number of steps between two records of the gradient noise scale.
 
 A lone worker with accumulation passes and no CUDA graph measures one step in so many.
 """
 
 NORM_STEPS = 3
-"""The interval of measured steps with several workers; each takes two norms of the whole vector."""
+"""The number of steps from one measured step to the next, if there are several workers.
+
+A measured step computes two norms of the whole gradient vector.
+"""
 
 APART_STEPS = 100
-"""The interval of measured steps of a lone worker, if a measurement needs slower or extra passes.
+"""The number of steps from one measured step to the next, if a lone worker measures at extra cost.
 
-These are the passes on halves of a batch, or passes one by one instead of a graph.
+The cost is that of passes on halves of a batch, or of passes one by one instead of a graph.
 """
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The gradient noise as means over the steps that were measured since the last record, the same
-    on all workers.
+    """The measured gradient noise: means over the steps that were measured since the last record.
+
+    All workers have the same values.
     """
 
     squared_norm: float  # |G|^2
@@ -55,7 +60,8 @@ class Measured:
 
 
 class NoiseHook:
-    """The interface through which the loop and the step show their gradients to a noise meter.
+    """The interface through which the training loop shows the gradients of each step to a gradient
+    noise meter.
 
     This base class does nothing; runs that do not measure noise use it. The methods are called in
     the order in which they stand here, `after_pass` once for each pass.
@@ -63,13 +69,13 @@ class NoiseHook:
 
     @property
     def needs_passes(self) -> bool:
-        """True if this step must run its passes one by one instead of as a graph."""
+        """True if the current step must run its passes one by one instead of as a CUDA graph."""
         return False
 
     def begin_step(
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
-        """Begin a step.
+        """Prepare to measure the gradients of the training step that begins now.
 
         Args:
             shares: The share of each worker, by rank.
@@ -80,21 +86,22 @@ class NoiseHook:
         """
 
     def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Call `pass_on_halves` if the measurement needs a pass on each half of the step's
+        """Call `pass_on_halves` if the noise meter needs the gradients of both halves of the step's
         examples.
         """
 
     def after_pass(self, num_examples: int) -> None:
-        """Observe a backward pass, which added its gradient to the tensors' `grad`.
+        """Measure the gradient of one backward pass, which the pass has added to the parameters'
+        `grad`.
 
         `num_examples` is the number of examples of the pass.
         """
 
     def before_exchange(self) -> None:
-        """Observe this worker's gradient in the vector, before it is summed over workers."""
+        """Measure this worker's gradient vector before the workers sum their gradients."""
 
     def after_step(self) -> None:
-        """End the step, after the optimizer's update."""
+        """End the measurement of a step, after the optimizer has updated the model."""
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
         """Return the gradient noise measured since the last record if a new record is due, else
@@ -109,28 +116,32 @@ class NoiseHook:
         return None
 
     def estimate(self) -> GradientNoise | None:
-        """Return the running estimate of gradient noise, the same on all workers; None before the
-        first record.
+        """Return the running estimate of the gradient noise, the same on all workers; None before
+        the first record.
         """
         return None
 
     def state(self) -> dict[str, Any] | None:
-        """Return the state that is the same on all workers, for a checkpoint."""
+        """Return the part of the noise meter's state that is the same on all workers, for a
+        checkpoint.
+        """
         return None
 
     def own_state(self) -> dict[str, Any] | None:
-        """Return this worker's measurements since the last record, for a checkpoint."""
+        """Return this worker's noise measurements since the last record, for a checkpoint."""
         return None
 
     def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Restore the results of `state` and `own_state`.
+        """Restore the noise meter from the two states that a checkpoint holds, `state` and `own`.
 
-        `own` is None if the run goes on with another number of workers.
+        The methods `state` and `own_state` had returned them. `own` is None if the run continues
+        with another number of workers.
         """
 
 
 class NoiseMeter(NoiseHook):
-    """The noise meter of one worker; the workers' parts are gathered when a record is due.
+    """The gradient noise meter of one worker; the workers add up their measurements when a record
+    is due.
 
     No step waits for a GPU or for other workers. All sums are linear in the workers' own squared
     norms, so that they can be added up across workers much later.
@@ -146,7 +157,7 @@ class NoiseMeter(NoiseHook):
         in_passes: bool,
         per_layer: bool,
     ) -> None:
-        """Register the meter with the optimizer.
+        """Create a gradient noise meter, and let the optimizer call it before each of its steps.
 
         Args:
             vector: The model's parameters and gradients.
@@ -215,7 +226,7 @@ class NoiseMeter(NoiseHook):
             self.see_part(self._vector.gradients)
 
     def see_part(self, part: Tensor) -> None:
-        """Observe a part of this worker's gradient, just before it is summed over workers."""
+        """Measure a part of this worker's gradient, just before the workers sum that part."""
         step = self._step
         if step is None or step.num_workers == 1:
             return
@@ -223,8 +234,8 @@ class NoiseMeter(NoiseHook):
         step.add(norms * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
-        """Add the noise of the step to the sums since the last record, unless the step's gradients
-        overflowed.
+        """Add the gradient noise of this step to the sums since the last record, unless the step's
+        gradients overflowed.
         """
         step, self._step = self._step, None
         if step is None or step.sum is None or step.own is None:
@@ -289,9 +300,10 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Return squared norms: (1,) of a flat tensor, or (slices,) if measured per layer.
+        """Return the squared norm of a flat gradient as a tensor (1,).
 
-        Per layer, `flat` must be as long as the vector.
+        If each layer is measured by itself, return one squared norm for each as a tensor (slices,).
+        Then `flat` must be as long as the vector.
         """
         parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
         return torch.stack([squared_norm(part) for part in parts])
@@ -305,7 +317,8 @@ class NoiseMeter(NoiseHook):
 
 
 def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseHook:
-    """Return the noise meter of a worker, or a hook that does nothing if the run measures no noise.
+    """Return the gradient noise meter of a worker, or one that does nothing if the run measures no
+    noise.
 
     Call this after `Strategy.prepare` and before the strategy wraps the model.
 
@@ -337,7 +350,7 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
 
 
 def measured_steps(num_gradients: int, num_workers: int) -> int:
-    """Return the number of measured steps behind a record.
+    """Return how many measured training steps a record of the gradient noise scale is based on.
 
     With several workers, each gives one gradient per step. A lone worker records every measured
     step by itself.
@@ -350,7 +363,7 @@ _COUNTS = ("steps", "gradients", "examples")
 
 @dataclass
 class _Step:
-    """The measurements of one step."""
+    """The noise measurements of one training step."""
 
     num_examples: int  # of all workers
     own_examples: int
@@ -369,6 +382,10 @@ class _Step:
 
 
 def _flat(tensor: nn.Parameter) -> Tensor:
-    """Return the gradient of a tensor as a flat tensor; the order does not matter for a norm."""
+    """Return the gradient of a parameter as a 1-D tensor, or zeros if the parameter has no
+    gradient.
+
+    The order of the elements does not matter for a norm.
+    """
     gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
     return gradient.detach().reshape(-1)

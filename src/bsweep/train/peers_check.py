@@ -1,7 +1,8 @@
-"""The devices, software and data of all workers: compared before training and put on record.
+"""The checks before training: enough GPUs on each host, and the same precision and data on all
+workers.
 
 Workers that differ would wait for one another for ever over different backends, or train on
-different data.
+different data. The module also collects the workers' hardware and software for the records.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ Peer = Mapping[str, Any]
 
 
 def seat(place: Place, gpus: int) -> dict[str, Any]:
-    """Return this worker's host, local rank and GPUs; workers compare them before any of them takes
-    a GPU.
+    """Return a dictionary with this worker's host, its rank on that host, and the number of GPUs
+    that it sees.
+
+    The workers compare these values before any worker takes a GPU.
 
     Args:
         place: This worker's rank and host.
@@ -40,7 +43,7 @@ def seat(place: Place, gpus: int) -> dict[str, Any]:
 
 
 def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
-    """Raise an error if a host has fewer GPUs than workers.
+    """Raise ValueError if a host has fewer GPUs than workers, unless all workers compute on CPUs.
 
     If no host has any GPU, all workers compute on CPUs, unless `device=cuda` asks for GPUs.
 
@@ -70,8 +73,9 @@ def _lack(seat: Peer) -> str:
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
-    """Return this worker's host, device, precision, and driver and NCCL versions, as the run
-    records them.
+    """Return a dictionary with this worker's host, device, precision, GPU driver and NCCL version.
+
+    The run records them.
     """
     on_gpu = device.type == "cuda"
     return {
@@ -86,10 +90,9 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Return the numbers of classes and examples and a digest of labels, by which data sets are
-    told apart.
+    """Return the number of classes, the number of examples and a hash of labels of a data set.
 
-    Hosts may have different files under the same path.
+    Workers compare these facts, because hosts may have different files under the same path.
     """
     labels = dataset.train_labels
     some = labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()
@@ -101,7 +104,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def refuse_unequal(peers: Sequence[Peer]) -> None:
-    """Raise an error if a worker has another precision or other data than the first worker.
+    """Raise ValueError if a worker has another precision or other data than the first worker.
 
     Raises:
         ValueError: If a worker differs. The error is the same on all workers.
@@ -125,20 +128,25 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
 
 
 def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
-    """Return each worker's hardware and software, without the facts about the data, which are equal
-    for all.
+    """Return each worker's hardware and software for the records, without the facts about its data,
+    which are equal for all workers.
     """
     kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
     return tuple({name: peer[name] for name in kept} for peer in peers)
 
 
 def devices(peers: Sequence[Peer]) -> str:
-    """Return the kinds of device in the order of the workers, such as `Tesla T4, NVIDIA A100`."""
+    """Return a text that names each kind of device once, such as `Tesla T4, NVIDIA A100`.
+
+    The order is that of the workers.
+    """
     return ", ".join(dict.fromkeys(peer["device"] for peer in peers))
 
 
 def gpu_software(peers: Sequence[Peer]) -> str | None:
-    """Return the GPU drivers and NCCL versions of the workers; None on CPUs."""
+    """Return a text with the workers' versions of the GPU driver and NCCL; None if they use
+    CPUs.
+    """
     said = dict.fromkeys(
         f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"]
     )

@@ -23,7 +23,8 @@ from bsweep.train.job import Job
 def train_step(
     job: Job, round_batch: Tensor, part: Tensor, epoch: int, num_passes: int = 1
 ) -> Tensor:
-    """Make one optimizer step of this worker on its part of a round's examples.
+    """Run one training step of this worker: compute its gradient, then let the strategy update the
+    model.
 
     Args:
         job: This worker's job.
@@ -55,8 +56,8 @@ def train_step(
 def compute_passes(
     job: Job, round_batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
 ) -> Tensor:
-    """Compute this worker's gradient by forward and backward passes; leave it in the job's gradient
-    vector.
+    """Compute this worker's gradient by forward and backward passes, and leave it in the gradient
+    vector of its training job.
 
     Args:
         job: This worker's job.
@@ -102,9 +103,10 @@ def _outputs(job: Job, model: nn.Module, inputs: Tensor) -> Any:
 
 @contextmanager
 def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """Make BatchNorm use its running statistics for a lone example, as in an epoch's last batch.
+    """Make BatchNorm use its running statistics while the block runs, if the batch has one example.
 
-    Where feature maps are 1x1, one example has no statistics of its own.
+    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
+    statistics of its own.
     """
     if num_examples > 1:
         yield
@@ -123,9 +125,11 @@ def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
 
 @contextmanager
 def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
-    """Let a strategy that exchanges within backward passes do so in this pass.
+    """Let the strategy exchange gradients during the forward and backward pass in the block, if it
+    can do so.
 
-    `is_last`: this is the last pass of its step.
+    Only strategies of the class `InBackward` exchange during a pass. `is_last` says that this is
+    the last pass of its step.
     """
     if is_last and isinstance(strategy, InBackward):
         strategy.before_last_pass()
@@ -134,7 +138,8 @@ def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
 
 
 def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
-    """Show the noise meter the gradients of the two halves of a lone worker's examples.
+    """Compute the gradients of the two halves of a lone worker's batch, and show them to the
+    gradient noise meter.
 
     The passes leave no trace in the model. The gradient of the whole batch is not used beside them,
     because with BatchNorm it is a gradient of another function than theirs.
@@ -153,7 +158,7 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
     """Run the block in training mode, then restore the model's buffers, the loss scale and the
-    random number generators, which passes change.
+    random number generators, which the block's passes change.
     """
     job.training_model.train()
     with undisturbed(

@@ -1,4 +1,4 @@
-"""A process of a team: it trains one point after another; `bsweep.launch.team` starts and leads it.
+"""A worker process that trains one point after another, in a team that `bsweep.launch.team` starts.
 
 The team's folder may lie on a file system that several hosts share. On such a file system, opening
 a file shows its content as of the last close, while a folder's list of names may be out of date. So
@@ -27,32 +27,42 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 
 PATIENCE_SECONDS = 60
-"""The seconds without a touch of the lifeline after which the process exits."""
+"""The seconds after which the process exits if the launcher has not touched the lifeline file."""
 
 SPOILT = b"!"
-"""The byte of a process that should train no other point, because a CUDA graph capture broke off.
+"""The byte that a process writes if it should train no further point.
+
+The reason is that the capture of a CUDA graph broke off in the process.
 """
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class TeamPaths:
-    """The files by which a launcher directs a team of processes, which train points in turn."""
+    """The paths of the files by which a launcher directs a team: processes that train one point
+    after another.
+    """
 
     folder: Path
 
     @property
     def points(self) -> Path:
-        """The file with the folders of the runs to train, one a line; an empty line is the end."""
+        """The file that lists the folders of the runs to train, one per line; an empty line ends
+        the list.
+        """
         return self.folder / "points"
 
     @property
     def lifeline(self) -> Path:
-        """The file that is touched while more points may come, see `bsweep.launch.lifeline`."""
+        """The file that the launcher touches as long as more points may come.
+
+        See `bsweep.launch.lifeline`.
+        """
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
-        """Return the file to which a process adds one byte after each point that it has trained.
+        """Return the path of the file to which the process `rank` adds one byte after each trained
+        point.
 
         The byte is `SPOILT` if the process should train no other point.
         """
@@ -60,9 +70,7 @@ class TeamPaths:
 
 
 def train(paths: TeamPaths) -> None:
-    """Train points in this process, one after another, until the launcher that started it has no
-    more.
-    """
+    """Train one point after another in this process, until the launcher has no more points."""
     # This imports torch, which a parent that only uses the paths does not need.
     from bsweep.train import worker
 
@@ -80,7 +88,8 @@ def train(paths: TeamPaths) -> None:
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
-    """Yield the file paths of each run that this process is to train, as the launcher announces it.
+    """Yield the paths of each run that this process must train, as soon as the launcher names the
+    run.
 
     What this process prints goes to the logs of the run that it trains.
     """
@@ -94,9 +103,9 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _lines(paths: TeamPaths) -> Iterator[bytes]:
-    """Yield each line of the file of points, which names a run's folder, as the launcher writes it.
+    """Yield each line that the launcher adds to the file of points; a line names a run's folder.
 
-    Exit if the parent has not touched the lifeline for `PATIENCE_SECONDS`.
+    Exit if the launcher has not touched the lifeline for `PATIENCE_SECONDS`.
     """
     file, seen, since = GrowingFile(paths.points), -1, time.monotonic()
     while True:

@@ -1,4 +1,4 @@
-"""The warm-up of a worker: steps before the first clock starts, which leave the model as it was."""
+"""The warm-up of a worker: steps before the timed training, which leave the model as it was."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bsweep.train.job import Job
 
 
 def make_steps(job: Job) -> None:
-    """Compute steps of two sizes: the configured batch and the smaller last batch of an epoch.
+    """Compute warm-up steps on a full batch and on the smaller last batch of an epoch.
 
-    This loads and chooses kernels, opens connections and lays out DDP's buckets. All workers call
-    it together.
+    This leaves the model as it was. It loads and chooses kernels, opens connections and lays out
+    DDP's buckets. All workers call it together.
 
     Raises:
         ValueError: If the model's outputs, or the results of its `loss` or `score`, do not have the

@@ -1,4 +1,6 @@
-"""A worker: the entry of a training process, and what it sets up before it trains."""
+"""The entry point of a worker process, and the set-up of its training job (model, data,
+strategy).
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ Work = Callable[[RunConfig, RunPaths, Place], object]
 
 
 def do_nothing() -> None:
-    """Do nothing after a step: the default of `on_step`."""
+    """Do nothing; this is the default function to call after each training step."""
 
 
 def train(
@@ -65,9 +67,9 @@ def train(
     on_step: Callable[[], None] = do_nothing,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> Job:
-    """Train one point and return this worker's job; all workers call this together.
+    """Train one point in this worker process, and return the worker's training job.
 
-    The lowest rank that still takes part writes the records.
+    All workers call this together. The lowest rank that still takes part writes the records.
 
     Args:
         config: The point's configuration.
@@ -100,7 +102,7 @@ def train(
 def open_job(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
 ) -> Iterator[Job]:
-    """Yield this worker's job, and close its log and strategy afterwards.
+    """Set up and yield this worker's training job, and close its run log and strategy afterwards.
 
     All workers call this together. The strategy is closed only if all workers end in the same way.
     NCCL closes a group by all processes of a node together. A worker that failed would wait there
@@ -121,7 +123,9 @@ def open_job(
 def set_up(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
 ) -> Job:
-    """Return this worker's job, ready to train; all workers call this together.
+    """Build and return this worker's training job (its model, data, optimizer and strategy).
+
+    All workers call this together.
 
     Raises:
         ValueError: If a host has fewer GPUs than workers, or workers differ in precision or data.
@@ -164,8 +168,8 @@ def _build_job(
     strategy: Strategy,
     place: Place,
 ) -> Job:
-    """Return a job with a new model, gradient vector and optimizer, built in the same way at each
-    call.
+    """Return a training job with a new model, gradient vector and optimizer; each call initialises
+    them in the same way.
 
     All workers that share `strategy` call this together.
     """
@@ -206,7 +210,9 @@ def _build_job(
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
-    """Return this worker's own GPU, by its rank on its host, or the CPU if there are no GPUs."""
+    """Return the GPU whose number is this worker's rank on its host, or the CPU if there is no
+    GPU.
+    """
     if not gpus:
         return torch.device("cpu")
     torch.cuda.set_device(place.local_rank)
@@ -239,7 +245,8 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
 
 
 def enter(work: Work) -> NoReturn:
-    """Run this process, which a launcher started with a run's folder as its argument, and exit.
+    """Do the work of a process that a launcher started with a run's folder as its argument, then
+    exit.
 
     The process is a parameter server, or a worker that does `work`.
     """
@@ -247,8 +254,8 @@ def enter(work: Work) -> NoReturn:
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Call `work` in a process that a launcher started, then exit with code 0, or with 1 if it
-    failed.
+    """Call `work` in a process that a launcher started, then end the process with exit code 0, or
+    with 1 if `work` raised an error.
 
     If the work fails, the process prints the error and exits at once, because Python's clean-up at
     exit may wait for other workers. The process also ends with its launcher: a torchrun that is
@@ -265,7 +272,9 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 
 def take_part(paths: RunPaths, work: Work) -> Place:
-    """Run this process as parameter server or worker of a run; return its rank and host."""
+    """Run this process as a parameter server or a worker of a run, then return the process's rank
+    and host.
+    """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
     with suppress(Diverged, Stopped), errors_reported(paths, place):
@@ -278,11 +287,10 @@ def take_part(paths: RunPaths, work: Work) -> Place:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process with an exit code, without C++ destructors; its work or failure is already
-    recorded.
+    """End this process with an exit code, without calling C++ destructors.
 
-    After Gloo was used, the destructors of torch 2.13 abort one exit in twenty ("terminate called
-    without an active exception").
+    The process has already recorded its work or its failure. After Gloo was used, the destructors
+    of torch 2.13 abort one exit in twenty ("terminate called without an active exception").
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -295,7 +303,9 @@ def train_launched(
     place: Place,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> None:
-    """Train a point as a launched worker; the time of the launch is read from the run's folder."""
+    """Train one point in a worker process that a launcher started; read the time of the launch from
+    the run's folder.
+    """
     launched_at = (read_json(paths.meta) or {}).get("launched_at")
     train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
 
