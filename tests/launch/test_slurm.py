@@ -82,7 +82,8 @@ def test_what_an_allocation_has_too_little_or_too_much_of_is_told(
         in launch.check_machine(compose(*POINT))
     )
     with pytest.raises(
-        ValueError, match=r"num_workers=6, but the allocation offers 5 slots .n01:2,n02:2,gpu7:1."
+        ValueError,
+        match=r"num_workers=6, but the SLURM allocation offers 5 slots .n01:2,n02:2,gpu7:1.",
     ):
         launch.check_machine(compose(*POINT, "num_workers=6"))
 

@@ -424,8 +424,8 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
 
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
-        "Horovod's exchanges start late, because its core looks for gradients only once in "
-        "strategy.cycle_time_ms (1 ms); other strategies start theirs at once."
+        "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
+        "strategy.cycle_time_ms (1 ms); other strategies start their exchanges at once."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
     assert stated not in report.headlines(bsweep.load(tmp_path / "s"))

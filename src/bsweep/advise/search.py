@@ -166,7 +166,8 @@ class Search:
                 self._time_steps(left[0])
         if not self.cells:
             raise ValueError(
-                f"no cell of the grid could be run: {next(iter(self.probes.values())).problem}"
+                "no cell of the grid fits into memory: add smaller batches to the grid. The first "
+                f"error: {next(iter(self.probes.values())).problem}"
             )
 
     def _time_steps(self, cell: Key) -> None:

@@ -43,7 +43,7 @@ class ProbedWorker:
     def __post_init__(self) -> None:
         rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
         if any(before >= after for before, after in itertools.pairwise(rising)):
-            raise ValueError(f"batches do not rise up to {self.largest_batch}")
+            raise ValueError(f"its batches are not in rising order up to {self.largest_batch}")
 
     def step_seconds(self, local_batch: int) -> float:
         """Return this worker's seconds per step at a local batch, by linear interpolation between
@@ -140,7 +140,8 @@ def read_probe(config: RunConfig) -> Probe:
         ) from None
     if probe.schema > PROBE_SCHEMA:
         raise ConfigError(
-            f"{path}: written with probe schema {probe.schema}: update bsweep, or {remedy} again."
+            f"{path}: a newer bsweep wrote this file (probe schema {probe.schema}): update bsweep, "
+            f"or {remedy} again."
         )
     ours = probed_of(config)
     ignored = () if config.allocation.asks_exchange else _exchange_of(config)

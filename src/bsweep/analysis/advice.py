@@ -66,9 +66,9 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         yield (
-            "Horovod's exchanges start late, because its core looks for gradients only once in "
+            "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
             f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            "ms); other strategies start theirs at once."
+            "ms); other strategies start their exchanges at once."
         )
 
 

@@ -196,7 +196,7 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     if unfinished:
         yield (
             f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or out "
-            "of disk space)."
+            "of disk space). If no sweep is at work, start the same sweep again."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:

@@ -213,7 +213,8 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
             else "outside horovodrun"
         )
         raise ValueError(
-            f"{study_dir}: `{typed}` was started {where}: start this command there, too."
+            f"{study_dir}: the recorded command `{typed}` was started {where}, and bsweep can "
+            f"repeat it only {where}: start `bsweep resume` or `bsweep retry` {where}."
         )
     if not command.folder.is_dir():
         raise ValueError(

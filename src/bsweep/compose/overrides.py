@@ -47,8 +47,9 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     typed = parsed(arguments)
     if typed.experimental_rerun is not None:
         raise ConfigError(
-            "--experimental-rerun: bsweep pickles no configuration. Run the command again, which "
-            "each run's meta.json holds: completed runs are skipped."
+            "--experimental-rerun: bsweep does not save the pickled configuration that this flag "
+            "of Hydra reads. Run the command again, which each run's meta.json holds: completed "
+            "runs are skipped."
         )
     flags = list(arguments)
     for override in typed.overrides:

@@ -47,9 +47,10 @@ class SparseConfig(CodecConfig):
     def warnings(self, point: Point) -> Iterator[str]:
         if len(self.warmup_densities) >= point.epochs:
             yield (
-                f"compression.density={self.density:g} is never reached: the warm-up has "
-                f"{len(self.warmup_densities)} densities, one for each epoch, and "
-                f"epochs={point.epochs}"
+                f"compression.density={self.density:g} is never reached, because "
+                "compression.warmup_densities has one density for each epoch, "
+                f"{len(self.warmup_densities)} in all, and epochs={point.epochs}: use more epochs "
+                "or fewer warm-up densities"
             )
         else:
             yield from super().warnings(point)

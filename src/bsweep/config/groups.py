@@ -359,8 +359,9 @@ class CodecConfig(Card):
         if share is not None and workers > 1 and share >= 2 / workers:
             yield (
                 f"compression={self.name} saves no traffic with {workers} workers: each worker "
-                f"sends {workers - 1} payloads of {share:.3g} of the gradient, while a ring "
-                f"without a codec sends {2 * (workers - 1) / workers:.3g} of the gradient"
+                f"sends {(workers - 1) * share:.3g} times the bytes of its gradient, while a ring "
+                f"all-reduce with compression=none sends {2 * (workers - 1) / workers:.3g} times "
+                "these bytes"
             )
 
 

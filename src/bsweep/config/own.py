@@ -337,8 +337,9 @@ def _files(path: Path) -> dict[str, bytes]:
     kept = [file for file in below if not _HIDDEN.search(str(file.relative_to(path.parent)))]
     if (size := sum(file.stat().st_size for file in kept)) > _MOST_BYTES:
         raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, and every run folder gets a copy of it: keep "
-            "data elsewhere, or install the package."
+            f"{path} holds {size / 2**20:.0f} MiB, but code of your own may hold at most "
+            f"{_MOST_BYTES / 2**20:.0f} MiB, because every run folder gets a copy. Move data files "
+            "out of that folder, or install the package by pip: bsweep copies no installed package."
         )
     return {str(file.relative_to(path.parent)): file.read_bytes() for file in kept}
 

@@ -58,13 +58,14 @@ class ParameterServerConfig(StrategyConfig):
         if self.consistency == "stale_synchronous" and self.staleness is None:
             yield (
                 "strategy.consistency=stale_synchronous needs strategy.staleness, the number of "
-                "clocks that a worker may be ahead, such as 3."
+                "steps by which a worker may be ahead of the slowest worker, such as 3."
             )
         if self.consistency != "stale_synchronous" and self.staleness is not None:
             yield (
                 f"strategy.staleness={self.staleness} with "
                 f"strategy.consistency={self.consistency}: only "
-                "strategy.consistency=stale_synchronous has a bound. Leave strategy.staleness out."
+                "strategy.consistency=stale_synchronous limits by how many steps a worker may be "
+                "ahead. Leave strategy.staleness out."
             )
         num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
         if self.colocated and num_shards > point.num_workers:

@@ -191,8 +191,8 @@ class DDPConfig(StrategyConfig):
             )
         if point.launch.slowdown:
             yield (
-                "launch.slowdown with strategy=ddp: this strategy exchanges within the backward "
-                "pass, so that a slowdown cannot stretch the computation alone. Use "
+                "launch.slowdown with strategy=ddp: this strategy exchanges gradients within the "
+                "backward pass, so that a slowdown cannot stretch the computation alone. Use "
                 "strategy=allreduce."
             )
 
@@ -371,7 +371,8 @@ class DiLoCoConfig(EitherConfig):
         ):
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
-                "plain SGD steps: FedNova is defined for sgd only"
+                "plain SGD steps, because FedNova is defined for sgd only: use optimizer=sgd, or "
+                "another strategy.weighting"
             )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -402,9 +403,9 @@ class DiLoCoConfig(EitherConfig):
             yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
         if min(weights, default=1) == 0 and self.on_loss != "fail":
             yield (
-                f"{given} with strategy.on_loss={self.on_loss}: if all other workers were lost, no "
-                "remaining update would count. Give each worker a weight greater than 0, or use "
-                "strategy.on_loss=fail."
+                f"{given} with strategy.on_loss={self.on_loss}: if only workers with weight 0 were "
+                "left, the model would not change any more. Give each worker a weight greater than "
+                "0, or use strategy.on_loss=fail."
             )
 
 

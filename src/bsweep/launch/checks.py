@@ -67,7 +67,7 @@ def check_hosts(config: RunConfig) -> None:
         )
     if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
         raise ValueError(
-            f"num_workers={config.num_workers}, but the allocation offers {slots} slots "
+            f"num_workers={config.num_workers}, but the SLURM allocation offers {slots} slots "
             f"({launch.named_hosts}): ask SLURM for more nodes, tasks or GPUs, or use fewer "
             "workers."
         )

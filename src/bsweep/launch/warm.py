@@ -158,8 +158,8 @@ class WarmRank:
         variables = (variable for variable, *_ in HorovodConfig.knobs.values())
         if knobs := ", ".join(variable for variable in variables if variable in os.environ):
             raise SystemExit(
-                f"bsweep: {knobs} is set, so these processes cannot train after a failed point: "
-                "start again for the remaining points"
+                f"bsweep: {knobs} is set, and with it Horovod 0.28.1 cannot train another point "
+                "after a failed point: type the same command again for the remaining points"
             )
         assert self._meeting_point, "run() has not begun"
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = (

@@ -113,7 +113,7 @@ class Calibration:
         if not are_timed or any(
             len(one.step_seconds) != len(self.measured_batches) for one in self.timed
         ):
-            raise ValueError("not one time for each measured batch")
+            raise ValueError("there must be one time of a step for each measured batch")
 
     @property
     def is_open(self) -> bool:

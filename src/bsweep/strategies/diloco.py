@@ -302,8 +302,7 @@ class DiLoCo(Rounds):
             if self.members == members:
                 if not may_try_again:
                     raise problem or WorkerLost(
-                        "the exchange failed twice on another worker, although all workers are "
-                        "there"
+                        "the exchange failed twice on another worker, although no worker was lost"
                     )
                 may_try_again = False
                 self._message_timeout *= 2

@@ -119,7 +119,7 @@ class ParameterServer(TorchStrategy, Rounds):
     def save_elsewhere(self, checkpoint: Checkpoint) -> None:
         self._meet()  # all pushes are answered
         if self.rank == 0 and not all(part.remember(Kind.SAVE, checkpoint) for part in self._parts):
-            raise OSError("a server could not write it")
+            raise OSError("a parameter server could not write its part of the checkpoint")
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
         return self.rank > 0 or all(part.remember(Kind.RESTORE, checkpoint) for part in self._parts)

@@ -60,7 +60,7 @@ class RollCall:
                 # all members have read it
                 self._store.delete_key(self._key(self._rank, self._number - 2))
         except dist.DistError as error:
-            raise WorkerLost(f"the store of torch.distributed is gone: {error}") from error
+            raise WorkerLost(f"the store of torch.distributed does not answer: {error}") from error
         return torch.stack(
             [
                 torch.frombuffer(bytearray.fromhex(one.decode()), dtype=torch.float64)

@@ -81,7 +81,10 @@ def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
     """
     path = Path(offer["path"])
     if str(path.readlink()) != f"/memfd:{offer['name']} (deleted)":
-        raise OSError(f"{path} is not the memory that its owner offered")
+        raise OSError(
+            f"{path} is not the memory that another worker offered to share, perhaps because the "
+            "workers run in different containers"
+        )
     return torch.from_file(str(path), shared=True, size=like.numel(), dtype=like.dtype)
 
 

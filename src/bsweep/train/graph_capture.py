@@ -123,7 +123,7 @@ def _of_full_steps(job: Job) -> Graph:
     graph = Graph(compute_all, part, len(batch), num_passes)
     if (gradients(graph.replay) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(
-            "a replay gives other gradients than the passes, perhaps because the model chooses in "
-            "Python what to compute"
+            "the CUDA graph gives other gradients than the model, perhaps because the model "
+            "chooses in Python what to compute"
         )
     return graph

@@ -163,9 +163,9 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
     if num_reached < ENOUGH_BATCHES:
         yield (
-            f"{counted(num_reached, 'batch size')} reached the target, but S_min + E_min / B has "
-            f"two parameters: {ENOUGH_BATCHES - num_reached} more would test the formula. The "
-            "intervals depend on priors."
+            f"{counted(num_reached, 'batch size')} reached the target, but the formula for the "
+            f"steps, S_min + E_min / B, has two parameters: {ENOUGH_BATCHES - num_reached} more "
+            "would test the formula. Until then, the intervals depend on priors."
         )
     known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
     others = sorted(set(cells["num_workers"]) - set(known))
@@ -173,7 +173,7 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
         yield (
             f"steps were timed only on {_counts(known)}: the cost of an exchange on "
             f"{_counts(others)} is a guess with a wide interval. Time a few steps with these "
-            "numbers of workers, or give a probe."
+            "numbers of workers, or give the file of `bsweep probe` by --probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
@@ -210,7 +210,7 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
     if count := int(is_left_out.sum()):
         yield (
             f"{counted(count, 'run')} shared the machine with other runs (launch.parallel): the "
-            "prediction uses their steps, but not their times."
+            "prediction uses their numbers of steps, but not their times."
         )
 
 

@@ -211,8 +211,8 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
             yield (
-                f"the critical batch by {one.source} ({number(one.low)} to {number(one.high)}) and "
-                f"by {other.source} ({number(other.low)} to {number(other.high)}) disagree beyond "
-                "their intervals: the two are defined differently, and unsuitable learning rates "
-                "change the first."
+                f"two estimates of the critical batch size disagree beyond their intervals: from "
+                f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
+                f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
+                "and learning rates that do not suit the batch sizes change the first."
             )

@@ -29,15 +29,16 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
-                f"{rule}: {_RULES[rule]}. S_min + E_min / B holds for rates that suit each batch. "
-                "The prediction holds only for this rule, and is a guess beyond the batches of the "
-                "runs. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
+                f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, "
+                "S_min + E_min / B, needs a rate that suits each batch. The prediction holds only "
+                "for this rule, and is a guess beyond the batches of the runs. Use "
+                "optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
-            f"the learning rate follows a schedule ({how}) over the configured epochs of a run: "
-            "steps to a target depend on that length, and a run that ends at its target does not "
-            "reach the end of the schedule."
+            f"the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
+            "the steps to a target depend on the number of epochs, and a run that ends at its "
+            "target does not reach the end of the schedule."
         )
     if seen.rates:
         yield (
@@ -117,7 +118,7 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
             if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
                 yield (
-                    f"at batch {batch:g} steps differ by {100 * change:.0f} % between worker "
-                    "counts, but the prediction treats them as equal (BatchNorm sees only the "
-                    "local batch)."
+                    f"at global batch {batch:g}, the steps to the target differ by "
+                    f"{100 * change:.0f} % between worker counts, but the prediction treats them "
+                    "as equal. BatchNorm is a possible cause, because it sees only the local batch."
                 )

@@ -175,8 +175,8 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     kept = of_one_batch(kept)
     if kept.empty:
         raise ValueError(
-            "no run of the study keeps one batch size from its beginning, so there is nothing to "
-            "predict from."
+            "a batching policy may change the batch size of every run, so there is nothing to "
+            "predict from. Train some runs with batching=fixed."
         )
     return kept
 
@@ -219,9 +219,9 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
 def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
     if names := unsynchronised(study, runs):
         raise ValueError(
-            f"the runs with {', '.join(names)} do not take every step together: S_min + E_min / B "
-            "holds only for steps with one gradient of the global batch. Choose other runs, as in "
-            "--where strategy=horovod."
+            f"the workers of the runs with {', '.join(names)} do not take every step together: a "
+            "prediction needs steps that all workers take with one gradient of the global batch. "
+            "Choose other runs, as in --where strategy=horovod."
         )
 
 

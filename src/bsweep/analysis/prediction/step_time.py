@@ -196,7 +196,8 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     shared = sorted(set.intersection(*map(set, of_workers)))
     if not shared:
         raise ValueError(
-            f"{path}: its workers have no probed batch in common. Probe equal workers."
+            f"{path}: a prediction needs a local batch that was timed on every worker, and there "
+            "is none. Run `bsweep probe` with workers on the same GPU or CPU model."
         )
     slowest = {batch: max(float(of[batch]) for of in of_workers) for batch in shared}
     timings = [
