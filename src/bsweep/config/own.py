@@ -34,7 +34,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BeforeValidator
 
 from bsweep.config.card import Card, Schema
-from bsweep.config.values import ConfigError, PathName, did_you_mean, plain_file, show
+from bsweep.config.values import ConfigError, PathName, did_you_mean, show
+from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import write_whole
 
 _Config = TypeVar("_Config", bound=Schema)
@@ -280,7 +281,7 @@ def _module_name(where: str, fingerprint: str) -> str:
 @functools.cache  # a sweep trains the code that was there when it began
 def _of_file(path: Path) -> _Source:
     try:
-        content = plain_file(path).read_bytes()
+        content = read_regular(path)
     except OSError as error:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
         raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None
