@@ -13,7 +13,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError, Count, NonNegative, plain_file, show
+from bsweep.config.values import ConfigError, Count, NonNegative, show
+from bsweep.core.regular_files import read_regular
 
 PROBE_SCHEMA = 1
 
@@ -127,7 +128,7 @@ def read_probe(config: RunConfig) -> Probe:
     path = probe_path(config)
     remedy = "run `bsweep probe` with the same overrides"
     try:
-        probe = _PROBE.validate_json(plain_file(path).read_bytes())
+        probe = _PROBE.validate_json(read_regular(path))
     except FileNotFoundError:
         or_devices = (
             ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""

@@ -4,6 +4,7 @@ each epoch, and so on.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from bsweep.analysis.beside_others import without_times
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.config.values import did_you_mean
+from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_told
 
@@ -81,20 +83,21 @@ def _read(study_dir: str | Path) -> Study:
 
 def _is_run(folder: Path) -> bool:
     paths = RunPaths(folder)
-    return paths.config.is_file() or paths.metrics.is_file() or paths.summary.is_file()
+    return any(map(os.path.lexists, (paths.config, paths.metrics, paths.summary)))
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
     growing: dict[str, _Growing] = defaultdict(_Growing)
     skipped: dict[str, str] = {}
     for run_folder in run_folders:
+        run_id = escaped(run_folder.name)
         try:
             of_run = tables_of(run_folder)
         except (ValueError, OSError) as error:
-            skipped[run_folder.name] = str(error)
+            skipped[run_id] = escaped(str(error))
             continue
         for name, rows in of_run.items():
-            growing[name].add(run_folder.name, rows, without=NO_COLUMNS if name == "epochs" else ())
+            growing[name].add(run_id, rows, without=NO_COLUMNS if name == "epochs" else ())
     if not growing:
         raise ValueError(
             f"{folder}: none of its {len(skipped)} runs can be read: {next(iter(skipped.values()))}"

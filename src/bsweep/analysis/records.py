@@ -18,7 +18,8 @@ from bsweep.analysis.numbers import setting_text
 from bsweep.config.hosts import SLURM
 from bsweep.config.run import is_left_out
 from bsweep.config.saved import read_config
-from bsweep.config.values import flatten
+from bsweep.config.values import ConfigError, flatten
+from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import REMEDY, Damaged, Run, changes_batch, numbered, warnings_in
@@ -67,7 +68,7 @@ def rows_of(run: Run) -> dict[str, Rows]:
     noise = numbered(of_type["noise_scale"], "noise_scale", by="num_steps")
     steps = numbered(of_type["step"], "step") if changes_batch(of_type["event"]) else []
     return {
-        "runs": [_run_row(run, of_type["start"], of_type["event"], len(epochs))],
+        "runs": [_shown(_run_row(run, of_type["start"], of_type["event"], len(epochs)))],
         "epochs": epochs,
         "evaluations": _of_table(
             numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS
@@ -78,7 +79,15 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
-        "provenance": [_provenance(run.meta)],
+        "provenance": [_shown(_provenance(run.meta))],
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts and names of columns can be shown and written to any file."""
+    return {
+        escaped(name): escaped(value) if isinstance(value, str) else value
+        for name, value in row.items()
     }
 
 
@@ -96,7 +105,7 @@ def _layer_rows(noise: Rows) -> Rows:
     return [
         {
             "num_steps": record["num_steps"],
-            "layer": layer,
+            "layer": escaped(layer),
             "gradient_square": square,
             "variance": variance,
         }
@@ -208,11 +217,10 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     """Return the configuration that a run without a start record saved in its folder, with the
     local and the global batch filled in.
     """
-    path = RunPaths(folder).config
     try:
-        config = read_config(path)
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path}: it cannot be read: {error} {REMEDY}") from None
+        config = read_config(RunPaths(folder).config)
+    except ConfigError as error:
+        raise Damaged(f"{error} {REMEDY}") from None
     return {
         **asdict(config),
         "local_batch": config.examples_per_pass,

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bsweep.cli import measure
 from bsweep.config.launch import ProcessesConfig, slots_by_host
 from bsweep.config.run import RunConfig
+from bsweep.core import terminal
 from bsweep.launch import preflight, ssh
 from bsweep.launch.preflight import Answer
 
@@ -199,7 +199,7 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def print_tables(found: Mapping[str, Any]) -> None:
     """Print what `bsweep doctor` found: tables of facts, and a line for each problem to correct."""
-    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    console = terminal.console_of(width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):
         table = Table("machine", *columns)
         for name, facts in found["machines"].items():

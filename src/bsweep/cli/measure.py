@@ -20,6 +20,7 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog import profile_file
+from bsweep.runlog.reading import Damaged
 from bsweep.study import checks, side_runs
 
 logger = terminal.logger(__name__)
@@ -56,7 +57,11 @@ def profile(arguments: Sequence[str]) -> int:
     config = _measured("profile", side_runs.profile, arguments, allocation.fill_in)
     if isinstance(config, int):
         return config
-    workers = profile_file.read_anatomies(config)
+    try:
+        workers = profile_file.read_anatomies(config)
+    except Damaged as error:
+        logger.error(f"bsweep: {error}")
+        return 1
     print(profile_file.table(workers))
     print(profile_file.bottleneck(workers))
     for path in sorted(profile_file.folder_of(config).glob("trace.*")):

@@ -47,7 +47,9 @@ def status(arguments: Sequence[str]) -> int:
         else:
             text = overview.status_text(options.study, rows, source, sweeps)
         if text != said:
-            print("\033[H\033[J" * (options.watch and sys.stdout.isatty()) + text, flush=True)
+            if options.watch and sys.stdout.isatty():
+                terminal.console_of().clear()
+            print(text, flush=True)
         said = text
         if not options.watch or not (sweeps or any(row.state.status == "running" for row in rows)):
             return 0

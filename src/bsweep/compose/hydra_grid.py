@@ -100,7 +100,7 @@ class Grid:
 
 def say_could_not_run(error: BaseException) -> None:
     """Log that a point could not be run, and why."""
-    logger.error(f"bsweep: a point could not be run: {error!r}")
+    logger.error(f"bsweep: a point could not be run: {type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from bsweep.config.values import plain_file, shortened
+from bsweep.config.values import shortened
+from bsweep.core.regular_files import open_regular
 
 SLURM = "slurm"
 """The value of the key `launch.hosts` that stands for the hosts of the SLURM allocation in which
@@ -77,12 +78,14 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
     lines are `h1:4`, or `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
     """
     try:
-        if plain_file(path.expanduser()).stat().st_size > _MOST_FILE_BYTES:
+        with open_regular(path.expanduser()) as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+        if len(content) > _MOST_FILE_BYTES:
             raise ValueError(
                 f"the file has more than {_MOST_FILE_BYTES:,} bytes, too many for a list of hosts: "
                 "give another file"
             )
-        lines = path.expanduser().read_text(errors="replace").splitlines()
+        lines = content.decode(errors="replace").splitlines()
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(

@@ -29,7 +29,8 @@ from importlib.machinery import (
 from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 
-from bsweep.config.values import did_you_mean, plain_file
+from bsweep.config.values import did_you_mean
+from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import write_whole
 
 _MOST_BYTES = 2**24  # largest package that is copied into each run's folder
@@ -171,7 +172,7 @@ def of_file(path: Path) -> Source:
         ValueError: If the file cannot be read.
     """
     try:
-        files = {path.name: plain_file(path).read_bytes()}
+        files = {path.name: read_regular(path)}
     except OSError as error:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
         raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None

@@ -11,6 +11,7 @@ import yaml
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import write_whole
 
 
@@ -25,19 +26,22 @@ def read_config(path: Path) -> RunConfig:
     """Return the configuration of a run from a file that `save_config` wrote.
 
     Raises:
-        ConfigError: If the file holds no valid configuration.
+        ConfigError: If the file cannot be read or holds no valid configuration.
     """
-    content = path.read_bytes()
     try:
+        content = read_regular(path)
         _refuse_unlike_saved(content)
         saved = yaml.load(content, _LOADER)
+        if not isinstance(saved, dict):
+            raise ValueError("no mapping of keys to values")
+        return parse(saved)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}.") from None
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: for example a date in month 13
-        raise ConfigError(
-            f"the file holds no configuration ({' '.join(str(error).split())[:200]})."
-        ) from None
-    if not isinstance(saved, dict):
-        raise ConfigError("the file holds no mapping of keys to values.")
-    return parse(saved)
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path}: the file holds no configuration ({why}).") from None
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,19 +104,6 @@ def _fit_for_files(text: str) -> str:
 _MOST_PART_BYTES = 255
 _MOST_PATH_BYTES = 3500  # Linux allows 4096; the rest is for files below
 PathName = Annotated[str, AfterValidator(_fit_for_files)]
-
-
-def plain_file(path: Path) -> Path:
-    """Return a path unchanged if it leads to a regular file or a folder. Reading a pipe or a device
-    might never end.
-
-    Raises:
-        OSError: If the path is neither.
-    """
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path
 
 
 def _every(value: object) -> object:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from bsweep.core.regular_files import open_regular
+
 
 class GrowingFile:
     """A text file to which other processes append lines, sometimes after they have removed its last
@@ -22,9 +24,12 @@ class GrowingFile:
         """Return the complete lines that were appended to the file since the last call, without
         their line ends. Return None, once, if the file has lost lines that were read earlier; the
         next call then reads from the beginning.
+
+        Raises:
+            OSError: If the file exists and is not a regular file that can be read.
         """
         content = b""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
+        with suppress(FileNotFoundError), open_regular(self._path) as file:
             file.seek(self._num_bytes - len(self._last))
             content = file.read()
         if not content.startswith(self._last):

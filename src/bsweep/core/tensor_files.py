@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from bsweep.core.regular_files import open_regular
 from bsweep.core.whole_files import replacing
 
 
@@ -48,7 +49,8 @@ def read_tensors(path: Path) -> dict[str, Any] | None:
     stderr and return None.
     """
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # torch raises errors of many types for a damaged file
         traceback.print_exc()
         return None

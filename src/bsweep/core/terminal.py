@@ -7,18 +7,23 @@ Other functions show the command's log records on standard error.
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
 import signal
 import stat
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
+
+from bsweep.core.words import escaped
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
@@ -120,18 +125,69 @@ def console() -> Console:
 
     The console looks up `sys.stderr` at each write.
     """
+    return console_of(stderr=True, markup=False, emoji=False, soft_wrap=True)
+
+
+def console_of(**options: Any) -> Console:
+    """Return a console of rich that shows every text `escaped`.
+
+    It falls silent, instead of ending the process, if nobody reads its output any more.
+
+    Args:
+        options: Arguments of `rich.console.Console`.
+    """
     # Imported here because worker processes import this module, too.
     from rich.console import Console
+    from rich.segment import Segment
 
-    class Unbreakable(Console):
-        """A console that falls silent, instead of ending the process, if nobody reads its output
-        any more.
-        """
+    class Escaping(Console):
+        @property  # type: ignore[misc]  # nobody sets it
+        def file(self) -> IO[str]:
+            # Rich writes control characters of its own. While it shows a live display, its stream
+            # is around that of `escape_output`.
+            return getattr(super().file, "rich_proxied_file", super().file)
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else Segment(escaped(part.text), part.style)
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return Unbreakable(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return Escaping(highlight=False, **options)
+
+
+class _Escaping:
+    """A text stream that passes on what is written to it, `escaped`.
+
+    A carriage return at the beginning stays, because progress bars of other packages begin so.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # to which rich writes, because the stream has this name
+
+    def write(self, text: str) -> int:
+        begin = "\r" * text.startswith("\r")
+        return self.rich_proxied_file.write(begin + escaped(text[len(begin) :]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def escape_output() -> None:
+    """Make everything that this process writes to `sys.stdout` and `sys.stderr` appear `escaped`.
+
+    Names of files, records and messages may come from anybody. Only the process of a command calls
+    this.
+    """
+    os.environ["PYTHON_COLORS"] = "0"  # Python colors tracebacks and help by control characters
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, _Escaping(stream))
 
 
 class _StandardError(logging.Handler):

@@ -1,8 +1,26 @@
-"""Functions that return counts, lists and durations as texts for sentences."""
+"""Functions that return counts, lists, durations and names as texts for sentences."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_NOT_TO_SHOW = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with an escape, such as `\u001b` or `\xff`, for each character that could
+    change a terminal or deceive a reader, and for each byte of a file's name that is not UTF-8.
+
+    Line ends and tabs stay. The escape of a control character is also valid in JSON.
+    """
+    return _NOT_TO_SHOW.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    # Python decodes a byte that is not UTF-8, such as 0xff, to a surrogate, such as U+DCFF.
+    return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else f"\\u{number:04x}"
 
 
 def plural(number: object) -> str:

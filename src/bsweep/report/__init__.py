@@ -25,7 +25,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study, headlines
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
-from bsweep.core.words import counted, first_of
+from bsweep.core.words import counted, escaped, first_of
 from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
@@ -75,7 +75,7 @@ def write(
         with computing_once():
             flags = " --mix" * mix + " --beside" * beside
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), made_by)
+            _write_files(study, Path(new), escaped(made_by))
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"

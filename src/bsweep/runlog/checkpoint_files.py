@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsweep.core.regular_files import open_regular
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
@@ -143,7 +144,7 @@ def crc32_of_records(metrics: Path, num_bytes: int) -> int | None:
     fewer.
     """
     try:
-        with metrics.open("rb") as file:
+        with open_regular(metrics) as file:
             content = file.read(num_bytes)
     except OSError:
         return None
@@ -206,7 +207,7 @@ def _all(paths: RunPaths) -> list[Checkpoint]:
 
 def _sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

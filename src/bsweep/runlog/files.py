@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import space_for, write_whole
 from bsweep.runlog.records import SCHEMA, Record
 
@@ -195,7 +196,7 @@ def _is_open_file(path: Path, file: TextIO) -> bool:
 def _cut_torn_tail(path: Path) -> None:
     if not path.exists():
         return
-    whole = path.read_bytes()
+    whole = read_regular(path)
     end = whole.rfind(b"\n") + 1
     if end < len(whole):
         os.truncate(path, end)

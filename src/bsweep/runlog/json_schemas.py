@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bsweep.config.hosts import SpelledOut
-from bsweep.config.values import Count
+from bsweep.config.values import Count, Processes
 from bsweep.runlog.records import Status
 from bsweep.runlog.values import Amount, Finite, Natural, Seed
 
@@ -25,14 +25,14 @@ class Summary:
     status: Status
     message: str = ""
     strategy: str
-    num_workers: Count
+    num_workers: Processes
     local_batch: Count
     global_batch: Count
     seed: Seed
     epochs: Natural
     num_steps: Natural | None
     train_seconds: Amount | None
-    wall_seconds: Finite | None
+    wall_seconds: Amount | None
     images_per_second: Amount | None
     train_loss: Finite | None
     train_accuracy: Amount | None
@@ -57,7 +57,7 @@ class Saved:
     position: Natural
     num_steps: Natural
     members: tuple[Natural, ...]  # ranks that had not been lost
-    num_workers: Count
+    num_workers: Processes
     metrics_bytes: Natural
     metrics_crc32: Natural | None = None  # of the first `metrics_bytes` bytes of `metrics.jsonl`
     sha256: Mapping[str, str] | None = None  # of the checkpoint's files, by name
@@ -73,7 +73,7 @@ class Meta:
     """
 
     launched_at: Finite | None = None
-    wall_seconds_before: Finite | None = None  # of earlier attempts that the run goes on from
+    wall_seconds_before: Amount | None = None  # of earlier attempts that the run goes on from
     command: str | None = None
     hosts: SpelledOut | None = None
     cpu: str | None = None

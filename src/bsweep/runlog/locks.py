@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import psutil
 
 from bsweep.core import terminal
+from bsweep.core.regular_files import open_regular
 from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import Damaged, read_json
 
@@ -72,7 +73,7 @@ def is_claimed(path: Path) -> bool:
     This function leaves nothing on the disk, but for a moment nobody else can take the claim.
     """
     try:
-        with path.open() as lock:
+        with open_regular(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -169,7 +170,7 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
 
 def _touched_at(path: Path) -> float:
     # On a file system of several hosts, a file's times may be out of date until it is opened.
-    with path.open() as file:
+    with open_regular(path) as file:
         return os.fstat(file.fileno()).st_mtime
 
 

@@ -6,14 +6,19 @@ part.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from bsweep.config.run import RunConfig
+from bsweep.config.values import Finite, NonNegative, Positive
+from bsweep.core.regular_files import read_regular
+from bsweep.runlog.reading import Damaged
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
 """The names of the parts of a training step, in the order of the step.
@@ -32,12 +37,17 @@ class Anatomy:
     measured.
     """
 
-    parts: dict[str, float]
-    step_seconds: float  # of the same steps, by a clock around them
-    untimed_step_seconds: float  # of as many steps without timed parts, taken in turns with these
-    wait_seconds: float | None  # the part of the exchange that waits for slower workers
-    busy_seconds: float | None  # the time in which a GPU computes
+    parts: dict[str, Finite]
+    step_seconds: Positive  # of the same steps, by a clock around them
+    # Of as many steps without timed parts, taken in turns with these.
+    untimed_step_seconds: NonNegative
+    wait_seconds: Finite | None  # the part of the exchange that waits for slower workers
+    busy_seconds: NonNegative | None  # the time in which a GPU computes
     overlaps: bool  # True if the exchange may overlap with the backward pass
+
+    def __post_init__(self) -> None:
+        if not 0 < sum(self.parts.values()) < math.inf:
+            raise ValueError("the parts of a step must add up to more than 0 seconds")
 
     @property
     def adds_up_to(self) -> float:
@@ -141,8 +151,21 @@ def folder_of(config: RunConfig) -> Path:
 def read_anatomies(config: RunConfig) -> list[Anatomy]:
     """Return the seconds of a step's parts that `bsweep profile` measured, one item for each
     worker, by rank.
+
+    Raises:
+        Damaged: If the file is missing or holds no profile.
     """
-    return _ADAPTER.validate_json((folder_of(config) / "profile.json").read_bytes())["workers"]
+    path = folder_of(config) / "profile.json"
+    try:
+        return _PROFILE.validate_json(read_regular(path)).workers
+    except (OSError, ValueError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise Damaged(f"{path} is no profile ({reason}): run `bsweep profile` again.") from None
 
 
-_ADAPTER: TypeAdapter[dict[str, list[Anatomy]]] = TypeAdapter(dict[str, list[Anatomy]])
+@dataclass(frozen=True)
+class _Profile:
+    workers: Annotated[list[Anatomy], Field(min_length=1)]
+
+
+_PROFILE: TypeAdapter[_Profile] = TypeAdapter(_Profile)

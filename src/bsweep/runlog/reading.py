@@ -15,6 +15,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from bsweep.core.regular_files import read_regular
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
 from bsweep.runlog.files import RunPaths
@@ -145,18 +146,29 @@ def read_told(folder: Path) -> Run:
     return read_run(folder) if changes_batch(run.records) else run
 
 
+def content_of(path: Path) -> bytes | None:
+    """Return the content of a file, or None if there is no such file.
+
+    Raises:
+        Damaged: If the file cannot be read or is not a regular file.
+    """
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}. {REMEDY}") from None
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in `path`, or None if there is no such file.
 
     Raises:
         Damaged: If the file cannot be read or does not hold a JSON object.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    content = content_of(path)
+    if content is None:
         return None
-    except OSError as error:
-        raise Damaged(f"{path}: {error.strerror}.") from None
     try:
         value = from_json(content, allow_inf_nan=False)
     except ValueError as error:
@@ -212,12 +224,9 @@ def read_records(
         Damaged: If a line is not a valid record. The message names the first such line by number.
         Newer: If a newer bsweep wrote a line.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    content = content_of(path)
+    if content is None:
         return (), None
-    except OSError as error:
-        raise Damaged(f"{path}: {error.strerror}.") from None
     *lines, torn = content.split(b"\n")  # `torn` is b"" if the last record is whole.
     dropped = () if with_steps else b'"type": "step"}'
     if crc32 is not None and zlib.crc32(content) == crc32:

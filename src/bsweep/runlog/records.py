@@ -14,7 +14,7 @@ from pydantic import AfterValidator, TypeAdapter
 from pydantic_core import to_json
 
 from bsweep.config.hosts import SpelledOut
-from bsweep.config.values import Count, LrRule, Positive
+from bsweep.config.values import Count, LrRule, Name, Positive, Processes, Width
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.values import Amount, Finite, Natural, Rate, Seed, plain
 
@@ -40,7 +40,7 @@ def adapter(schema: type) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Variant:
-    name: str
+    name: Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,14 @@ class _ToldOptimizer(_Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldStrategy(_Variant):
-    num_servers: Count | None = None
+    num_servers: Processes | None = None
     colocated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldData(_Variant):
     num_test: Natural | None = None
-    num_classes: Natural | None = None
+    num_classes: Width | None = None
     root: str | None = None
     path: str | None = None
     tokenizer: str | None = None
@@ -69,14 +69,14 @@ class _ToldData(_Variant):
 class _ToldLaunch:
     hosts: SpelledOut | Literal["slurm"] | None = None
     memory_limit_mb: tuple[Positive, ...] | None = None
-    threads_per_worker: Count | None = None
+    threads_per_worker: Processes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
     """The part of a run's configuration that the tables of the analysis read."""
 
-    num_workers: Count
+    num_workers: Processes
     local_batch: Count | None = None
     global_batch: Count | None = None
     accumulation_steps: Count = 1

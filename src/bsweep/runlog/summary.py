@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.config.run import RunConfig
+from bsweep.core.regular_files import open_regular
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
     Damaged,
+    content_of,
     lost_workers,
     numbered,
     read_meta,
@@ -75,8 +77,8 @@ def write_summary(
         lost_workers=lost_workers(records),
         metrics_crc32=checksum,
     )
-    if paths.metrics.exists():
-        with paths.metrics.open("rb") as file:
+    if checksum is not None:
+        with open_regular(paths.metrics) as file:
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
     return status, message
@@ -114,7 +116,8 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
 
 
 def _crc32(paths: RunPaths) -> int | None:
-    return zlib.crc32(paths.metrics.read_bytes()) if paths.metrics.exists() else None
+    content = content_of(paths.metrics)
+    return None if content is None else zlib.crc32(content)
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
@@ -126,7 +129,7 @@ def _known_crc32(paths: RunPaths) -> int | None:
     metrics = paths.metrics
     try:
         status = metrics.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     # The cache hashes its arguments, and a string hashes faster than a Path.
     return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)
@@ -134,4 +137,4 @@ def _known_crc32(paths: RunPaths) -> int | None:
 
 @functools.cache
 def _crc32_of(path: str, mtime_ns: int, num_bytes: int) -> int:
-    return zlib.crc32(Path(path).read_bytes())
+    return zlib.crc32(content_of(Path(path)) or b"")

@@ -10,14 +10,25 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from bsweep import data
 from bsweep.config.groups import LaunchConfig
 from bsweep.config.run import RunConfig
+from bsweep.config.values import Count, Name, Processes
+from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.core.regular_files import read_regular
+from bsweep.runlog.values import MOST
+
+logger = terminal.logger(__name__)
+
+_Examples = Annotated[int, Field(ge=1, lt=MOST)]
 
 
 @dataclass(frozen=True)
@@ -26,11 +37,11 @@ class Planned:
     workers.
     """
 
-    run_id: str
-    num_workers: int
-    examples_per_step: int
-    num_examples: int  # summed over all epochs
-    epochs: int
+    run_id: Name
+    num_workers: Processes
+    examples_per_step: _Examples
+    num_examples: _Examples  # summed over all epochs
+    epochs: Count
     kind: str  # equal for points that differ only in batch, workers, seed, epochs and rates
 
     @property
@@ -114,10 +125,12 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
         "columns": _COLUMNS,
         "points": [astuple(point) for point in points],
     }
-    text = json.dumps(line) + "\n"
+    text, before = json.dumps(line) + "\n", b""
+    with suppress(FileNotFoundError):
+        before = read_regular(_path(study_dir))
+    if before and not before.endswith(b"\n"):
+        text = "\n" + text
     with _path(study_dir).open("ab") as file:
-        if file.tell() and not _ends_whole(_path(study_dir)):
-            text = "\n" + text
         file.write(text.encode())  # in one call, for another sweep may write, too
         file.flush()
         os.fsync(file.fileno())
@@ -127,38 +140,48 @@ def read_commands(study_dir: Path) -> list[Command]:
     """Return the `bsweep run` commands that a study has recorded, each only once, in the order in
     which they were last typed.
 
-    Damaged lines of the file are left out.
+    Damaged lines of the file are left out, and named in a warning.
     """
     commands: dict[tuple[Any, ...], Command] = {}
+    path = _path(study_dir)
     try:
-        lines = _path(study_dir).read_bytes().splitlines()
+        lines = read_regular(path).splitlines()
     except FileNotFoundError:
         return []
-    for line in lines:
+    except OSError as error:
+        _warn(f"{path}: {error.strerror}. Its commands are left out: type them again")
+        return []
+    for number, line in enumerate(lines, 1):
         try:
-            kept = json.loads(line)
-            places = [kept["columns"].index(name) for name in _COLUMNS]
-            points = tuple(
-                [Planned(*[point[place] for place in places]) for point in kept["points"]]
-            )
-            command = Command(
-                tuple(kept["arguments"]), Path(kept["folder"]), kept["num_processes"], points
-            )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            command = _command(line)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            _warn(f"{path}:{number}: a damaged line is left out: type its command again")
             continue
         commands.pop(key := (command.arguments, command.folder, command.num_processes), None)
         commands[key] = command
     return list(commands.values())
 
 
+@functools.cache  # a command that watches a study reads the file every few seconds
+def _warn(problem: str) -> None:
+    logger.warning(f"bsweep: {problem}")
+
+
+def _command(line: bytes) -> Command:
+    kept = json.loads(line)
+    arguments, size = kept["arguments"], kept["num_processes"]
+    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
+        raise TypeError(arguments)
+    if size is not None and type(size) is not int:
+        raise TypeError(size)
+    points = [dict(zip(kept["columns"], point, strict=True)) for point in kept["points"]]
+    checked = _POINTS.validate_json(json.dumps(points), strict=True)
+    return Command(tuple(arguments), Path(kept["folder"]), size, checked)
+
+
+_POINTS = TypeAdapter(tuple[Planned, ...])
 _COLUMNS = [one.name for one in fields(Planned)]
 
 
 def _path(study_dir: Path) -> Path:
     return study_dir / "commands.jsonl"
-
-
-def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"

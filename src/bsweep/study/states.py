@@ -68,7 +68,7 @@ def read_states(study_dir: Path) -> dict[str, State]:
         names = sorted(
             one.name
             for one in os.scandir(study_dir)
-            if one.is_dir() and not one.name.startswith(".")
+            if not one.name.startswith(".") and Path(one).is_dir()
         )
     except FileNotFoundError:
         return {}
@@ -85,8 +85,8 @@ def state_of_run(folder: Path) -> State:
     try:
         if ended := read_ended(paths):
             return _ended(*ended, paths)
-        return _under_way(paths) if paths.config.exists() else NEW
-    except (ValueError, KeyError, TypeError) as error:
+        return _under_way(paths) if os.path.lexists(paths.config) else NEW
+    except (ValueError, KeyError, TypeError, OSError) as error:
         return State("damaged", str(error))
 
 

@@ -85,7 +85,6 @@ class Sweep:
         try:
             for study_dir, configs in self.studies.items():
                 self._join(study_dir, configs)
-            attempts.ask_for_calibration([one for of in self.studies.values() for one in of])
             if self._repeats:
                 for index in self._indices:
                     attempts.set_aside(self._grid.configs[index])
@@ -131,14 +130,15 @@ class Sweep:
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study's folder; raise ConfigError if it cannot
-        write there.
+        """Register this sweep and its command in a study's folder, and request a calibration; raise
+        ConfigError if the sweep cannot write there.
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             if self._typed is not None:
                 commands.keep(study_dir, self._typed, points)
             self._attendance.join(study_dir)
+            attempts.ask_for_calibration(points)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:

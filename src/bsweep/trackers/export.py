@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
+from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         logger.error(f"bsweep: {error}")
         return _BAD
-    to, study = sink(options.to), options.study.resolve().name
+    to, study = sink(options.to), escaped(options.study.resolve().name)
     stored_in = options.out or to.place(options.study)
     failed = 0
     for folder in folders:
@@ -64,12 +65,13 @@ def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
     """Copy a run's records to a tracker unless the tracker has them, and return a text that says
     what was done.
     """
-    if to.has(stored_in, study, paths.folder.name, records.fingerprint(paths)):
+    run = escaped(paths.folder.name)
+    if to.has(stored_in, study, run, records.fingerprint(paths)):
         return "there already"
     found, _ = read_records(paths.metrics)
     settled = records.settled(found)
     times = [record["time"] for record in settled] or [paths.metrics.stat().st_mtime]
-    tracked = to.open(stored_in, study, paths.folder.name, times[0])
+    tracked = to.open(stored_in, study, run, times[0])
     for record in settled:
         records.forward(record, tracked)
     records.finish(paths, tracked, times[-1])

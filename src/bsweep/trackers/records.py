@@ -11,7 +11,7 @@ from typing import Any
 
 from bsweep.config.values import flatten
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_summary
+from bsweep.runlog.reading import content_of, read_summary
 from bsweep.trackers import Tracked
 
 _AXES = {
@@ -53,7 +53,7 @@ def fingerprint(paths: RunPaths) -> str:
     """Return a hash of a run's records and summary; `bsweep export` skips a run if the tracker has
     already stored the same hash.
     """
-    files = (path.read_bytes() if path.exists() else b"" for path in (paths.metrics, paths.summary))
+    files = (content_of(path) or b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
 
 

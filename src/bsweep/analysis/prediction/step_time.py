@@ -23,19 +23,21 @@ given as a median and a factor for one standard deviation. Their units are the m
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 from scipy.special import ndtr
 
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
+from bsweep.config.values import Count
 from bsweep.core import pollux
+from bsweep.core.regular_files import read_regular
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
@@ -184,32 +186,57 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
         ValueError: If the file is no probe, or no batch was probed on all workers.
     """
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-        workers, passes = len(told["workers"]), int(told["probed"]["accumulation_steps"])
-        of_workers = [
-            {one["local_batch"]: one["step_seconds"] for one in of["batches"]}
-            for of in told["workers"]
-        ]
-        exchange = float(told["exchange_seconds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a probe ({error}). Run `bsweep probe` first.") from None
+        told = _PROBE.validate_json(read_regular(Path(path)))
+    except (OSError, ValueError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"{path} is not a probe ({reason}). Run `bsweep probe` first.") from None
+    workers, passes = len(told.workers), told.probed.accumulation_steps
+    of_workers = [
+        {one.local_batch: one.step_seconds for one in worker.batches} for worker in told.workers
+    ]
     shared = sorted(set.intersection(*map(set, of_workers)))
     if not shared:
         raise ValueError(
             f"{path}: a prediction needs a local batch that was timed on every worker, and there "
             "is none. Run `bsweep probe` with workers on the same GPU or CPU model."
         )
-    slowest = {batch: max(float(of[batch]) for of in of_workers) for batch in shared}
+    slowest = {batch: max(of[batch] for of in of_workers) for batch in shared}
     timings = [
         Timing(Cell(float(batch), workers, passes), seconds, "compute")
         for batch, seconds in slowest.items()
     ]
     alone = (
-        [Timing(Cell(float(shared[0]), workers, passes), exchange, "exchange")]
-        if exchange > 0
+        [Timing(Cell(float(shared[0]), workers, passes), told.exchange_seconds, "exchange")]
+        if told.exchange_seconds > 0
         else []
     )
     return (*timings, *alone)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    local_batch: Count
+    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
+
+
+@dataclass(frozen=True)
+class _Worker:
+    batches: tuple[_Batch, ...]
+
+
+@dataclass(frozen=True)
+class _Probed:
+    accumulation_steps: Count
+
+
+@dataclass(frozen=True)
+class _Probe:
+    workers: Annotated[tuple[_Worker, ...], Field(min_length=1)]
+    probed: _Probed
+    exchange_seconds: Annotated[float, Field(ge=0, lt=1e9)]
+
+
+_PROBE: TypeAdapter[_Probe] = TypeAdapter(_Probe)
 
 
 def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:

@@ -1,0 +1,31 @@
+"""Functions that read regular files only: reading a pipe or a device might never end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: If the file cannot be opened, or is a folder, a pipe, a device or a socket.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # Opening does not wait, even if a pipe has taken the file's place since.
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: As in `open_regular`.
+    """
+    with open_regular(path) as file:
+        return file.read()
