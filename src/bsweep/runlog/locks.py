@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ import psutil
 from bsweep.core import terminal
 from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import Damaged, read_json
+from bsweep.runlog.shared_clock import file_system_time
 
 logger = terminal.logger(__name__)
 
@@ -159,7 +159,7 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
         return True
     try:
         last_beat = _touched_at(path)
-        if abs(_now(path.parent) - last_beat) <= STALE_SECONDS:
+        if abs(file_system_time(path.parent) - last_beat) <= STALE_SECONDS:
             return False
         time.sleep(beats_to_watch * HEARTBEAT_SECONDS)
         return _touched_at(path) == last_beat
@@ -171,16 +171,6 @@ def _touched_at(path: Path) -> float:
     # On a file system of several hosts, a file's times may be out of date until it is opened.
     with path.open() as file:
         return os.fstat(file.fileno()).st_mtime
-
-
-def _now(folder: Path) -> float:
-    """Return the current time by the clock of a folder's file system, in seconds.
-
-    If nothing can be written to the folder, return the time by this host's clock.
-    """
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".now.") as file:
-        return os.fstat(file.fileno()).st_mtime
-    return time.time()
 
 
 def _read_lease(path: Path) -> dict[str, Any] | None:

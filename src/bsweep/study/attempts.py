@@ -30,6 +30,7 @@ from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import Damaged, read_meta, read_records, read_summary, warnings_in
 from bsweep.runlog.records import Event
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.summary import ended, write_summary
 from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
@@ -240,7 +241,7 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
-    meta = {"launched_at": time.time(), "wall_seconds_before": seconds_before}
+    meta = {"launched_at": file_system_time(paths.folder), "wall_seconds_before": seconds_before}
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
     write_json(paths.meta, {**meta, **provenance(config)})

@@ -17,6 +17,7 @@ from pathlib import Path
 from bsweep.core import terminal
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed, is_claimed
+from bsweep.runlog.shared_clock import file_system_time
 
 logger = terminal.logger(__name__)
 
@@ -146,7 +147,7 @@ def _forget_killed(study_dir: Path) -> None:
     """Remove the files that killed sweeps have left behind in a study's folder."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
-            is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS
+            is_old = file_system_time(path.parent) - path.stat().st_mtime > _NEW_SECONDS
             if is_old and not is_claimed(path):
                 path.unlink()
                 _request(path).unlink()
@@ -156,7 +157,7 @@ def _forget_killed(study_dir: Path) -> None:
     # Preflight folders belong to processes that have not registered as a sweep, or never will.
     for folder in study_dir.glob(".preflight.*"):
         with suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
+            if file_system_time(study_dir) - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
     for left in study_dir.glob(f"[!.]*/{RunPaths(study_dir).environment.name}"):  # may hold secrets
         if not is_run_claimed(left.parent):

@@ -8,7 +8,6 @@ import atexit
 import functools
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +35,7 @@ from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.reading import read_json
 from bsweep.runlog.records import Start
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
 from bsweep.train import (
@@ -75,7 +75,7 @@ def train(
         config: The point's configuration.
         paths: The paths in the run's folder.
         place: This worker's rank and host.
-        launched_at: When the point was launched, as Unix time in seconds.
+        launched_at: When the point was launched, by the clock of the run's file system.
         on_step: Called after each step.
         on_broken_capture: Called with the reason if the capture of a CUDA graph breaks off.
 
@@ -239,9 +239,15 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         transport=job.strategy.transport,
         graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
-        start_seconds=max(0.0, time.time() - launched_at) if launched_at else None,
+        start_seconds=_seconds_since(launched_at, job.paths),
         learning_rate=optim.base_learning_rate(config),
     )
+
+
+def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:
+    if launched_at is None:
+        return None
+    return max(0.0, file_system_time(paths.folder) - launched_at)
 
 
 def enter(work: Work) -> NoReturn:
