@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import psutil
 import pytest
 
 from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
-from tests.support import preload
-from tests.support.running import TINY, Fork, bsweep, forks, on, popen, tool
+from tests.support import network_folder, preload
+from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, on, popen, tool
 from tests.train.test_resume import records_of
 
 POINT = (
@@ -69,12 +69,12 @@ class Typed:
     def _is_fresh(self) -> bool:
         return "LD_PRELOAD" in self.env
 
-    def begin(self, study: str) -> Sweep:
+    def begin(self, study: str, output: IO[str] | None = None) -> Sweep:
         command = ("run", *self.grid, f"study={study}")
         if not self._is_fresh and not self.host:
             return Fork("bsweep", *command, cwd=self.desk, env=self.env, has_forks=True)
         name = tool("bsweep") if self._is_fresh else forks().bsweep
-        return popen([*self._prefix, name, *command], self.desk, env=self.env)
+        return popen([*self._prefix, name, *command], self.desk, env=self.env, output=output)
 
     def finish(self, study: str) -> None:
         """Type the command until nothing is left to do, as an operator would; what failed by a
@@ -101,8 +101,7 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
 ) -> None:
     # Forks, which are faster, have the clock that is there.
     typed = Typed(desk, env=preload.clock(desk) if num_strikes > 4 else {})
-    struck, number = strike_sweeps(typed, random.Random(num_strikes), num_strikes)
-    check_as_in_peace(typed, number, struck)
+    check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
 
 
 KILLED = {
@@ -125,18 +124,120 @@ def test_kills_at_random_leave_every_strategy_whole(
 ) -> None:
     grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy])
     if hosts:
-        given = {**up("2"), "num_workers": "2", "launch.hosts": f"'{hosts}'"}
-        grid = (*grid, *(f"{key}={value}" for key, value in given.items()))
+        grid = (*grid, *over(hosts, up("2")))
     typed = Typed(tmp_path, grid, host="h1" if hosts else "")
-    struck, number = strike_sweeps(typed, random.Random(strategy), NUM_KILLS, ("sweep", *KINDS))
-    check_as_in_peace(typed, number, struck)
+    draw = random.Random(strategy)
+    check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
+
+
+SEEN_LATE_SECONDS = 3.0
+QUICK_LEASES = """
+import bsweep.runlog.locks as locks
+locks.STALE_SECONDS, locks.HEARTBEAT_SECONDS = 6.0, 1.0
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize(
+    ("trouble", "num_kills"), [("no locks", NUM_KILLS), ("clocks", 10), ("both", 10)]
+)
+def test_two_hosts_sweep_one_study_at_once_through_kills(
+    up: Callable[..., dict[str, str]], tmp_path: Path, trouble: str, num_kills: int
+) -> None:
+    up("2")
+    env: dict[str, str] = {}
+    if trouble != "clocks":
+        env |= network_folder.variables(tmp_path, SEEN_LATE_SECONDS, QUICK_LEASES)
+    if trouble != "no locks":
+        env |= preload.clock(tmp_path)
+        preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
+    grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
+    both = [Typed(tmp_path, grid, env, host) for host in ("h1", "h2")]
+    draw, struck, number = random.Random(trouble), Counter[str](), 0
+    while struck.total() < num_kills:
+        sweeps = [typed.begin(f"s{number}") for typed in both]
+        while any(sweep.poll() is None for sweep in sweeps):
+            time.sleep(draw.uniform(0.2, 3))
+            if struck.total() == num_kills:
+                continue
+            for place, typed in enumerate(both):
+                if sweeps[place].poll():
+                    sweeps[place] = typed.begin(f"s{number}")
+            struck[strike(draw.choice(sweeps), tmp_path, draw, ("sweep", *KINDS))] += 1
+            print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
+        number += all(sweep.returncode == 0 for sweep in sweeps)
+    check_as_in_peace(both[0], number, struck)
+
+
+SKEW_SECONDS = 5 * 3600
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("ahead", [SKEW_SECONDS, -SKEW_SECONDS])
+@pytest.mark.parametrize("strategy", KILLED)
+def test_kills_on_hosts_whose_clocks_differ_by_hours(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, ahead: int
+) -> None:
+    env = preload.clock(tmp_path)
+    preload.clock_of(tmp_path, "h2").write_text(str(ahead))
+    grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy], *over("h2:1,h1:1", up("2")))
+    typed = Typed(tmp_path, grid, env, host="h1")
+    draw = random.Random(f"{strategy} {ahead}")
+    check_as_in_peace(typed, *strike_sweeps(typed, draw, 5, ("sweep", *KINDS)))
+
+
+CUT_SECONDS = 60
+ACROSS = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce",),
+    "ddp": ("strategy=ddp",),
+    "local_sgd": ("strategy=local_sgd", "strategy.sync_every=2"),
+    "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
+    "servers": ("strategy=parameter_server",),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stall_seconds", [300, 12])
+@pytest.mark.parametrize("strategy", ACROSS)
+def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, stall_seconds: int
+) -> None:
+    words = (*POINT[:-1], f"launch.stall_timeout_seconds={stall_seconds}", "local_batch=4")
+    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")), "epochs=150")
+    typed = Typed(tmp_path, grid, host="h1")
+    with (tmp_path / "said").open("w+") as said:
+        sweep = typed.begin("s0", said)
+        while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
+            assert sweep.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.1)
+        subprocess.run([HOSTS, "cut", "h2"], check=True)
+        cut_at = time.monotonic()
+        time.sleep(CUT_SECONDS)
+        subprocess.run([HOSTS, "join", "h2"], check=True)
+        end(sweep, tmp_path)
+    lasted, printed = time.monotonic() - cut_at, (tmp_path / "said").read_text()
+    print(
+        f"{strategy}, {stall_seconds}: {sweep.returncode} {lasted:.0f} s after the cut: {printed}"
+    )
+    assert sweep.returncode == 0 or "host h2 is lost: " in printed, printed
+    check_as_in_peace(typed, 0, Counter({"cut": 1}), is_resumed=sweep.returncode != 0)
+
+
+def over(hosts: str, given: dict[str, str]) -> tuple[str, ...]:
+    """What a command says to train on these hosts, given what `up` returned."""
+    overrides = {**given, "num_workers": "2", "launch.hosts": f"'{hosts}'"}
+    return tuple(f"{key}={value}" for key, value in overrides.items())
 
 
 def strike_sweeps(
     typed: Typed, draw: random.Random, num_strikes: int, kinds: Sequence[str] = ()
-) -> tuple[Counter[str], int]:
-    """Strike sweep after sweep, and type each again; what struck how often, and the last one's
-    number.
+) -> tuple[int, Counter[str]]:
+    """Strike sweep after sweep, and type each again; the last one's number, and what struck how
+    often.
     """
     struck, number = Counter[str](), 0
     while struck.total() < num_strikes:
@@ -150,15 +251,18 @@ def strike_sweeps(
             print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
         end(sweep, typed.desk, waits=draw.random() < 0.5)
         number += sweep.returncode == 0  # what is left is struck in a sweep of its own
-    return struck, number
+    return number, struck
 
 
-def check_as_in_peace(typed: Typed, number: int, struck: Counter[str]) -> None:
+def check_as_in_peace(
+    typed: Typed, number: int, struck: Counter[str], is_resumed: bool = True
+) -> None:
     """Finish the sweeps, and compare each with one that was left in peace."""
     desk = typed.desk
     for study in (*(f"s{each}" for each in range(number + 1)), "whole"):
         typed.finish(study)
     whole = [records_of(paths) for paths in runs(desk, "whole")]
+    assert whole
     for each in range(number + 1):
         ours = runs(desk, f"s{each}")
         assert [records_of(paths) for paths in ours] == whole, struck
@@ -167,13 +271,16 @@ def check_as_in_peace(typed: Typed, number: int, struck: Counter[str]) -> None:
             "also where the clock was set back"
         )
         assert not list((desk / f"results/s{each}").glob(".team.*"))
+        of_all = [record for paths in ours for record in read_records(paths.metrics)[0]]
+        starts = [one["start_seconds"] for one in of_all if one["type"] == "start"]
+        assert all(0 < seconds < 3600 for seconds in starts), starts
     events = [
         record
         for paths in runs(desk, "s0")
         for record in read_records(paths.metrics)[0]
         if "event" in record
     ]
-    assert any(one["event"] == "resumed" for one in events), struck
+    assert any(one["event"] == "resumed" for one in events) == is_resumed, struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
 
