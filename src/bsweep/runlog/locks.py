@@ -111,14 +111,13 @@ def _leased(path: Path) -> Iterator[bool]:
         yield False
         return
     is_over = threading.Event()
-    heart = threading.Thread(target=_beat, args=(path, is_over), daemon=True)
+    heart = threading.Thread(target=_beat, args=(path, lease, is_over), daemon=True)
     heart.start()
     try:
         yield True
     finally:
         is_over.set()
         heart.join()
-        # If the lease differs, this process was suspended, and another one took the lease over.
         if _read_lease(path) == lease:
             path.unlink(missing_ok=True)
 
@@ -179,7 +178,20 @@ def _read_lease(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _beat(path: Path, is_over: threading.Event) -> None:
+def _beat(path: Path, lease: dict[str, object], is_over: threading.Event) -> None:
+    """Touch a lease regularly until `is_over` is set; end this process if another one has taken the
+    lease over.
+
+    That happens if this process was suspended. It ends at once, with all that it started, because
+    whatever it wrote would damage what the other process writes.
+    """
     while not is_over.wait(HEARTBEAT_SECONDS):
+        if _read_lease(path) not in (None, lease):
+            logger.error(
+                f"bsweep: {path}: another process has taken over this lease, because this process "
+                "was suspended or cut off for too long. This process ends now; the same command "
+                "runs what is left."
+            )
+            os._exit(1)
         with suppress(OSError):
             os.utime(path)
