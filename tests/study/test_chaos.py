@@ -60,20 +60,18 @@ class Typed:
     env: dict[str, str] = field(default_factory=dict)
     host: str = ""
     """The host of scripts/hosts.sh where it is typed; empty for this machine."""
+    is_fresh: bool = False
+    """True for processes that are no forks, which a library of `preload` needs."""
 
     @property
     def _prefix(self) -> tuple[str, ...]:
         return on(self.host) if self.host else ()
 
-    @property
-    def _is_fresh(self) -> bool:
-        return "LD_PRELOAD" in self.env
-
     def begin(self, study: str, output: IO[str] | None = None) -> Sweep:
         command = ("run", *self.grid, f"study={study}")
-        if not self._is_fresh and not self.host:
+        if not self.is_fresh and not self.host:
             return Fork("bsweep", *command, cwd=self.desk, env=self.env, has_forks=True)
-        name = tool("bsweep") if self._is_fresh else forks().bsweep
+        name = tool("bsweep") if self.is_fresh else forks().bsweep
         return popen([*self._prefix, name, *command], self.desk, env=self.env, output=output)
 
     def finish(self, study: str) -> None:
@@ -86,7 +84,7 @@ class Typed:
                 cwd=self.desk,
                 env=self.env,
                 prefix=self._prefix,
-                fresh=self._is_fresh,
+                fresh=self.is_fresh,
                 timeout=900,
             )
             if result.returncode == 0:
@@ -100,7 +98,8 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
     # Forks, which are faster, have the clock that is there.
-    typed = Typed(desk, env=preload.clock(desk) if num_strikes > 4 else {})
+    is_fresh = num_strikes > 4
+    typed = Typed(desk, env=preload.clock(desk) if is_fresh else {}, is_fresh=is_fresh)
     check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
 
 
@@ -153,7 +152,7 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
         env |= preload.clock(tmp_path)
         preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
     grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
-    both = [Typed(tmp_path, grid, env, host) for host in ("h1", "h2")]
+    both = [Typed(tmp_path, grid, env, host, trouble != "no locks") for host in ("h1", "h2")]
     draw, struck, number = random.Random(trouble), Counter[str](), 0
     while struck.total() < num_kills:
         sweeps = [typed.begin(f"s{number}") for typed in both]
@@ -170,6 +169,41 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
     check_as_in_peace(both[0], number, struck)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", ["dies", "sleeps", "sleeps without its workers"])
+def test_a_host_takes_over_a_run_that_another_one_left(
+    up: Callable[..., dict[str, str]], tmp_path: Path, what: str
+) -> None:
+    """One that wakes finds its lease taken, and ends."""
+    up("2")
+    leases = "" if what == "dies" else QUICK_LEASES
+    env = network_folder.variables(tmp_path, SEEN_LATE_SECONDS, leases)
+    grid = (*POINT, "strategy=allreduce", "local_batch=4", "epochs=150")
+    first, second = (Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2"))
+    sweep = first.begin("s0")
+    while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
+        assert sweep.poll() is None
+        time.sleep(0.1)
+    left = [psutil.Process(sweep.pid)]
+    if what == "sleeps":
+        left += left[0].children(recursive=True)
+    for process in left:
+        process.send_signal(signal.SIGKILL if what == "dies" else signal.SIGSTOP)
+    left_at, other = time.monotonic(), second.begin("s0")
+    while not any("resumed" in paths.metrics.read_text() for paths in runs(tmp_path, "s0")):
+        assert other.poll() is None
+        time.sleep(0.5)
+    print(f"{what}: the other resumed after {time.monotonic() - left_at:.0f} s")
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+    assert sweep.wait(60) == (-signal.SIGKILL if what == "dies" else 1)
+    other.wait(900)
+    print(f"{what}: the other ended with {other.returncode}")
+    check_as_in_peace(second, 0, Counter({what: 1}))
+
+
 SKEW_SECONDS = 5 * 3600
 
 
@@ -183,7 +217,7 @@ def test_kills_on_hosts_whose_clocks_differ_by_hours(
     env = preload.clock(tmp_path)
     preload.clock_of(tmp_path, "h2").write_text(str(ahead))
     grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy], *over("h2:1,h1:1", up("2")))
-    typed = Typed(tmp_path, grid, env, host="h1")
+    typed = Typed(tmp_path, grid, env, host="h1", is_fresh=True)
     draw = random.Random(f"{strategy} {ahead}")
     check_as_in_peace(typed, *strike_sweeps(typed, draw, 5, ("sweep", *KINDS)))
 

@@ -255,13 +255,35 @@ def test_a_process_whose_lease_was_taken_over_ends_at_once(tmp_path: Path) -> No
     assert file.exists()
 
 
-def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_lease_whose_link_is_answered_twice_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS repeats a request whose answer was lost, and then finds the link that it has made."""
+    plain = os.link
+
+    def linked_twice(own: Path, path: Path) -> None:
+        plain(own, path)
+        plain(own, path)
+
+    monkeypatch.setattr(os, "link", linked_twice)
+    with claimed(tmp_path / "run") as is_ours:
+        assert is_ours
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     num_built: list[int] = []
 

@@ -128,6 +128,8 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
     try:
         os.link(own, path)  # A link appears whole or not at all, and only one process succeeds.
     except FileExistsError:
+        if _read_lease(path) == lease:  # NFS may lose the answer, and then repeats the request
+            return True
         if not _is_stale(path, beats_to_watch=2):
             return False
         own.replace(path)
