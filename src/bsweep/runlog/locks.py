@@ -39,6 +39,7 @@ A process that wants the lease watches it for two more heartbeats first.
 _SETTLE_SECONDS = (
     1.0  # All processes that found a lease stale at the same time have written theirs by then.
 )
+_TRY_SECONDS, _MOST_TRIES = 0.05, 200
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _SAID: set[Path] = set()
@@ -64,6 +65,29 @@ def claimed(path: Path) -> Iterator[bool]:
             return
     with _leased(path.with_name(f"{path.name}.lease")) as is_ours:
         yield is_ours
+
+
+@contextmanager
+def held(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold the claim of a file that no other process should want; try again for some seconds while
+    another process holds it.
+
+    A process that checks whether the file is claimed holds it for a moment.
+
+    Args:
+        path: The file.
+        otherwise: The end of the message if another process still holds the claim.
+
+    Raises:
+        OSError: If another process still holds the claim.
+    """
+    for _ in range(_MOST_TRIES):
+        with claimed(path) as is_ours:
+            if is_ours:
+                yield
+                return
+        time.sleep(_TRY_SECONDS)
+    raise OSError(f"another process holds {path}: {otherwise}")
 
 
 def is_claimed(path: Path) -> bool:

@@ -33,6 +33,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json
 from bsweep.runlog.records import Start
 from bsweep.runlog.shared_clock import file_system_time
@@ -50,6 +51,8 @@ from bsweep.train import (
 )
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job, memory_format
+
+_LEFT = "an earlier process of this run still works; start the same sweep again later"
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
 
@@ -86,6 +89,7 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with (
+        held(paths.worker_claim(place.rank), _LEFT),
         open_job(config, paths, place, on_step) as job,
         memory.limited(limits[place.rank] if limits else None),
     ):
@@ -286,7 +290,8 @@ def take_part(paths: RunPaths, work: Work) -> Place:
     with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
             own.search(paths.own)
-            strategies.serve(config, place, paths)
+            with held(paths.worker_claim(place.rank), _LEFT):
+                strategies.serve(config, place, paths)
         else:
             work(config, paths, place)
     return place
