@@ -80,12 +80,12 @@ class Typed:
         """
         for _ in range(2):
             result = bsweep(
-                *("run", *self.grid, f"study={study}"),
+                *("run", *self.grid, f"study={study}", "launch.stall_timeout_seconds=300"),
                 cwd=self.desk,
                 env=self.env,
                 prefix=self._prefix,
                 fresh=self.is_fresh,
-                timeout=900,
+                timeout=3600,
             )
             if result.returncode == 0:
                 return
