@@ -7,41 +7,30 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import psutil
 import pytest
 
 from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, Fork, bsweep, popen, tool
+from tests.support import network_folder, preload
+from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, on, popen, tool
 from tests.train.test_resume import records_of
 
-GRID = (
-    *(
-        "-m",
-        "strategy=parameter_server,allreduce",
-        "local_batch=4",
-        "epochs=60",
-        "checkpoint_every=0.5s",
-    ),
-    *(
-        *TINY,
-        "model=tiny_cnn",
-        "precision=fp32",
-        "channels_last=true",
-        "num_workers=2",
-        "optimizer.lr=0.02",
-    ),
-    *("log_every_steps=5", "launch.stall_timeout_seconds=20"),
+POINT = (
+    *("epochs=60", "checkpoint_every=0.5s"),
+    *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2"),
+    *("optimizer.lr=0.02", "log_every_steps=5", "launch.stall_timeout_seconds=20"),
 )
+GRID = ("-m", "strategy=parameter_server,allreduce", "local_batch=4", *POINT)
 Sweep: TypeAlias = "Fork | subprocess.Popen[str]"
 DISK_BYTES = 32 << 20
 FULL_SECONDS = 1.5
@@ -62,47 +51,45 @@ def desk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(results)], check=True)
 
 
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
+@dataclass(frozen=True)
+class Typed:
+    """A sweep's command, and where it is typed."""
 
-int clock_gettime(clockid_t id, struct timespec *now) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int failed = real(id, now), file = id == CLOCK_REALTIME ? open(SET_BY, O_RDONLY) : -1;
-    char seconds[16] = "";
-    if (file >= 0) {
-        now->tv_sec += read(file, seconds, sizeof seconds - 1) > 0 ? atol(seconds) : 0;
-        close(file);
-    }
-    return failed;
-}
-"""
+    desk: Path
+    grid: tuple[str, ...] = GRID
+    env: dict[str, str] = field(default_factory=dict)
+    host: str = ""
+    """The host of scripts/hosts.sh where it is typed; empty for this machine."""
+    is_fresh: bool = False
+    """True for processes that are no forks, which a library of `preload` needs."""
 
+    @property
+    def _prefix(self) -> tuple[str, ...]:
+        return on(self.host) if self.host else ()
 
-def with_clock(desk: Path) -> dict[str, str]:
-    """Variables of processes whose clock is ahead by what the desk's file `clock` says."""
-    library, source = desk / "clock.so", desk / "clock.c"
-    source.write_text(CLOCK)
-    compile_it = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        f'-DSET_BY="{desk / "clock"}"',
-        "-o",
-        str(library),
-        str(source),
-        "-ldl",
-    ]
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler")
-    subprocess.run(compile_it, check=True)
-    (desk / "clock").write_text("0")
-    return {"LD_PRELOAD": str(library)}
+    def begin(self, study: str, output: IO[str] | None = None) -> Sweep:
+        command = ("run", *self.grid, f"study={study}")
+        if not self.is_fresh and not self.host:
+            return Fork("bsweep", *command, cwd=self.desk, env=self.env, has_forks=True)
+        name = tool("bsweep") if self.is_fresh else forks().bsweep
+        return popen([*self._prefix, name, *command], self.desk, env=self.env, output=output)
+
+    def finish(self, study: str) -> None:
+        """Type the command until nothing is left to do, as an operator would; what failed by a
+        strike is repeated once.
+        """
+        for _ in range(2):
+            result = bsweep(
+                *("run", *self.grid, f"study={study}", "launch.stall_timeout_seconds=300"),
+                cwd=self.desk,
+                env=self.env,
+                prefix=self._prefix,
+                fresh=self.is_fresh,
+                timeout=3600,
+            )
+            if result.returncode == 0:
+                return
+        raise AssertionError(result.stderr)
 
 
 @pytest.mark.slow
@@ -110,47 +97,225 @@ def with_clock(desk: Path) -> dict[str, str]:
 def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
-    draw, struck, number = random.Random(num_strikes), Counter[str](), 0
     # Forks, which are faster, have the clock that is there.
-    env = with_clock(desk) if num_strikes > 4 else {}
+    is_fresh = num_strikes > 4
+    typed = Typed(desk, env=preload.clock(desk) if is_fresh else {}, is_fresh=is_fresh)
+    check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
+
+
+KILLED = {
+    "horovod": ("strategy=horovod", "compression=none,topk"),
+    "servers": ("strategy=parameter_server", "local_batch=4,8"),
+    "diloco": (
+        *("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=false,true"),
+        "optimizer=adamw_diloco",
+    ),
+}
+NUM_KILLS = 50
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("hosts", ["", "h2:1,h1:1"], ids=["here", "hosts"])
+@pytest.mark.parametrize("strategy", KILLED)
+def test_kills_at_random_leave_every_strategy_whole(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, hosts: str
+) -> None:
+    grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy])
+    if hosts:
+        grid = (*grid, *over(hosts, up("2")))
+    typed = Typed(tmp_path, grid, host="h1" if hosts else "")
+    draw = random.Random(strategy)
+    check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
+
+
+SEEN_LATE_SECONDS = 3.0
+QUICK_LEASES = """
+import bsweep.runlog.locks as locks
+locks.STALE_SECONDS, locks.HEARTBEAT_SECONDS = 6.0, 1.0
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize(
+    ("trouble", "num_kills"), [("no locks", NUM_KILLS), ("clocks", 10), ("both", 10)]
+)
+def test_two_hosts_sweep_one_study_at_once_through_kills(
+    up: Callable[..., dict[str, str]], tmp_path: Path, trouble: str, num_kills: int
+) -> None:
+    up("2")
+    env: dict[str, str] = {}
+    if trouble != "clocks":
+        env |= network_folder.variables(tmp_path, SEEN_LATE_SECONDS, QUICK_LEASES)
+    if trouble != "no locks":
+        env |= preload.clock(tmp_path)
+        preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
+    grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
+    both = [Typed(tmp_path, grid, env, host, trouble != "no locks") for host in ("h1", "h2")]
+    draw, struck, number = random.Random(trouble), Counter[str](), 0
+    while struck.total() < num_kills:
+        sweeps = [typed.begin(f"s{number}") for typed in both]
+        while any(sweep.poll() is None for sweep in sweeps):
+            time.sleep(draw.uniform(0.2, 3))
+            if struck.total() == num_kills:
+                continue
+            for place, typed in enumerate(both):
+                if sweeps[place].poll():
+                    sweeps[place] = typed.begin(f"s{number}")
+            struck[strike(draw.choice(sweeps), tmp_path, draw, ("sweep", *KINDS))] += 1
+            print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
+        number += all(sweep.returncode == 0 for sweep in sweeps)
+    check_as_in_peace(both[0], number, struck)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", ["dies", "sleeps", "sleeps without its workers"])
+def test_a_host_takes_over_a_run_that_another_one_left(
+    up: Callable[..., dict[str, str]], tmp_path: Path, what: str
+) -> None:
+    """One that wakes finds its lease taken, and ends."""
+    up("2")
+    leases = "" if what == "dies" else QUICK_LEASES
+    env = network_folder.variables(tmp_path, SEEN_LATE_SECONDS, leases)
+    grid = (*POINT, "strategy=allreduce", "local_batch=4", "epochs=150")
+    first, second = (Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2"))
+    sweep = first.begin("s0")
+    while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
+        assert sweep.poll() is None
+        time.sleep(0.1)
+    left = [psutil.Process(sweep.pid)]
+    if what == "sleeps":
+        left += left[0].children(recursive=True)
+    for process in left:
+        process.send_signal(signal.SIGKILL if what == "dies" else signal.SIGSTOP)
+    left_at, other = time.monotonic(), second.begin("s0")
+    while not any("resumed" in paths.metrics.read_text() for paths in runs(tmp_path, "s0")):
+        assert other.poll() is None
+        time.sleep(0.5)
+    print(f"{what}: the other resumed after {time.monotonic() - left_at:.0f} s")
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+    assert sweep.wait(60) == (-signal.SIGKILL if what == "dies" else 1)
+    other.wait(900)
+    print(f"{what}: the other ended with {other.returncode}")
+    check_as_in_peace(second, 0, Counter({what: 1}))
+
+
+SKEW_SECONDS = 5 * 3600
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("ahead", [SKEW_SECONDS, -SKEW_SECONDS])
+@pytest.mark.parametrize("strategy", KILLED)
+def test_kills_on_hosts_whose_clocks_differ_by_hours(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, ahead: int
+) -> None:
+    env = preload.clock(tmp_path)
+    preload.clock_of(tmp_path, "h2").write_text(str(ahead))
+    grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy], *over("h2:1,h1:1", up("2")))
+    typed = Typed(tmp_path, grid, env, host="h1", is_fresh=True)
+    draw = random.Random(f"{strategy} {ahead}")
+    check_as_in_peace(typed, *strike_sweeps(typed, draw, 5, ("sweep", *KINDS)))
+
+
+CUT_SECONDS = 60
+ACROSS = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce",),
+    "ddp": ("strategy=ddp",),
+    "local_sgd": ("strategy=local_sgd", "strategy.sync_every=2"),
+    "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
+    "servers": ("strategy=parameter_server",),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stall_seconds", [300, 12])
+@pytest.mark.parametrize("strategy", ACROSS)
+def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, stall_seconds: int
+) -> None:
+    words = (*POINT[:-1], f"launch.stall_timeout_seconds={stall_seconds}", "local_batch=4")
+    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")), "epochs=150")
+    typed = Typed(tmp_path, grid, host="h1")
+    with (tmp_path / "said").open("w+") as said:
+        sweep = typed.begin("s0", said)
+        while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
+            assert sweep.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.1)
+        subprocess.run([HOSTS, "cut", "h2"], check=True)
+        cut_at = time.monotonic()
+        time.sleep(CUT_SECONDS)
+        subprocess.run([HOSTS, "join", "h2"], check=True)
+        end(sweep, tmp_path)
+    lasted, printed = time.monotonic() - cut_at, (tmp_path / "said").read_text()
+    print(
+        f"{strategy}, {stall_seconds}: {sweep.returncode} {lasted:.0f} s after the cut: {printed}"
+    )
+    assert sweep.returncode == 0 or "host h2 is lost: " in printed, printed
+    check_as_in_peace(typed, 0, Counter({"cut": 1}), is_resumed=sweep.returncode != 0)
+
+
+def over(hosts: str, given: dict[str, str]) -> tuple[str, ...]:
+    """What a command says to train on these hosts, given what `up` returned."""
+    overrides = {**given, "num_workers": "2", "launch.hosts": f"'{hosts}'"}
+    return tuple(f"{key}={value}" for key, value in overrides.items())
+
+
+def strike_sweeps(
+    typed: Typed, draw: random.Random, num_strikes: int, kinds: Sequence[str] = ()
+) -> tuple[int, Counter[str]]:
+    """Strike sweep after sweep, and type each again; the last one's number, and what struck how
+    often.
+    """
+    struck, number = Counter[str](), 0
     while struck.total() < num_strikes:
-        sweep = begin(desk, f"s{number}", env)
+        sweep = typed.begin(f"s{number}")
         # by what few strikes at random may leave out: a server's end, in a run that then goes on
-        if not struck:
-            wait_for_server_that_saved(sweep, desk)
-            struck[strike(sweep, desk, draw, "server")] += 1
-        while struck.total() < num_strikes and not has_ended_at_random(sweep, desk, draw):
-            struck[strike(sweep, desk, draw)] += 1
-        end(sweep, desk)
+        if not struck and not kinds:
+            wait_for_server_that_saved(sweep, typed.desk)
+            struck[strike(sweep, typed.desk, draw, ["server"])] += 1
+        while struck.total() < num_strikes and not has_ended_at_random(sweep, typed.desk, draw):
+            struck[strike(sweep, typed.desk, draw, kinds)] += 1
+            print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
+        end(sweep, typed.desk, waits=draw.random() < 0.5)
         number += sweep.returncode == 0  # what is left is struck in a sweep of its own
+    return number, struck
+
+
+def check_as_in_peace(
+    typed: Typed, number: int, struck: Counter[str], is_resumed: bool = True
+) -> None:
+    """Finish the sweeps, and compare each with one that was left in peace."""
+    desk = typed.desk
     for study in (*(f"s{each}" for each in range(number + 1)), "whole"):
-        assert finish(desk, study, env) == 0, struck
+        typed.finish(study)
     whole = [records_of(paths) for paths in runs(desk, "whole")]
+    assert whole
     for each in range(number + 1):
         ours = runs(desk, f"s{each}")
         assert [records_of(paths) for paths in ours] == whole, struck
         assert all(summary(paths)["status"] == "completed" for paths in ours)
-        assert all(summary(paths)["wall_seconds"] > 0 for paths in ours), (
+        assert all(0 < summary(paths)["wall_seconds"] < 3600 for paths in ours), (
             "also where the clock was set back"
         )
         assert not list((desk / f"results/s{each}").glob(".team.*"))
+        of_all = [record for paths in ours for record in read_records(paths.metrics)[0]]
+        starts = [one["start_seconds"] for one in of_all if one["type"] == "start"]
+        assert all(0 < seconds < 3600 for seconds in starts), starts
     events = [
         record
         for paths in runs(desk, "s0")
         for record in read_records(paths.metrics)[0]
         if "event" in record
     ]
-    assert any(one["event"] == "resumed" for one in events), struck
+    assert any(one["event"] == "resumed" for one in events) == is_resumed, struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
-
-
-def begin(desk: Path, study: str, env: dict[str, str]) -> Sweep:
-    command = ("run", *GRID, f"study={study}")
-    return (
-        popen([tool("bsweep"), *command], desk, env=env)
-        if env
-        else Fork("bsweep", *command, cwd=desk, has_forks=True)
-    )
 
 
 def wait_for_server_that_saved(sweep: Sweep, desk: Path) -> None:
@@ -172,21 +337,23 @@ def has_ended_at_random(sweep: Sweep, desk: Path, draw: random.Random) -> bool:
     return sweep.returncode is not None
 
 
-def strike(sweep: Sweep, desk: Path, draw: random.Random, wanted: str | None = None) -> str:
-    """Have something go wrong, at random unless something is wanted; what it was."""
+def strike(sweep: Sweep, desk: Path, draw: random.Random, kinds: Sequence[str] = ()) -> str:
+    """Have something of these kinds go wrong, of all kinds if none are given; what it was."""
     started = {kind: [p for p in below(desk) if is_so(p)] for kind, is_so in KINDS.items()}
     there = {
+        "sweep": True,
         "disk": os.path.ismount(desk / "results"),
-        "clock": (desk / "clock").exists(),
+        "clock": preload.clock_of(desk).exists(),
         "dates": True,
         **started,
     }
-    kind = wanted or draw.choice(["sweep", *(kind for kind, is_there in there.items() if is_there)])
+    possible = [kind for kind, is_there in there.items() if is_there]
+    kind = draw.choice([kind for kind in possible if not kinds or kind in kinds])
     seconds = draw.choice([-86_400, 86_400])
     if kind == "disk":
         fill(desk / "results/filler")
     elif kind == "clock":
-        (desk / "clock").write_text(str(seconds))
+        preload.clock_of(desk).write_text(str(seconds))
     elif kind == "dates":
         for folder, _, names in os.walk(desk / "results"):  # some vanish meanwhile
             for name in names:
@@ -216,34 +383,27 @@ def below(desk: Path) -> list[psutil.Process]:
     return [one for one in found if any(str(desk) in word for word in one.info["cmdline"] or ())]
 
 
+def rank_of(process: psutil.Process) -> str | None:
+    variables = process.info["environ"] or {}
+    return variables.get("HOROVOD_RANK", variables.get("RANK"))
+
+
 KINDS: dict[str, Callable[[psutil.Process], bool]] = {
-    "launcher": lambda one: "RANK" not in (one.info["environ"] or ()),
-    "worker": lambda one: (one.info["environ"] or {}).get("RANK") in ("0", "1"),
-    "server": lambda one: (one.info["environ"] or {}).get("RANK") == "2",
+    "launcher": lambda one: rank_of(one) is None,
+    "worker": lambda one: rank_of(one) in ("0", "1"),
+    "server": lambda one: rank_of(one) == "2",
 }
 
 
-def end(sweep: Sweep, desk: Path) -> None:
-    """Wait for a sweep, and for all that it started: what a kill leaves behind has to end by
-    itself.
+def end(sweep: Sweep, desk: Path, waits: bool = True) -> None:
+    """Wait for a sweep and, unless an operator would not, for all that it started: what a kill
+    leaves behind has to end by itself.
     """
     try:
-        sweep.wait(240)
-        ends = time.monotonic() + 60
-        while left := below(desk):
+        sweep.wait(300)
+        ends = time.monotonic() + 120
+        while waits and (left := below(desk)):
             assert time.monotonic() < ends, left
             time.sleep(0.1)
     finally:
         sweep.kill()
-
-
-def finish(desk: Path, study: str, env: dict[str, str]) -> int:
-    """Type the command until nothing is left to do, as an operator would; what failed by a strike
-    is repeated once.
-    """
-    for _ in range(2):
-        result = bsweep("run", *GRID, f"study={study}", cwd=desk, env=env, fresh=bool(env))
-        if result.returncode == 0:
-            break
-    assert result.returncode == 0, result.stderr
-    return result.returncode

@@ -27,7 +27,7 @@ from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.summary import ended
-from bsweep.study import attempts, states
+from bsweep.study import attempts, attendance, states
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run, write_study
 
@@ -234,13 +234,15 @@ locks.HEARTBEAT_SECONDS = 0.25
 if "clock" in sys.argv:
     time.time = lambda: 0.0
 if "folder" in sys.argv:
-    locks._now = lambda folder: 0.0
+    locks.file_system_time = lambda folder: 0.0
 for _ in range(2):
     with locks.claimed(Path(sys.argv[1])) as is_ours:
         print(is_ours, flush=True)
         if "die" in sys.argv:
             sys.stdin.readline()
             os._exit(9)
+        if "wait" in sys.argv:
+            time.sleep(60)
 """
 
 
@@ -248,6 +250,18 @@ def lease(path: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", LEASE, str(path), *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_wrong_clock_forgets_no_preflight_of_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_use = tmp_path / ".preflight.x"
+    in_use.mkdir()
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+    sweep = attendance.Attendance()
+    sweep.join(tmp_path)
+    sweep.leave()
+    assert in_use.exists()
 
 
 def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path: Path) -> None:
@@ -278,13 +292,48 @@ def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path
     assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["run"]
 
 
-def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_whose_lease_was_taken_over_ends_at_once(tmp_path: Path) -> None:
+    owner, file = lease(tmp_path / "run", "wait"), tmp_path / "run.lease"
+    assert owner.stdout
+    assert owner.stdout.readline() == "True\n"
+    os.kill(owner.pid, signal.SIGSTOP)
+    write_json(file, {"host": "another", "pid": 1})  # as it does after minutes without a heartbeat
+    os.kill(owner.pid, signal.SIGCONT)
+    _, said = owner.communicate(timeout=30)
+    assert owner.returncode == 1
+    assert "another process has taken over this lease" in said
+    assert file.exists()
+
+
+@pytest.fixture
+def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_lease_whose_link_is_answered_twice_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS repeats a request whose answer was lost, and then finds the link that it has made."""
+    plain = os.link
+
+    def linked_twice(own: Path, path: Path) -> None:
+        plain(own, path)
+        plain(own, path)
+
+    monkeypatch.setattr(os, "link", linked_twice)
+    with claimed(tmp_path / "run") as is_ours:
+        assert is_ours
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     num_built: list[int] = []
 

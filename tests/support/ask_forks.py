@@ -67,6 +67,8 @@ def main(path: str, *command: str) -> None:
         if word in ("-m", "-c") or not word.startswith("-")
     )
     asked = [*command[begin:]] if first in ("-m", "-c") else ["a file", *command[begin:]]
+    if "BSWEEP_LAUNCHER" in os.environ:
+        _end_with_parent()
     files = _open_files()
     connection = ask(
         path,
@@ -89,6 +91,14 @@ def main(path: str, *command: str) -> None:
             _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
+
+
+def _end_with_parent() -> None:
+    """Do what a worker does, whose fork has another parent: `core.fresh_process`."""
+    import ctypes  # which takes time, and which only workers need
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, _signal.SIGTERM)
 
 
 def _is_ignored(number: int) -> bool:

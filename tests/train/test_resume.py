@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGSTOP
 from typing import Any
 
 import psutil
@@ -89,6 +90,40 @@ def wait_until(
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> None:
+    """They could write on, and save a checkpoint later than that from which the sweep resumes."""
+    env = struck(tmp_path, (0,), "strategies.allreduce", "AllReduce.sum_gradients", 20, SIGSTOP)
+    point = (*POINT, *EPOCHS, "strategy=allreduce")
+    killed = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, env=env, has_forks=True)
+    wait_until((tmp_path / "struck0").exists, killed)
+    killed.kill()
+    with (tmp_path / "said").open("w+") as said:
+        again = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, stderr=said, has_forks=True)
+        wait_until(
+            lambda: "another process is running it" in (tmp_path / "said").read_text(), again
+        )
+        os.kill(int((tmp_path / "pid0").read_text()), signal.SIGCONT)
+        assert again.wait(240) == 0
+    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
+    check_equal(tmp_path)
+
+
+def test_records_that_lack_an_epoch_are_not_resumed(tmp_path: Path) -> None:
+    env = struck(tmp_path, (1,), "strategies.allreduce", "AllReduce.sum_gradients", 22)
+    point = ("run", *POINT, *EPOCHS, "strategy=allreduce")
+    assert bsweep(*point, "study=s", cwd=tmp_path, env=env).returncode == 1
+    (paths,) = runs(tmp_path)
+    lines = [line for line in paths.metrics.read_text().splitlines() if '"epoch": 2,' not in line]
+    text = "".join(f"{line}\n" for line in lines)
+    paths.metrics.write_text(text)
+    saved, *_ = checkpoints(paths)
+    facts = {**(saved.facts() or {}), "metrics_bytes": len(text), "metrics_crc32": None}
+    saved.complete(facts)
+    for study in ("s", "whole"):
+        assert bsweep(*point, f"study={study}", cwd=tmp_path).returncode == 0
+    check_equal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ such a failure may break later training in the same process.
 from __future__ import annotations
 
 import importlib
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest
 from bsweep.launch.outcome import Outcome, recorded
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.shared_clock import file_system_time
 
 
 class Inline(Launcher):
@@ -61,9 +61,9 @@ def _work(request: LaunchRequest, is_apart: bool) -> None:
     if request.entry != "bsweep.train.worker":
         importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)
     elif is_apart:
-        fresh_process.call(_train, config, paths, time.time(), on_poll=on_poll)
+        fresh_process.call(_train, config, paths, file_system_time(paths.folder), on_poll=on_poll)
     else:
-        _train(config, paths, time.time(), on_poll)
+        _train(config, paths, file_system_time(paths.folder), on_poll)
 
 
 def _train(

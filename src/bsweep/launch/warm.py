@@ -33,6 +33,7 @@ from bsweep.launch.outcome import Outcome, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.train import worker
 
 logger = terminal.logger(__name__)
@@ -221,7 +222,11 @@ class _Failure:
 def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
     try:
         worker.train(
-            config, paths, Place.from_environment(), launched_at=time.time(), on_step=on_step
+            config,
+            paths,
+            Place.from_environment(),
+            launched_at=file_system_time(paths.folder),
+            on_step=on_step,
         )
     except (Diverged, Stopped):
         return None  # all ranks end alike, and the end is recorded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import Status
+from bsweep.runlog.shared_clock import file_system_time
 
 
 class WorkerLost(RuntimeError):
@@ -85,7 +85,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
                 "message": said_by(error),
                 "traceback": own.traced(error),
                 "is_consequence": isinstance(error, WorkerLost),
-                "time": time.time(),
+                "time": file_system_time(folder),
             },
         )
         raise

@@ -81,6 +81,18 @@ class RunPaths:
         """
         return self.folder / ".claim"
 
+    def worker_claim(self, rank: int) -> Path:
+        """Return the path of the file that the process `rank` holds as long as it may write to this
+        folder.
+
+        A launcher that is killed may leave its processes behind for some seconds.
+        """
+        return self.folder / ".workers" / str(rank)
+
+    @property
+    def worker_claims(self) -> list[Path]:
+        return [path for path in self.worker_claim(0).parent.glob("[0-9]*") if not path.suffix]
+
     @property
     def lifeline(self) -> Path:
         """The file that tells the run's processes on other hosts whether to continue or to end.

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import platform
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from bsweep.core import terminal
 from bsweep.core.regular_files import open_regular
 from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import Damaged, read_json
+from bsweep.runlog.shared_clock import file_system_time
 
 logger = terminal.logger(__name__)
 
@@ -40,6 +40,7 @@ A process that wants the lease watches it for two more heartbeats first.
 _SETTLE_SECONDS = (
     1.0  # All processes that found a lease stale at the same time have written theirs by then.
 )
+_TRY_SECONDS, _MOST_TRIES = 0.05, 200
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _SAID: set[Path] = set()
@@ -65,6 +66,29 @@ def claimed(path: Path) -> Iterator[bool]:
             return
     with _leased(path.with_name(f"{path.name}.lease")) as is_ours:
         yield is_ours
+
+
+@contextmanager
+def held(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold the claim of a file that no other process should want; try again for some seconds while
+    another process holds it.
+
+    A process that checks whether the file is claimed holds it for a moment.
+
+    Args:
+        path: The file.
+        otherwise: The end of the message if another process still holds the claim.
+
+    Raises:
+        OSError: If another process still holds the claim.
+    """
+    for _ in range(_MOST_TRIES):
+        with claimed(path) as is_ours:
+            if is_ours:
+                yield
+                return
+        time.sleep(_TRY_SECONDS)
+    raise OSError(f"another process holds {path}: {otherwise}")
 
 
 def is_claimed(path: Path) -> bool:
@@ -112,14 +136,13 @@ def _leased(path: Path) -> Iterator[bool]:
         yield False
         return
     is_over = threading.Event()
-    heart = threading.Thread(target=_beat, args=(path, is_over), daemon=True)
+    heart = threading.Thread(target=_beat, args=(path, lease, is_over), daemon=True)
     heart.start()
     try:
         yield True
     finally:
         is_over.set()
         heart.join()
-        # If the lease differs, this process was suspended, and another one took the lease over.
         if _read_lease(path) == lease:
             path.unlink(missing_ok=True)
 
@@ -130,6 +153,8 @@ def _take(path: Path, lease: dict[str, object]) -> bool:
     try:
         os.link(own, path)  # A link appears whole or not at all, and only one process succeeds.
     except FileExistsError:
+        if _read_lease(path) == lease:  # NFS may lose the answer, and then repeats the request
+            return True
         if not _is_stale(path, beats_to_watch=2):
             return False
         own.replace(path)
@@ -160,7 +185,7 @@ def _is_stale(path: Path, beats_to_watch: int = 0) -> bool:
         return True
     try:
         last_beat = _touched_at(path)
-        if abs(_now(path.parent) - last_beat) <= STALE_SECONDS:
+        if abs(file_system_time(path.parent) - last_beat) <= STALE_SECONDS:
             return False
         time.sleep(beats_to_watch * HEARTBEAT_SECONDS)
         return _touched_at(path) == last_beat
@@ -174,23 +199,26 @@ def _touched_at(path: Path) -> float:
         return os.fstat(file.fileno()).st_mtime
 
 
-def _now(folder: Path) -> float:
-    """Return the current time by the clock of a folder's file system, in seconds.
-
-    If nothing can be written to the folder, return the time by this host's clock.
-    """
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".now.") as file:
-        return os.fstat(file.fileno()).st_mtime
-    return time.time()
-
-
 def _read_lease(path: Path) -> dict[str, Any] | None:
     with suppress(Damaged):
         return read_json(path)
     return None
 
 
-def _beat(path: Path, is_over: threading.Event) -> None:
+def _beat(path: Path, lease: dict[str, object], is_over: threading.Event) -> None:
+    """Touch a lease regularly until `is_over` is set; end this process if another one has taken the
+    lease over.
+
+    That happens if this process was suspended. It ends at once, with all that it started, because
+    whatever it wrote would damage what the other process writes.
+    """
     while not is_over.wait(HEARTBEAT_SECONDS):
+        if _read_lease(path) not in (None, lease):
+            logger.error(
+                f"bsweep: {path}: another process has taken over this lease, because this process "
+                "was suspended or cut off for too long. This process ends now; the same command "
+                "runs what is left."
+            )
+            os._exit(1)
         with suppress(OSError):
             os.utime(path)

@@ -28,12 +28,22 @@ from bsweep.runlog.checkpoint_files import (
 )
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.hardware import hardware_words
-from bsweep.runlog.reading import Damaged, read_meta, read_records, read_summary, warnings_in
+from bsweep.runlog.reading import (
+    Damaged,
+    read_meta,
+    read_records,
+    read_summary,
+    refuse_repeated,
+    warnings_in,
+)
 from bsweep.runlog.records import Event
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.summary import ended, write_summary
 from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
 from bsweep.study.provenance import provenance, surroundings
+
+_POLL_SECONDS = 0.5
 
 
 class StopRequested(KeyboardInterrupt):
@@ -151,6 +161,8 @@ def run_point(
             )
             progress.note(f"{retry} in {seconds} s")
             pause(seconds)
+            while attendance.has_workers(paths.folder):  # a host may end its workers late
+                pause(_POLL_SECONDS)
             progress.once_more()
             event = Event(
                 event="retried",
@@ -240,7 +252,7 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
-    meta = {"launched_at": time.time(), "wall_seconds_before": seconds_before}
+    meta = {"launched_at": file_system_time(paths.folder), "wall_seconds_before": seconds_before}
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
     write_json(paths.meta, {**meta, **provenance(config)})
@@ -334,7 +346,9 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     keep_until(paths, checkpoint)
     cut_records(paths, facts["metrics_bytes"])
     last_step = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
-    warnings = tuple(warnings_in(read_records(paths.metrics)[0]))
+    records = read_records(paths.metrics)[0]
+    refuse_repeated(records, paths.metrics)
+    warnings = tuple(warnings_in(records))
     with RunLog(paths.metrics) as log:
         log.write(Event(event="resumed", message=f"resumed after {last_step}"))
     return _Earlier(float(wall_seconds), warnings)

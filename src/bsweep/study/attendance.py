@@ -9,21 +9,20 @@ import platform
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bsweep.core import terminal
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.locks import claimed, is_claimed
+from bsweep.runlog.locks import claimed, held, is_claimed
+from bsweep.runlog.shared_clock import file_system_time
 
 logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 0.5
 _STOP = ".stop"
 _PREFLIGHT_SECONDS = 3600.0  # after which no host answers any more
-_TRY_SECONDS, _MOST_TRIES = 0.05, 200
 _NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
@@ -36,7 +35,19 @@ def is_run_claimed(folder: Path) -> bool:
     """Return True if a process runs the point of a folder, even if somebody has removed the
     study's folder of locks since.
     """
-    return is_claimed(claim_of_run(folder)) or is_claimed(RunPaths(folder).claim)
+    return is_claimed(claim_of_run(folder)) or _is_written(folder)
+
+
+def _is_written(folder: Path) -> bool:
+    """Return True if a sweep, or a worker that a killed sweep has left behind, may write to a run's
+    folder.
+    """
+    return is_claimed(RunPaths(folder).claim) or has_workers(folder)
+
+
+def has_workers(folder: Path) -> bool:
+    """Return True if workers or parameter servers of a run still work."""
+    return any(map(is_claimed, RunPaths(folder).worker_claims))
 
 
 @contextmanager
@@ -45,17 +56,17 @@ def run_claimed(folder: Path) -> Iterator[bool]:
     runs the point.
     """
     with claimed(claim_of_run(folder)) as is_ours:
-        yield is_ours and not is_claimed(RunPaths(folder).claim)
+        yield is_ours and not _is_written(folder)
 
 
-def folder_locked(folder: Path) -> ExitStack:
+def folder_locked(folder: Path) -> AbstractContextManager[None]:
     """Lock a run's folder itself, until the returned context ends.
 
     Raises:
         OSError: If another process holds the lock, which it got because somebody removed the
             study's folder of locks.
     """
-    return _own_claim(RunPaths(folder).claim, "another sweep runs this point")
+    return held(RunPaths(folder).claim, "another sweep runs this point")
 
 
 class Attendance:
@@ -78,9 +89,11 @@ class Attendance:
             return
         _forget_killed(study_dir)
         _request(path).unlink(missing_ok=True)  # left by a killed sweep with the same process id
-        self._claims[path] = _own_claim(
-            path, "check whether another sweep has the same host name and process id"
+        claim = ExitStack()
+        claim.enter_context(
+            held(path, "check whether another sweep has the same host name and process id")
         )
+        self._claims[path] = claim
         if len(self._claims) == 1:
             self._has_left.clear()
             threading.Thread(target=self._listen, daemon=True).start()
@@ -101,28 +114,6 @@ class Attendance:
                     # SIGINT is ignored in the background of a shell's script.
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
-
-
-def _own_claim(path: Path, otherwise: str) -> ExitStack:
-    """Claim a lock file that no other process should want, and return the claim. Try again for some
-    seconds while another process holds the file.
-
-    A process that checks whether the file is held holds it for a moment.
-
-    Args:
-        path: The lock file.
-        otherwise: The end of the message if another process still holds the file.
-
-    Raises:
-        OSError: If another process still holds the file.
-    """
-    for _ in range(_MOST_TRIES):
-        claim = ExitStack()
-        if claim.enter_context(claimed(path)):
-            return claim
-        claim.close()
-        time.sleep(_TRY_SECONDS)
-    raise OSError(f"another process holds the lock on {path}: {otherwise}")
 
 
 def sweeps(study_dir: Path) -> list[str]:
@@ -146,7 +137,7 @@ def _forget_killed(study_dir: Path) -> None:
     """Remove the files that killed sweeps have left behind in a study's folder."""
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
-            is_old = time.time() - path.stat().st_mtime > _NEW_SECONDS
+            is_old = file_system_time(path.parent) - path.stat().st_mtime > _NEW_SECONDS
             if is_old and not is_claimed(path):
                 path.unlink()
                 _request(path).unlink()
@@ -156,7 +147,7 @@ def _forget_killed(study_dir: Path) -> None:
     # Preflight folders belong to processes that have not registered as a sweep, or never will.
     for folder in study_dir.glob(".preflight.*"):
         with suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
+            if file_system_time(study_dir) - folder.stat().st_mtime > _PREFLIGHT_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
     for left in study_dir.glob(f"[!.]*/{RunPaths(study_dir).environment.name}"):  # may hold secrets
         if not is_run_claimed(left.parent):

@@ -17,6 +17,7 @@ from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import numbered, read_json, read_records
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.study.attempts import ask_for_calibration, paths_of
 from bsweep.study.progress import Output
 
@@ -78,16 +79,16 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
         short = replace(
             config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train)
         )
-        paths, began = paths_of(short), time.time()
+        paths, began = paths_of(short), time.monotonic()
         outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
-        seconds = time.time() - began
+        seconds = time.monotonic() - began
         records, _ = read_records(paths.metrics)
     epochs = numbered(records, "epoch")
     if outcome.status != "completed" or not epochs:
         return f"{outcome.status}: {outcome.message}"
     train_seconds = float(epochs[0]["train_seconds"])
-    start_seconds = (
-        float(next(record["time"] for record in records if record["type"] == "start")) - began
+    start_seconds = float(
+        next(record["start_seconds"] for record in records if record["type"] == "start")
     )
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
     steps = num_train / config.examples_per_step
@@ -104,6 +105,7 @@ def _launch_beside(
     paths.folder.mkdir(parents=True)
     save_config(config, paths.config)
     own.keep(config, paths.own)
+    write_json(paths.meta, {"launched_at": file_system_time(paths.folder)})
     paths.metrics.touch()
     ask_for_calibration([config], paths.folder)
     output = Output(paths, config.num_workers)

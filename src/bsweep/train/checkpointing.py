@@ -25,6 +25,7 @@ from bsweep.runlog.checkpoint_files import (
 )
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.records import End, Event
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
@@ -188,7 +189,7 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "num_workers": job.place.num_workers,
         "metrics_bytes": num_bytes,
         "metrics_crc32": crc32_of_records(job.paths.metrics, num_bytes),
-        "time": time.time(),
+        "time": file_system_time(job.paths.folder),
     }
 
 

@@ -8,7 +8,6 @@ import atexit
 import functools
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,8 +33,10 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json
 from bsweep.runlog.records import Start
+from bsweep.runlog.shared_clock import file_system_time
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
 from bsweep.train import (
@@ -50,6 +51,8 @@ from bsweep.train import (
 )
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job, memory_format
+
+_LEFT = "an earlier process of this run still works; start the same sweep again later"
 
 Work = Callable[[RunConfig, RunPaths, Place], object]
 
@@ -75,7 +78,7 @@ def train(
         config: The point's configuration.
         paths: The paths in the run's folder.
         place: This worker's rank and host.
-        launched_at: When the point was launched, as Unix time in seconds.
+        launched_at: When the point was launched, by the clock of the run's file system.
         on_step: Called after each step.
         on_broken_capture: Called with the reason if the capture of a CUDA graph breaks off.
 
@@ -86,6 +89,7 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with (
+        held(paths.worker_claim(place.rank), _LEFT),
         open_job(config, paths, place, on_step) as job,
         memory.limited(limits[place.rank] if limits else None),
     ):
@@ -239,9 +243,15 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         transport=job.strategy.transport,
         graph=job.graph is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
-        start_seconds=max(0.0, time.time() - launched_at) if launched_at else None,
+        start_seconds=_seconds_since(launched_at, job.paths),
         learning_rate=optim.base_learning_rate(config),
     )
+
+
+def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:
+    if launched_at is None:
+        return None
+    return max(0.0, file_system_time(paths.folder) - launched_at)
 
 
 def enter(work: Work) -> NoReturn:
@@ -280,7 +290,8 @@ def take_part(paths: RunPaths, work: Work) -> Place:
     with suppress(Diverged, Stopped), errors_reported(paths, place):
         if place.is_server:
             own.read_kept(config, paths.own)
-            strategies.serve(config, place, paths)
+            with held(paths.worker_claim(place.rank), _LEFT):
+                strategies.serve(config, place, paths)
         else:
             work(config, paths, place)
     return place
