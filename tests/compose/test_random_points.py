@@ -185,7 +185,7 @@ class Composer:
         for group in GROUPS:
             for card in variants(group):
                 if given[group][0] in names(card):
-                    hints |= hints_of(card, f"{group}.")
+                    hints |= hints_of(card, f"{group}.")  # type: ignore[arg-type]
         hints |= hints_of(MeasureConfig, "measure.")
         return {key: hint for key, hint in hints.items() if not LEFT_OUT.fullmatch(key)}
 

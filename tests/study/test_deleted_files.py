@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from bsweep.runlog.reading import read_records
 from bsweep.study import states
 from tests.study.test_run import summary
 from tests.support.running import TINY, bsweep, struck
-from tests.train.test_resume import begun, records_of, wait_until
+from tests.train.test_resume import begun, records_of
 
 NETWORK = """\
 from torch import nn
@@ -105,13 +104,9 @@ def outcomes(desk: Path, study: str, lost: Sequence[str]) -> Iterator[tuple[str,
         again = (ours.folder.parent / ".previous" / f"{ours.folder.name}.1").exists()
         is_equal = records_of(ours) == records_of(whole)
         words = said_of(ours, name)
-        yield (
-            name,
-            f"{'deleted' if name in lost else 'not there'}, {summary(ours)['status']}, "
-            f"{'equal' if is_equal else 'OTHER RECORDS'}, "
-            f"{'resumed' if 'resumed' in events else 'from the beginning' if again else 'left'}"
-            f"{'; ' + words[0] if words else ''}",
-        )
+        how = "resumed" if "resumed" in events else "repeated" if again else "left"
+        end = ["deleted" if name in lost else "not there", summary(ours)["status"], how]
+        yield name, ", ".join([*end, "equal" if is_equal else "OTHER RECORDS", *words[:1]])
 
 
 def left_after(desk: Path, study: str) -> list[str]:
@@ -150,12 +145,12 @@ def test_any_file_deleted_while_the_run_trains(desk: Path) -> None:
     study, lost = desk / "results/live", []
     with (
         (desk / "said").open("w+") as said,
-        begun(*grid("live"), cwd=desk, stdout=said, stderr=said) as sweep,
+        begun(*grid("live"), cwd=desk, output=said) as sweep,
     ):
         for seed, name in enumerate(OF_RUN):
-            wait_until(
-                lambda: bool([*study.glob(f"*_s{seed}-*")]) or sweep.poll() is not None, sweep
-            )
+            while not [*study.glob(f"*_s{seed}-*")]:
+                assert sweep.poll() is None
+                time.sleep(0.005)
             paths = run_of(study, seed)
             while (
                 sweep.poll() is None and not paths.summary.exists() and len(checkpoints(paths)) < 2

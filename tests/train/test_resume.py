@@ -72,9 +72,11 @@ def has(cwd: Path, number: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def begun(*arguments: str, cwd: Path, **output: IO[str]) -> Iterator[Fork]:
+def begun(*arguments: str, cwd: Path, output: IO[str] | None = None) -> Iterator[Fork]:
     """The command while it runs; what is left of it is killed."""
-    process = Fork("bsweep", "run", *arguments, cwd=cwd, has_forks=True, **output)
+    process = Fork(
+        "bsweep", "run", *arguments, cwd=cwd, stdout=output, stderr=output, has_forks=True
+    )
     try:
         yield process
     finally:

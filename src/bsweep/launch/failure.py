@@ -47,10 +47,8 @@ def outcome(
     error = first_error(paths, num_processes)
     if error and not is_killed:
         rank, outcome, trace = error
-        message = (
-            f"{config.process_name(rank)} failed: "
-            f"{outcome.message}\n{trace or _last_lines(paths, rank)}"
-        )
+        more = _last_lines(paths, rank) if trace is None else trace
+        message = f"{config.process_name(rank)} failed: {outcome.message}\n{more}"
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:

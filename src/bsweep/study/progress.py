@@ -147,9 +147,12 @@ class Progress:
                 self._latest = record
             elif record["type"] == "round":
                 self._rounds_done = record["round"]
-            elif record["type"] == "event" and record["event"] in _SAID_EVENTS:
-                if record["message"] not in self._said_warnings:
-                    self._say(f"  {_SAID_EVENTS[record['event']]}: {record['message']}")
+            elif (
+                record["type"] == "event"
+                and record["event"] in _SAID_EVENTS
+                and record["message"] not in self._said_warnings
+            ):
+                self._say(f"  {_SAID_EVENTS[record['event']]}: {record['message']}")
             if record["type"] in ("evaluation", "epoch"):
                 self._scores = record
             if record["type"] == "epoch":
