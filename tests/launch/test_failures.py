@@ -15,13 +15,16 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
+from bsweep.core.ranks import Place
 from bsweep.launch import failure, lifeline, stop
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog.errors import WorkerLost, said_by, worker_lost
+from bsweep.numerics import objective
+from bsweep.runlog.errors import WorkerLost, errors_reported, said_by, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json
 from bsweep.strategies import ddp
@@ -87,6 +90,15 @@ def test_an_error_is_told_from_its_first_line_on() -> None:
     ]
 
 
+def test_what_a_user_can_mend_is_said_without_a_traceback(paths: RunPaths) -> None:
+    (paths.rank_logs(0) / "stderr").write_text("Traceback of an error")
+    with pytest.raises(ValueError, match="labels"), errors_reported(paths, Place()):
+        objective.of(nn.Linear(1, 1), torch.ones(1))
+    outcome = failure.outcome(point(), paths, [(0, 1)], paths.logs / "none")
+    assert outcome.message.startswith("rank 0 failed: ValueError: the labels are floating-point")
+    assert "\n" not in outcome.message
+
+
 def test_of_a_long_traceback_whole_frames_are_quoted(paths: RunPaths) -> None:
     frames = [
         line
@@ -108,12 +120,12 @@ def test_tries_are_further_and_further_apart(
 
     def start(*_: object) -> Outcome:
         return (
-            Outcome("completed")
+            Outcome("diverged")
             if len(pauses) == 9
             else Outcome("failed", "a host was lost", may_pass=True)
         )
 
-    assert attempts.run_point(config, [], Progress(1), start) == "completed"
+    assert attempts.run_point(config, [], Progress(1), start) == "diverged"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 

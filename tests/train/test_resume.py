@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGSTOP
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -73,9 +73,11 @@ def has(cwd: Path, number: int) -> Callable[[], bool]:
 
 
 @contextmanager
-def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
+def begun(*arguments: str, cwd: Path, output: IO[str] | None = None) -> Iterator[Fork]:
     """The command while it runs; what is left of it is killed."""
-    process = Fork("bsweep", "run", *arguments, cwd=cwd, has_forks=True)
+    process = Fork(
+        "bsweep", "run", *arguments, cwd=cwd, stdout=output, stderr=output, has_forks=True
+    )
     try:
         yield process
     finally:
@@ -149,6 +151,7 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     for study in ("s", "whole"):
         result = bsweep("run", *point[:-1], f"study={study}", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
+        assert "threads before" not in result.stderr
     check_equal(tmp_path)
     (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
     assert event["message"].startswith("resumed after step ")
@@ -184,6 +187,25 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
     assert result.returncode == 1, result.stderr
     assert "retry" not in result.stderr, result.stderr
     assert not list(tmp_path.glob("results/s/.previous/*"))
+
+
+def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        pytest.skip("a machine of one core has no fewer")
+    point = (*POINT, *EPOCHS, "num_workers=1", "strategy=allreduce", "study=s")
+    env = struck(tmp_path, (0,), "runlog.checkpoint_files", "Checkpoint.complete", 2)
+    assert bsweep("run", *point, cwd=tmp_path, env=env).returncode == 1
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        again = bsweep("run", *point, cwd=tmp_path)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert again.returncode == 0, again.stderr
+    (paths,) = runs(tmp_path)
+    events = [r["event"] for r in read_records(paths.metrics)[0] if r["type"] == "event"]
+    assert events == ["resumed", "warning"]
+    assert f"{len(cores)} threads before, and resumes with 1, because" in again.stderr
 
 
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def outcome(
         full = _full_disk(paths, said)
         if full not in said:
             said += f": {full}"
-        message = f"{said}\n{trace or ('' if full else _last_lines(paths, rank))}"
+        more = trace if trace is not None else "" if full else _last_lines(paths, rank)
+        message = f"{said}\n{more}"
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:

@@ -33,8 +33,9 @@ def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str 
     """Return the rank and the error of the process that failed first, not counting processes that
     failed only because another did.
 
-    The third value is the traceback if the error came from the user's own code, else None. Return
-    None if no process recorded such an error.
+    The third value is the traceback if the error came from the user's own code, an empty text if
+    the message says all that a user needs, else None. Return None if no process recorded such an
+    error.
     """
     errors = [
         (error["time"], rank, Outcome(error["status"], error["message"]), error["traceback"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -83,12 +85,27 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
             {
                 "status": status_of(error),
                 "message": said_by(error),
-                "traceback": own.traced(error),
+                "traceback": _told_traceback(error),
                 "is_consequence": isinstance(error, WorkerLost),
                 "time": file_system_time(folder),
             },
         )
         raise
+
+
+def _told_traceback(error: BaseException) -> str | None:
+    """Return the traceback that a user needs besides the message of an error; None for the last
+    lines of what the process printed.
+
+    It is empty for a ValueError that bsweep's own code raised: its message says what to change.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ValueError) and Path(frames[-1].filename).is_relative_to(_PACKAGE):
+        return ""
+    return own.traced(error)
+
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def said_by(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
+_SAID_EVENTS = {"worker_lost": "worker lost", "warning": "warning"}  # of workers, by their words
 
 
 @dataclass
@@ -114,6 +115,7 @@ class Progress:
             self._count_point()
         self._is_again = False
         self._say(f"{paths.folder}: {self._describe()}")
+        self._said_warnings = warnings
         for warning in warnings:
             self._say(f"  warning: {warning}")
         self._say_numerics()
@@ -145,8 +147,12 @@ class Progress:
                 self._latest = record
             elif record["type"] == "round":
                 self._rounds_done = record["round"]
-            elif record["type"] == "event" and record["event"] == "worker_lost":
-                self._say(f"  worker lost: {record['message']}")
+            elif (
+                record["type"] == "event"
+                and record["event"] in _SAID_EVENTS
+                and record["message"] not in self._said_warnings
+            ):
+                self._say(f"  {_SAID_EVENTS[record['event']]}: {record['message']}")
             if record["type"] in ("evaluation", "epoch"):
                 self._scores = record
             if record["type"] == "epoch":

@@ -25,6 +25,7 @@ from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
+from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
@@ -34,8 +35,8 @@ from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.locks import held
-from bsweep.runlog.reading import read_json
-from bsweep.runlog.records import Start
+from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.strategies import InBackward, Strategy
 from bsweep.strategies.single import Single
@@ -97,6 +98,7 @@ def train(
         warm_up.make_steps(job)
         job, warnings = graph_capture.captured(job, on_broken_capture)
         cursor = checkpointing.load(job)
+        warnings += _warnings_of_threads(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
         loop.train(job, cursor)
     return job
@@ -252,6 +254,30 @@ def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:
     if launched_at is None:
         return None
     return max(0.0, file_system_time(paths.folder) - launched_at)
+
+
+def _warnings_of_threads(job: Job) -> list[Event]:
+    """Return a warning if this run resumes on a CPU with another number of threads than it had
+    before.
+
+    Sums of several threads are added in another order, so the run's results change in their last
+    bits. The configuration rarely names the number of threads: it follows from a host's cores.
+    """
+    if job.device.type != "cpu" or job.place.rank != job.strategy.members[0]:
+        return []
+    records, _ = read_records(job.paths.metrics, with_steps=False)
+    starts = (r for r in records if r["type"] == "start" and r["run_id"] == job.config.run_id)
+    before = [start["threads"] for start in starts][-1:]
+    if before in ([], [now := torch.get_num_threads()]):
+        return []
+    message = (
+        f"a worker computed with {counted(before[0], 'thread')} before, and resumes with {now}, "
+        "because it may use another number of cores: results may differ in their last bits from "
+        "those of a run that was never interrupted, and the speeds before and after do not "
+        "compare. Resume on as many cores as before, or give launch.threads_per_worker from the "
+        "beginning"
+    )
+    return [Event(event="warning", message=message)]
 
 
 def enter(work: Work) -> NoReturn:

@@ -1,0 +1,398 @@
+"""Points drawn at random from the schema train to an end that is a result, or a failure in plain
+words.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+import re
+import shlex
+import subprocess
+import types
+import typing
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
+from pydantic.fields import FieldInfo
+
+from bsweep.config.contradictions import refuse_vain_evaluations
+from bsweep.config.groups import AllocationConfig
+from bsweep.config.measure import MeasureConfig
+from bsweep.config.parsing import conf_dir, parse
+from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.values import ConfigError
+from tests.support.running import bsweep, compose, write_text
+from tests.train.test_own_parts import PARTS
+
+Values = dict[str, list[Any]]
+"""The values of each key that a command gives; several of a key are swept."""
+
+SIZED: Mapping[str, Mapping[str, Any]] = {
+    "data=synthetic": {"num_train": 30, "num_test": 10, "shape": [3, 8, 8], "crop_padding": 1},
+    "data=digits": {"side": 8, "subset": 30, "crop_padding": 1},
+    "data=text": {"path": "text.txt", "sequence_length": 16},
+    "data=own": {"target": "parts.py:numbers"},
+    "model=tiny_cnn": {},
+    "model=llama_tiny": {"hidden_size": 16, "num_heads": 2},
+    "model=own": {"target": "parts.py:Net"},
+    "model=timm": {"architecture": "test_resnet"},
+    "model=torchvision": {"architecture": "mobilenet_v3_small"},
+    "optimizer=own": {"target": "torch.optim:RMSprop"},
+    "strategy=own": {"target": "parts.py:Sum", "options": {"scale": 0.5}},
+    "compression=own": {"target": "parts.py:Clamped", "options": {"limit": 1.0}},
+    "batching=own": {"target": "parts.py:Growing"},
+}
+"""Values without which a variant would be large, or could not run here."""
+
+ALLOCATIONS = [name for card in variants("allocation") for name in names(card)]
+CHOSEN: Mapping[str, list[Any]] = {
+    "data": ["synthetic"] * 12 + ["digits"] * 2 + ["text"] * 4 + ["own"],
+    "model": ["tiny_cnn"] * 5 + ["llama_tiny", "llama_tiny", "own", "own", "timm", "torchvision"],
+    "launch": ["horovodrun", "torchrun", "inline"],  # no SLURM is here
+    "allocation": ["uniform"] * 6 + [name for name in ALLOCATIONS if name != "uniform"],
+    "num_workers": [1, 2],
+    "local_batch": [1, 2, 3, 4, 8],
+    "global_batch": [2, 4, 6, 12, 30],
+    "accumulation_steps": [1, 2, 3],
+    "epochs": [1, 1, 1, 2],
+    "device": ["auto", "cpu"],
+    "precision": ["auto", "fp32", "bf16", "fp16", "fp64"],  # neither TF32 nor graphs without a GPU
+    "graph": ["auto", False],
+    "checkpoint_every": ["auto", None, 1, "0.001s", "60s"],
+    "evaluate_every_examples": [None, 1, 7, 10, 29],
+    "target_accuracy": [None, 0.0, 0.1, 0.9],
+    "target_loss": [None, 0.01, 2.3, 100.0],
+    "trackers": [[], [], ["tensorboard"]],
+    "data.device": ["auto", "cpu"],
+    "data.shape": [[1, 8, 8], [3, 8, 8], [3, 9, 7], [2, 16, 8]],
+    "data.num_train": [24, 30, 60],
+    "data.num_test": [1, 7, 10],
+    "data.num_classes": [2, 3, 10],
+    "data.subset": [None, 20, 23],
+    "data.side": [8, 11],
+    "data.crop_padding": [0, 1, 5, 20],
+    "data.sequence_length": [2, 8, 16],
+    "model.hidden_size": [8, 16, 32],
+    "model.num_layers": [1, 2],
+    "model.width": [1, 2, 8],
+    "model.intermediate_size": [1, 16, 33],
+    "model.vocabulary_size": [None, 256],
+    "model.target": ["parts.py:Net", "parts.py:Regression"],
+    "optimizer.milestones": [[], [0.5], [0.25, 0.5], [1, 2]],
+    "strategy.hook": ["none", "fp16", "powersgd"],
+    "strategy.op": ["average"],  # adasum needs MPI
+    "strategy.num_servers": [None, 1, 2],
+    "strategy.weights": [None, [1], [0.5, 0.5], [0.25, 0.75], [0, 1]],
+    "strategy.max_seconds": [None, 1e-3, 1e9],
+    "strategy.loss_timeout_seconds": [60, 1e9],
+    "strategy.cycle_time_ms": [0.1, 1.0, 20],
+    "compression.warmup_densities": [[], [0.25, 0.063]],
+    "launch.network_interface": [None, "lo"],
+    "launch.start_timeout_seconds": [300],
+    "launch.stall_timeout_seconds": [300],
+    "launch.environment": [[], ["HOME"]],
+    "launch.parallel": [1, 2, "auto"],
+    "launch.retries": [0, 1],
+    "launch.slowdown": [None, [1], [2], [1, 1.5]],
+    "launch.memory_limit_mb": [None, [4096], [4096, 4096]],
+    "launch.threads_per_worker": [None, 1, 2, 3],
+}
+"""The values of keys whose type says too little of what is small, or is there."""
+
+SWEPT_GROUPS = [group for group in GROUPS if group != "allocation"]  # it has lists for each worker
+LEFT_OUT = re.compile(
+    r"study|results_dir|resume_from|allocation\.(devices|local_.*)|.*\.(name|fingerprint|options|root|download|dataset|path"
+    r"|tokenizer|probe|architecture|target|hosts|ssh_port|ssh_identity_file)"
+)
+"""Keys that lead to something outside a point, and those that `SIZED` gives."""
+
+
+class Composer:
+    """Draws commands; all points of one are valid, and no two of them are the same run."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+
+    def command(self) -> tuple[Values, list[RunConfig]]:
+        given = self._groups()
+        for _ in range(self._draw.randint(3, 12)):
+            keys = self._keys(given)
+            some = self._draw.sample(sorted(keys), self._draw.choice([1, 1, 1, 2, 3]))
+            given = accepted(given, {key: [self._value(keys, key)] for key in some})
+        keys = self._keys(given)
+        for key in self._draw.sample(sorted(given), min(6, len(given))):
+            if len(points_of(given)) < 8 and (key in SWEPT_GROUPS or key in keys):
+                given = accepted(given, {key: [*given[key], self._value(keys, key)]})
+        return given, points_of(given)
+
+    def _groups(self) -> Values:
+        """Values that are valid together of all groups, and of the keys without which they are not.
+
+        A strategy and a policy are drawn first: of all that is valid, most has those that fit to
+        most.
+        """
+        while True:
+            first = {group: [self._value({}, group)] for group in ("strategy", "batching")}
+            for _ in range(50):
+                if is_valid(given := self._sized({**self._some_groups(), **first})):
+                    return given
+
+    def _some_groups(self) -> Values:
+        batch = self._draw.choice(["local_batch"] * 3 + ["global_batch"])
+        return {
+            "seed": [self._draw.randrange(2**31)],
+            "epochs": [1],
+            "local_batch": [None],
+            "num_workers": [self._draw.choice([1, 2, 2])],
+            batch: [self._draw.choice(CHOSEN[batch])],
+            **{group: [self._value({}, group)] for group in GROUPS},
+        }
+
+    def _sized(self, given: Values) -> Values:
+        more = [SIZED.get(f"{group}={given[group][0]}", {}) for group in GROUPS]
+        of_groups = {
+            f"{g}.{key}": [value]
+            for g, some in zip(GROUPS, more, strict=True)
+            for key, value in some.items()
+        }
+        num_workers, name = given["num_workers"][0], given["allocation"][0]
+        (card,) = (card for card in variants("allocation") if name in names(card))
+        assert issubclass(card, AllocationConfig)
+        lists: Values = {
+            "devices": [["A30", "V100"][:num_workers]] if card.takes_devices else [None]
+        }
+        for key, is_needed in (
+            ("local_batches", card.shares_batches and not card.takes_devices),
+            ("local_steps", card.shares_steps and not card.takes_devices),
+        ):  # nobody has probed the workers
+            if is_needed or self._draw.random() < 0.2:
+                lists[key] = [[self._draw.randint(1, 5) for _ in range(num_workers)]]
+        return given | of_groups | {f"allocation.{key}": value for key, value in lists.items()}
+
+    def _keys(self, given: Values) -> dict[str, Any]:
+        """The type of each key that may be drawn for what is given."""
+        hints = dict(hints_of(RunConfig, ""))
+        for group in GROUPS:
+            for card in variants(group):
+                if given[group][0] in names(card):
+                    hints |= hints_of(card, f"{group}.")  # type: ignore[arg-type]
+        hints |= hints_of(MeasureConfig, "measure.")
+        return {key: hint for key, hint in hints.items() if not LEFT_OUT.fullmatch(key)}
+
+    def _value(self, hints: Mapping[str, Any], key: str) -> Any:
+        if key in CHOSEN:
+            return self._draw.choice(CHOSEN[key])
+        if key in GROUPS:
+            return self._draw.choice([name for card in variants(key) for name in names(card)])
+        return self._of(hints[key], {})
+
+    def _of(self, hint: Any, bounds: dict[str, float]) -> Any:
+        """A value of a type, mostly a small one, sometimes at the bounds."""
+        origin, inner = typing.get_origin(hint), typing.get_args(hint)
+        if origin is typing.Annotated:
+            for info in hint.__metadata__:
+                for one in info.metadata if isinstance(info, FieldInfo) else ():
+                    bounds = {**bounds, **dict(vars_of(one))}
+            return self._of(inner[0], bounds)
+        if origin is Literal:
+            return self._draw.choice(inner)
+        if origin in (typing.Union, types.UnionType):
+            return self._of(self._draw.choice(inner), bounds)
+        if origin is tuple:
+            length = self._draw.choice([1, 2]) if inner[-1] is ... else len(inner)
+            return [self._of(inner[0], bounds) for _ in range(length)]
+        if hint is bool:
+            return self._draw.random() < 0.5
+        if hint in (int, float):
+            return self._number(hint, bounds)
+        assert hint is type(None), hint
+        return None
+
+    def _number(self, kind: type, bounds: Mapping[str, float]) -> float:
+        least, most = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
+        if kind is int:
+            largest = self._draw.choice([3, 10, 100] if self._draw.random() < 0.95 else [2**20])
+            return self._draw.randint(int(least), int(min(largest, most or largest)))
+        if self._draw.random() < 0.05:
+            return self._draw.choice([1e-30, 1e-3, 0.999] if most and most <= 1 else [1e-30, 1e30])
+        if most is not None and most <= 1:
+            return round(self._draw.uniform(max(least, 0.001), 0.999), 3)
+        return float(f"{max(least, 1) * 10 ** self._draw.uniform(-3, 1):.3g}")
+
+
+BOUNDS = ("ge", "gt", "le", "lt")
+
+
+def vars_of(one: object) -> Iterator[tuple[str, Any]]:
+    return ((key, getattr(one, key)) for key in BOUNDS if getattr(one, key, None) is not None)
+
+
+@functools.cache
+def hints_of(schema: type, prefix: str) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(schema, include_extras=True)
+    return {
+        f"{prefix}{one.name}": hints[one.name]
+        for one in fields(schema)
+        if one.name not in (*GROUPS, "measure")
+    }
+
+
+def accepted(given: Values, more: Values) -> Values:
+    """What is given and more, where that is valid; else what is given."""
+    return both if is_valid(both := {**given, **more}) else given
+
+
+def is_valid(given: Values) -> bool:
+    try:
+        found = points_of(given)
+    except ConfigError:
+        return False
+    if any("???" in asdict(config)[group].values() for config in found for group in GROUPS):
+        return False
+    try:
+        for config in found:
+            refuse_vain_evaluations(config, LEAST_TRAIN)
+    except ConfigError:
+        return False
+    is_small = all(config.examples_per_step <= LEAST_TRAIN for config in found)
+    return is_small and len({config.run_id for config in found}) == len(found)
+
+
+LEAST_TRAIN = 20  # examples that every training set has
+
+
+def points_of(given: Values) -> list[RunConfig]:
+    """The points of a command, as Hydra would compose them."""
+    found = []
+    for values in itertools.product(*given.values()):
+        point = dict(zip(given, values, strict=True))
+        plain: dict[str, Any] = {**defaults(), "study": "s"}
+        for group in GROUPS:
+            plain[group] = {**defaults_of(group, point[group])}
+        plain["measure"] = {**plain["measure"]}
+        for key, value in point.items():
+            part, _, name = key.rpartition(".")
+            if key not in GROUPS:
+                (plain[part] if part else plain)[name] = value
+        found.append(parse(plain))
+    return found
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    return asdict(compose("local_batch=8"))
+
+
+@functools.cache
+def defaults_of(group: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = every_default()[group][name]
+    return found
+
+
+@functools.cache
+def every_default() -> dict[str, dict[str, Any]]:
+    """The keys of each variant of each group, from few compositions of Hydra's."""
+    choices = {
+        group: [name for card in variants(group) for name in names(card)] for group in GROUPS
+    }
+    found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        for number in range(max(map(len, choices.values()))):
+            one = {group: every[number % len(every)] for group, every in choices.items()}
+            composed = hydra_compose("config", [f"{group}={name}" for group, name in one.items()])
+            for group, name in one.items():
+                found[group][name] = OmegaConf.to_container(composed[group], resolve=True)
+    return found
+
+
+def typed(given: Values) -> Iterator[str]:
+    """The overrides of a command; groups come first, and a strategy before what it brings."""
+    for key in sorted(given, key=lambda key: (key not in GROUPS, key != "strategy")):
+        is_of_some = "." in key and len(given.get(key.partition(".")[0], [])) > 1
+        yield f"{'++' * is_of_some}{key}={','.join(as_typed(value) for value in given[key])}"
+
+
+def as_typed(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}: {as_typed(each)}' for key, each in value.items())}}}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def ran(given: Values, num_points: int, cwd: Path) -> list[str]:
+    """How the points of a command ended; for each, its status."""
+    before = {*(cwd / "results/s").glob("b*")}
+    command = ("run", "-m", "study=s", *typed(given))
+    try:
+        result = bsweep(*command, cwd=cwd, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [f"BAD: did not end: {shlex.join(command)}"]
+    said, bad = result.stdout + result.stderr, ""
+    if result.returncode == 2:
+        bad = "" if said.startswith("bsweep: ") else "no word"
+        found = [f"refused: {said}"]
+    else:
+        found = [ended(run) for run in {*(cwd / "results/s").glob("b*")} - before]
+        all_completed = all(status == "completed" for status in found)
+        bad = "" if result.returncode == int(not all_completed) else "exit code"
+        bad = bad if len(found) == num_points else f"{len(found)} runs of {num_points} points"
+        bad = bad or next((f"no plain word: {one}" for one in found if not is_plain(one)), "")
+    if bad or "Traceback" in said:
+        found.append(
+            f"BAD: {bad or 'Traceback'}: {result.returncode}: {shlex.join(command)}\n{said}"
+        )
+    return found
+
+
+def ended(folder: Path) -> str:
+    path = folder / "summary.json"
+    if not path.exists():
+        return f"no summary of {folder.name}"
+    summary = json.loads(path.read_text())
+    failed = summary["status"] == "failed"
+    return f"failed: {summary['message']}" if failed else str(summary["status"])
+
+
+def is_plain(status: str) -> bool:
+    """Whether a status is a result, or an error that names what the user can mend."""
+    return bool(
+        re.match(
+            r"(completed|diverged|out_of_memory)$|failed: rank \d.* failed: ValueError: ", status
+        )
+    )
+
+
+MOST_SECONDS = 300
+PER_PART = 50
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(20))
+def test_a_valid_point_completes_or_fails_in_plain_words(part: int, tmp_path: Path) -> None:
+    composer, ends = Composer(part), Counter[str]()
+    write_text(tmp_path / "text.txt", 1200)
+    (tmp_path / "parts.py").write_text(PARTS)
+    bad = []
+    while ends.total() - ends["refused"] < PER_PART:
+        given, configs = composer.command()
+        found = ran(given, len(configs), tmp_path)
+        print(*found, sep="\n", flush=True)
+        bad += [one for one in found if one.startswith("BAD")]
+        ends.update(one.split(":")[0] for one in found if not one.startswith("BAD"))
+    for command in ("status", "report", "predict"):
+        result = bsweep(command, "results/s", cwd=tmp_path)
+        print(command, result.returncode, result.stderr, flush=True)
+        if result.returncode > 2 or "Traceback" in result.stderr:
+            bad.append(f"BAD: {command}: {result.returncode}: {result.stderr}")
+    print(dict(ends))
+    assert not bad, "\n\n".join(bad)

@@ -1,0 +1,168 @@
+"""Whatever file of a run or a study is deleted, at rest or while the run trains, it ends with the
+records of an undisturbed one, and what was lost is named.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bsweep import load
+from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
+from bsweep.study import states
+from tests.study.test_run import summary
+from tests.support.running import TINY, bsweep, struck
+from tests.train.test_resume import begun, records_of
+
+NETWORK = """\
+from torch import nn
+
+def build(num_classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+"""
+POINT = (
+    *TINY,
+    "model=own",
+    "model.target=net.py:build",
+    "precision=fp32",
+    "channels_last=false",
+    "num_workers=2",
+    "local_batch=8",
+    "epochs=5",
+    "checkpoint_every=1",
+    "strategy=parameter_server",
+    "optimizer.lr=0.02",
+)
+OF_RUN = (
+    *("config.yaml", "meta.json", "metrics.jsonl", "summary.json", "stop", ".claim", "own/net.py"),
+    *("own", "logs", "logs/launcher.log", "logs/lifeline", "server.0.csv", "checkpoint"),
+    *(f"logs/rank.{rank}/{name}" for rank in range(3) for name in ("stdout", "stderr", "alive")),
+    *(
+        f"checkpoint/{age}/{name}"
+        for age in ("newest", "older")
+        for name in ("shared.pt", "rank.0.pt", "rank.1.pt", "server.0.pt", "complete.json")
+    ),
+    "nothing",
+)
+"""What is deleted; the point with seed n loses the nth one."""
+
+
+def grid(study: str) -> tuple[str, ...]:
+    return ("-m", *POINT, f"seed=range({len(OF_RUN)})", f"study={study}")
+
+
+def run_of(study_dir: Path, seed: int) -> RunPaths:
+    (folder,) = study_dir.glob(f"b8_w2_parameter_server_s{seed}-*")
+    return RunPaths(folder)
+
+
+def place_of(paths: RunPaths, name: str) -> Path:
+    """Where a file of OF_RUN is now."""
+    found = checkpoints(paths)
+    for age, checkpoint in zip(("newest", "older"), found, strict=False):
+        name = name.replace(f"checkpoint/{age}", f"checkpoint/{checkpoint.folder.name}")
+    return paths.folder / name
+
+
+def delete(path: Path) -> bool:
+    """Remove a file or folder; False if there was none."""
+    if not path.exists():
+        return False
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return True
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study `whole`, which was left in peace, and `s`, whose runs have failed after
+    two checkpoints.
+    """
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "net.py").write_text(NETWORK)
+    whole = bsweep("run", *grid("whole"), cwd=folder, timeout=3000)
+    assert whole.returncode == 0, whole.stderr
+    return folder
+
+
+def said_of(paths: RunPaths, name: str) -> list[str]:
+    """The warnings in a run's records that name a file."""
+    events = (r for r in read_records(paths.metrics)[0] if r["type"] == "event")
+    return [r["message"] for r in events if Path(name).name in r["message"]]
+
+
+def outcomes(desk: Path, study: str, lost: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """For each deleted file, how its run ended."""
+    for seed, name in enumerate(OF_RUN):
+        ours, whole = run_of(desk / "results" / study, seed), run_of(desk / "results/whole", seed)
+        events = [r["event"] for r in read_records(ours.metrics)[0] if r["type"] == "event"]
+        again = (ours.folder.parent / ".previous" / f"{ours.folder.name}.1").exists()
+        is_equal = records_of(ours) == records_of(whole)
+        words = said_of(ours, name)
+        how = "resumed" if "resumed" in events else "repeated" if again else "left"
+        end = ["deleted" if name in lost else "not there", summary(ours)["status"], how]
+        yield name, ", ".join([*end, "equal" if is_equal else "OTHER RECORDS", *words[:1]])
+
+
+def left_after(desk: Path, study: str) -> list[str]:
+    """What `status`, `report` and `resume` say of a study, until nothing is left to do."""
+    said = []
+    for command in ("status", "report", "resume", "resume", "status"):
+        result = bsweep(command, f"results/{study}", cwd=desk, timeout=3000)
+        said.append(f"{command}: {result.returncode}\n{result.stdout}{result.stderr}")
+    return said
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("state", ["failed", "completed"])
+def test_any_file_deleted_at_rest(desk: Path, state: str) -> None:
+    study = desk / "results" / state
+    if state == "failed":
+        env = struck(desk, (0,), "runlog.checkpoint_files", "Checkpoint.complete", 3, once=False)
+        assert bsweep("run", *grid(state), cwd=desk, env=env, timeout=3000).returncode == 1
+    else:
+        shutil.copytree(desk / "results/whole", study)
+        bsweep("run", *grid(state), cwd=desk, timeout=3000)  # its command
+    lost = [name for n, name in enumerate(OF_RUN) if delete(place_of(run_of(study, n), name))]
+    said = left_after(desk, state)
+    table = dict(outcomes(desk, state, lost))
+    print(*said, *(f"{name}: {end}" for name, end in table.items()), sep="\n")
+    assert "Traceback" not in "".join(said)
+    assert not [end for end in table.values() if "OTHER" in end or "completed" not in end]
+    assert all(state.status == "completed" for state in states.read_states(study).values())
+    assert len(load(study).runs) == len(OF_RUN)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_any_file_deleted_while_the_run_trains(desk: Path) -> None:
+    study, lost = desk / "results/live", []
+    with (
+        (desk / "said").open("w+") as said,
+        begun(*grid("live"), cwd=desk, output=said) as sweep,
+    ):
+        for seed, name in enumerate(OF_RUN):
+            while not [*study.glob(f"*_s{seed}-*")]:
+                assert sweep.poll() is None
+                time.sleep(0.005)
+            paths = run_of(study, seed)
+            while (
+                sweep.poll() is None and not paths.summary.exists() and len(checkpoints(paths)) < 2
+            ):
+                time.sleep(0.005)
+            if not paths.summary.exists() and delete(place_of(paths, name)):
+                lost.append(name)
+        sweep.wait(3000)
+        said.seek(0)
+        text = said.read()
+    more = left_after(desk, "live")
+    table = dict(outcomes(desk, "live", lost))
+    print(text, *more, *(f"{name}: {end}" for name, end in table.items()), sep="\n")
+    assert "Traceback" not in text + "".join(more)
+    assert not [end for end in table.values() if "OTHER" in end or "completed" not in end]
