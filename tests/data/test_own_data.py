@@ -146,7 +146,7 @@ def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Ex
         (
             pairs(3) + pairs(1, side=5),
             pairs(3),
-            "training input 3 is uint8 of shape (3, 5, 5), but the first is uint8 of",
+            "training input 3 is uint8 of shape (3, 5, 5), but the first input is uint8 of",
         ),
         (pairs(3), pairs(3, dtype=torch.float32), "testing are float32 of shape (3, 4, 4)"),
         (

@@ -165,10 +165,10 @@ def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Return False if a point would train on this machine's CPUs and their energy use cannot be
-    read.
+    """Return False if the given point would train on this machine's CPUs and the energy use of
+    these CPUs cannot be read; otherwise return True.
 
-    Return True for GPUs and for other hosts, as that cannot be known here.
+    This process cannot know whether GPUs and other hosts report their energy use.
     """
     if getattr(config.launch, "named_hosts", None) or num_gpus(config.device):
         return True

@@ -291,12 +291,12 @@ def _unrecorded(run: Recorded, config: RunConfig) -> str:
     """
     if not config.measures_noise or run.noises:
         return ""
-    what = f"batching={config.batching.name}"
+    key_and_value = f"batching={config.batching.name}"
     if config.optimizer.measures_noise:
-        what = f"optimizer.lr_rule={config.optimizer.lr_rule}"
+        key_and_value = f"optimizer.lr_rule={config.optimizer.lr_rule}"
     return (
-        f"{run.run_id}: {what} needs the gradient noise, which this run has not recorded: run it "
-        "with measure.noise_scale=true."
+        f"{run.run_id}: {key_and_value} needs the gradient noise, which this run has not recorded: "
+        "train this point with measure.noise_scale=true."
     )
 
 

@@ -180,14 +180,14 @@ class Search:
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
-        found = side_runs.try_out(self.cells[cell][0], logger.info)
+        timings_or_problem = side_runs.try_out(self.cells[cell][0], logger.info)
         took = time.monotonic() - began
-        if not isinstance(found, str):
-            self.probes[cell] = _Probe(self.kind, list(cell), found[0], took)
-        elif found.startswith("out_of_memory"):
-            self._does_not_fit(cell, took, found)
+        if not isinstance(timings_or_problem, str):
+            self.probes[cell] = _Probe(self.kind, list(cell), timings_or_problem[0], took)
+        elif timings_or_problem.startswith("out_of_memory"):
+            self._does_not_fit(cell, took, timings_or_problem)
         else:
-            raise ValueError(f"{named(cell)}: {found}")
+            raise ValueError(f"{named(cell)}: {timings_or_problem}")
         self._keep()
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:

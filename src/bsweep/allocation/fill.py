@@ -1,8 +1,8 @@
-"""Functions that fill in each worker's local batch and number of local steps, one function for each
-variant of `allocation`.
+"""Functions that give each worker its local batch, its number of local steps, or both, one function
+for each variant of `allocation`.
 
-Each takes a run and returns it with the local batches and local steps of that allocation. Lists
-that the user gave stay as they are.
+Each function takes a point and returns it with the lists that its variant chooses. Lists that the
+user gave stay as they are.
 """
 
 from __future__ import annotations

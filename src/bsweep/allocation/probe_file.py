@@ -43,7 +43,10 @@ class ProbedWorker:
     def __post_init__(self) -> None:
         rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
         if any(before >= after for before, after in itertools.pairwise(rising)):
-            raise ValueError(f"its batches are not in rising order up to {self.largest_batch}")
+            raise ValueError(
+                f"the local batches of the probe are not in rising order, or exceed the largest "
+                f"batch that was measured, {self.largest_batch}"
+            )
 
     def step_seconds(self, local_batch: int) -> float:
         """Return this worker's seconds per step at a local batch, by linear interpolation between

@@ -53,8 +53,12 @@ def headlines(study: Study) -> list[str]:
         )
         return [*lines, none]
     lines += _gains(study)
-    for where, group in _groups(measured):
-        lines += [f"{where}{where and ': '}{line}" for line in _conclusions(study, group) if line]
+    for group_name, group in _groups(measured):
+        lines += [
+            f"{group_name}{group_name and ': '}{line}"
+            for line in _conclusions(study, group)
+            if line
+        ]
     return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
 
 
@@ -110,8 +114,10 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
-        who = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
-        yield f"{who} learned (test accuracy not above chance), so no cell is recommended."
+        no_cell_has = (
+            "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
+        )
+        yield f"{no_cell_has} learned (test accuracy not above chance), so no cell is recommended."
         if len(cells) > 1:
             yield _times(study, cells)
         return
@@ -143,27 +149,27 @@ def _gains(study: Study) -> Iterator[str]:
     """
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
-        where = words("num_workers", row["num_workers"])
-        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {where}."
+        workers = words("num_workers", row["num_workers"])
+        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {workers}."
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     metric = next(
         (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
     )
-    part = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
+    accuracy_name = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
         metric or "", ""
     )
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:
         if metric:
-            yield from _most_accurate(learned.dropna(subset=metric), metric, part)
+            yield from _most_accurate(learned.dropna(subset=metric), metric, accuracy_name)
         return
     best, trained = candidates.iloc[0], length_of(study)
     result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
-    result += f" and {part} {_shown(best, metric)}" if metric else ""
-    within = f" within {ACCURACY_MARGIN:g} of the best {part}"
+    result += f" and {accuracy_name} {_shown(best, metric)}" if metric else ""
+    within = f" within {ACCURACY_MARGIN:g} of the best {accuracy_name}"
     rivals = _rivals(candidates, best)
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
         rivals += (
@@ -192,14 +198,14 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
             yield f"{adjective}: {row['words']}, with {_shown(row, metric)}{seconds}."
 
 
-def _most_accurate(cells: pd.DataFrame, metric: str, part: str) -> Iterator[str]:
+def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
     """Yield a sentence that names the most accurate of the given cells, whose training times are
     not known.
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
         yield (
-            f"Most accurate: {row['words']}, with {part} {_shown(row, metric)} "
+            f"Most accurate: {row['words']}, with {accuracy_name} {_shown(row, metric)} "
             f"({_seeds(row['n'])})."
         )
 
@@ -257,10 +263,10 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     rivals = cells[
         (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
     ]
-    what = "time" if metric == "train_seconds" else "loss"
+    time_or_loss = "time" if metric == "train_seconds" else "loss"
     those = "that" if len(rivals) == 1 else "those"
     return (
-        f" The interval of its {what} overlaps {those} of {_some(rivals['brief'])}."
+        f" The interval of its {time_or_loss} overlaps {those} of {_some(rivals['brief'])}."
         if len(rivals)
         else ""
     )
@@ -288,15 +294,15 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
         values: dict[str, Any] = {str(name): value for name, value in row.items()}
         lists = values["local_batches"]
         batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
-        where = f"{batch} on {words('num_workers', values['num_workers'])}"
+        batch_and_workers = f"{batch} on {words('num_workers', values['num_workers'])}"
         said, in_all = (
             [words(name, values[name]) for name in others],
             f"global batch {values['global_batch']}",
         )
         if said and settings == others:  # there is no choice of batches and workers
-            named.append((", ".join(said), f"({where}, {in_all})"))
+            named.append((", ".join(said), f"({batch_and_workers}, {in_all})"))
         else:
-            named.append((", ".join([where, *said]), f"({in_all})"))
+            named.append((", ".join([batch_and_workers, *said]), f"({in_all})"))
     return cells.assign(
         words=[" ".join(name) for name in named], brief=[brief for brief, _ in named]
     )

@@ -225,18 +225,18 @@ def _targets(study: Study) -> Iterator[tuple[Target, str]]:
 
 
 def _of_rates(study: Study, found: Prediction) -> str:
-    what = (
+    cell_or_batch_size = (
         "cell"
         if study.runs["lr_rule"].eq(TUNED).any()
         else "batch size"
         if found.seen.rates
         else ""
     )
-    if not what:
+    if not cell_or_batch_size:
         return ""
     return (
-        f"Each {what} uses the best of its learning rates, which the same runs found: so its time "
-        "looks a little better than it is."
+        f"Each {cell_or_batch_size} uses the best of its learning rates, which the same runs "
+        "found: so its time looks a little better than it is."
     )
 
 
@@ -271,9 +271,9 @@ def _of_one_size(study: Study) -> str:
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
-    what = f": all runs have a global batch of {batch}"
+    why_one_size = f": all runs have a global batch of {batch}"
     if len(counts) == 1:
-        what = (
+        why_one_size = (
             f" or a worker count: there is only one cell (global batch {batch} on "
             f"{words('num_workers', counts[0])})"
         )
@@ -283,7 +283,7 @@ def _of_one_size(study: Study) -> str:
     )
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
-        f"{what}. Run at least one more batch size (two to check the fit): bsweep run -m "
+        f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run -m "
         f"local_batch={sizes} study={study.name}, with the other settings unchanged. Or let bsweep "
         f"train only the cells that it needs: bsweep recommend {grid} "
         f"{target.option if target else '--target-accuracy ...'}, also with the other settings "

@@ -58,8 +58,8 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
-        """Return True if the interval of the difference between the two batch sizes lies entirely
-        above zero.
+        """Return True if the interval of the difference in test accuracy or training time between
+        the two batch sizes lies entirely above zero.
         """
         return self.low > 0
 
@@ -293,21 +293,21 @@ def fairness_words(study: Study) -> list[str]:
 
 
 def _sentences(one: Fairness) -> Iterator[str]:
-    where = f"{one.apart}: " if one.apart else ""
+    group_name = f"{one.apart}: " if one.apart else ""
     if one.best_rates is None or one.lacking_seeds:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
         yield (
-            f"{where}These runs cannot tell whether a batch effect remains at the best learning "
-            f"rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds at each "
-            f"rate. Run {missing} (seed=0,1,2)."
+            f"{group_name}These runs cannot tell whether a batch effect remains at the best "
+            f"learning rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds "
+            f"at each rate. Run {missing} (seed=0,1,2)."
         )
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
-            yield f"{where}With {one.rate} {_said(before, one.metric)}."
-            where = ""
+            yield f"{group_name}With {one.rate} {_said(before, one.metric)}."
+            group_name = ""
         yield (
-            f"{where}With the best rate of each batch size "
+            f"{group_name}With the best rate of each batch size "
             f"{_said(after, one.metric)}{_so(before, after)}."
         )
     yield from _caveats(one)
@@ -316,14 +316,18 @@ def _sentences(one: Fairness) -> Iterator[str]:
 def _said(of: Difference, metric: str) -> str:
     if metric == "seconds_to_target":
         low, value, high = (number(float(np.exp(part))) for part in (of.low, of.value, of.high))
-        what = f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+        difference = (
+            f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+        )
     else:
         low, value, high = (number(part) for part in (of.low, of.value, of.high))
-        what = f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+        difference = (
+            f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+        )
     interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
     if of.is_told:
-        return f"{what} ({interval})"
-    return f"no difference between batch sizes is significant: at most, {what} ({interval})"
+        return f"{difference} ({interval})"
+    return f"no difference between batch sizes is significant: at most, {difference} ({interval})"
 
 
 def _so(before: Difference | None, after: Difference) -> str:

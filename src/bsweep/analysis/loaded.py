@@ -205,9 +205,9 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
             "Runs on different hardware have separate curves, and their times cannot be compared: "
             f"{names}."
         )
-    for what, values in mixture(runs, provenance).items():
-        if what != "hardware":
-            yield f"Runs of different {what} are shown together: {in_words(values)}."
+    for difference, values in mixture(runs, provenance).items():
+        if difference != "hardware":
+            yield f"Runs of different {difference} are shown together: {in_words(values)}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (
             f"The runs come from {provenance['commit'].nunique()} different commits: see the "

@@ -123,7 +123,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **settings,
         **_place(config, run.meta),
         **found_out,
-        **_branch(events),
+        **_beginning_at_checkpoint(events),
         **{key: summary.get(key) for key in _PROMISED},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
@@ -167,9 +167,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _branch(events: Rows) -> dict[str, Any]:
-    """Return for a branch the id of the run whose checkpoint it began at, and the steps and seconds
-    trained until that checkpoint; empty for other runs.
+def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
+    """Return, for a run that began at a checkpoint of another run, the id of that other run and the
+    steps and seconds trained until the checkpoint; return an empty mapping for other runs.
     """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:

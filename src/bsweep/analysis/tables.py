@@ -188,8 +188,8 @@ def unequal_threads(cells: pd.DataFrame) -> str:
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
         threads_of = counts if had else counted(counts, "thread")
         had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers != 1)}")
-    where = "" if scaling(cells).empty else " between unequal threads"
-    return f"No speed-up{where}: {', '.join(had)}."
+    between_threads = "" if scaling(cells).empty else " between unequal threads"
+    return f"No speed-up{between_threads}: {', '.join(had)}."
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -459,9 +459,9 @@ def caveats(study: Study) -> list[str]:
     """
     changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
     lines = [
-        f"{what} together with the batch size or the number of workers, so curves show both "
+        f"{change} together with the batch size or the number of workers, so curves show both "
         "effects."
-        for what in changing
+        for change in changing
     ]
     completed = study.runs["status"] == "completed"
     repeated = int(

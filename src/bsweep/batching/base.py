@@ -175,8 +175,8 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Return each worker's share of a round whose steps take `global_batch` examples over all
-        workers.
+        """Return for each worker its examples and passes in a step and its steps in a round, if all
+        workers together take `global_batch` examples in a step.
 
         The workers' batches are in proportion to their configured batches.
 

@@ -173,9 +173,12 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             )
         elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
             yield f"{name}: it has GPUs, but its Horovod has no NCCL: run `bsweep setup-horovod`"
-        for what, key in (("results", "free_bytes"), ("temporary files", "free_temporary_bytes")):
+        for contents, key in (
+            ("results", "free_bytes"),
+            ("temporary files", "free_temporary_bytes"),
+        ):
             if facts[key] < _LEAST_FREE_BYTES:
-                yield f"{name}: {facts[key] / 1e6:.0f} MB are free for {what}: free some space"
+                yield f"{name}: {facts[key] / 1e6:.0f} MB are free for {contents}: free some space"
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
         if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:

@@ -207,14 +207,14 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
     typed = f"bsweep run {shlex.join(command.arguments)}"
     size = Place.from_environment().num_workers if inside_horovodrun() else None
     if size != command.num_processes:
-        where = (
+        in_or_outside_horovodrun = (
             f"inside horovodrun -np {command.num_processes}"
             if command.num_processes
             else "outside horovodrun"
         )
         raise ValueError(
-            f"{study_dir}: the recorded command `{typed}` was started {where}, and bsweep can "
-            f"repeat it only {where}: start `bsweep resume` or `bsweep retry` {where}."
+            f"{study_dir}: the recorded command `{typed}` was started {in_or_outside_horovodrun}. "
+            f"Start `bsweep resume` or `bsweep retry` {in_or_outside_horovodrun} too."
         )
     if not command.folder.is_dir():
         raise ValueError(

@@ -187,7 +187,7 @@ def _problems(text: str, override: Override) -> Iterator[str]:
     elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
         yield f"{text}: unknown key; no key has more than {_MOST_LETTERS} letters."
     elif key in ("hydra/sweeper", "hydra.sweeper._target_", "hydra.mode"):
-        yield f"{text}: bsweep itself checks and runs all points: leave this key out."
+        yield f"{text}: bsweep itself checks all points of a sweep: leave out Hydra's key {key}."
     elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
         yield from _problems_of_group(text, key, override)
 
@@ -262,8 +262,8 @@ def refuse_settings(point: DictConfig) -> None:
     ]
     if (at_once := OmegaConf.select(point, "launch.parallel")) not in (None, 1):
         problems += [
-            f"{what} with launch.parallel={at_once}: {why}, or leave launch.parallel out."
-            for what, why in around_point(point).items()
+            f"{hydra_key} with launch.parallel={at_once}: {why}, or leave launch.parallel out."
+            for hydra_key, why in around_point(point).items()
         ]
     if problems:
         raise ConfigError(*problems)

@@ -40,8 +40,9 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
         raise ConfigError(
             f"{config.target} counts as reached when two of three evaluations in a row reach it, "
             "but epochs=1 has only one evaluation, at its end: use epochs=2 or more, or "
-            f"evaluate_every_examples={max(1, num_train // 10)} with rounds of fewer than "
-            f"{num_train} examples."
+            f"evaluate_every_examples={max(1, num_train // 10)}. Evaluations within an epoch need "
+            "steps, or rounds of local steps, that take fewer examples than the epoch's "
+            f"{num_train}."
         )
 
 

@@ -418,10 +418,10 @@ class AllocationConfig(Card):
             self.shares_steps or self.local_steps is not None
         ):
             steps = f"allocation.local_steps={show(self.local_steps)}"
-            what = f"allocation={self.name}" if self.shares_steps else steps
+            key_and_value = f"allocation={self.name}" if self.shares_steps else steps
             yield (
-                f"{what} with strategy={point.strategy.name}: this strategy synchronises after "
-                "every step, so it has no local steps to share. Use strategy=diloco, or "
+                f"{key_and_value} with strategy={point.strategy.name}: this strategy synchronises "
+                "after every step, so it has no local steps to share. Use strategy=diloco, or "
                 "allocation=batch_by_flops or batch_by_memory."
             )
         if point.global_batch is not None:

@@ -90,16 +90,16 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
         ) from None
     entries = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
     if not any(entry for _, entry in entries):
-        raise ValueError("the file names no host: give it a line such as h1 slots=4 for each")
+        raise ValueError("the file names no host: give it a line such as h1 slots=4 for each host")
     for number, entry in entries:
         if entry:
             found = _LINE.fullmatch(entry)
             try:
                 yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
             except ValueError:
-                what = f"line {number}, {shortened(entry)!r}"
                 raise ValueError(
-                    f"{what}, is neither h1 slots=4 nor h1:4 (a host and its slots)"
+                    f"line {number}, {shortened(entry)!r}, is neither h1 slots=4 nor h1:4 (a host "
+                    "and its slots)"
                 ) from None
 
 
@@ -131,13 +131,13 @@ def _numbers(ranges: str) -> list[str]:
     Leading zeros are kept.
     """
     numbers: list[str] = []
-    for part in ranges.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+    for number_range in ranges.split(","):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", number_range)
         if not found:
             raise ValueError(_FORM)
         first, last = int(found[1]), int(found[2] or found[1])
         if first > last:
-            raise ValueError(f"[{part}] counts down: give the smaller number first")
+            raise ValueError(f"[{number_range}] counts down: give the smaller number first")
         if last - first >= _MOST_HOSTS:
             raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
         numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]

@@ -36,10 +36,10 @@ class MeasureConfig(Schema):
         key = "measure.noise_scale=true" if self.noise_scale else f"batching={point.batching.name}"
         if point.optimizer.measures_noise:
             key = f"optimizer.lr_rule={point.optimizer.lr_rule}"
-        what = f"{key} with strategy={point.strategy.name}"
+        key_and_strategy = f"{key} with strategy={point.strategy.name}"
         can = point.strategy.can
         if reason := can.why_no_noise if can.in_step else _NOT_IN_STEP:
-            yield f"{what}: {reason}"
+            yield f"{key_and_strategy}: {reason}"
         if point.compression.builds:
             yield (
                 f"{key} with compression={point.compression.name}: a codec changes the gradient, "
@@ -48,9 +48,9 @@ class MeasureConfig(Schema):
             )
         if self.noise_scale_per_layer and can.exchanges_in_passes:
             yield (
-                f"{what} and measure.noise_scale_per_layer=true: this strategy exchanges buckets, "
-                "not layers, within the backward pass. Use strategy=horovod strategy.buckets=1, or "
-                "strategy=allreduce."
+                f"{key_and_strategy} and measure.noise_scale_per_layer=true: this strategy "
+                "exchanges buckets, not layers, within the backward pass. Use "
+                "strategy=horovod strategy.buckets=1, or strategy=allreduce."
             )
         if point.examples_per_step == 1:
             yield (

@@ -148,15 +148,16 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
     with blamed(group, card, "it raised an error"):
         found = call(card, *arguments)
     if not isinstance(found, kind):
-        what = f"{kind.__module__}.{kind.__name__}"
+        wanted_type = f"{kind.__module__}.{kind.__name__}"
         raise ConfigError(
-            f"{group}.target={card.target}: it returned {type(found).__name__}, not a {what}."
+            f"{group}.target={card.target}: it returned {type(found).__name__}, not a "
+            f"{wanted_type}."
         )
     return found
 
 
 @contextmanager
-def blamed(group: str, card: Own, what: str) -> Iterator[None]:
+def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
     """Turn any error that the user's code raises inside the `with` block into a ConfigError. The
     error's message has the traceback from the first line of the user's code on.
     """
@@ -166,7 +167,7 @@ def blamed(group: str, card: Own, what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         trace = traced(error) or "".join(traceback.format_exception_only(error))
-        raise ConfigError(f"{group}.target={card.target}: {what}:\n{trace.rstrip()}") from error
+        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{trace.rstrip()}") from error
 
 
 def traced(error: BaseException) -> str | None:
@@ -363,8 +364,8 @@ def _import_file(name: str, path: Path) -> ModuleType:
 
 
 def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
-    """Return the function or class that the user's target, such as `file.py:name`, names in its
-    module.
+    """Return the function or class of the user's own code that the key `target` names, such as the
+    function `build` for `target=file.py:build`.
     """
     asked = f"{group}.target={card.target}"
     found: Any = module

@@ -117,8 +117,8 @@ _FORMS = {
 
 
 def _explain(problem: Any) -> str:
-    """Return the message `key=value: problem` for one error that pydantic found. The key leaves out
-    the variant's name that pydantic puts into it.
+    """Return the message for one error that pydantic found, for most errors in the form `key=value:
+    problem`. The key leaves out the variant's name that pydantic puts into it.
     """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]

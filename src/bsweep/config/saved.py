@@ -56,4 +56,4 @@ def _refuse_unlike_saved(content: bytes) -> None:
             event, yaml.CollectionEndEvent
         )
         if depth > _DEEPEST:
-            raise ValueError(f"its values are nested more than {_DEEPEST} levels deep")
+            raise ValueError(f"the file nests values more than {_DEEPEST} levels deep")

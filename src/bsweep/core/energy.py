@@ -25,8 +25,8 @@ Reading = dict[str, float]
 
 
 class Meter:
-    """A meter for the energy that one worker reports. On a GPU this is the GPU's energy. On CPUs it
-    is the host's energy, which the first worker of each host reports.
+    """A meter for the energy that one worker reports: the energy of its GPU or, on CPUs, the energy
+    of its whole host. On CPUs only the first worker of each host reports energy.
 
     Args:
         device: The device on which the worker computes.

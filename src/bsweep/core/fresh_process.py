@@ -92,8 +92,8 @@ def _death(exit_code: int) -> Exception:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when its parent process ends, so that no orphan
-    keeps using the machine.
+    """Have Linux send this process a signal when its parent process ends, so that no orphan keeps
+    using the machine; do nothing on other systems.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -101,8 +101,8 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel end this process when the process that started it ends; exit now if that one
-    has already ended.
+    """Exit if the process that started this one has already ended; otherwise have Linux end this
+    process as soon as that other process ends.
 
     Raises:
         SystemExit: If the parent is not the process that the variable `LAUNCHER` names.

@@ -1,5 +1,5 @@
-"""The GPUs of this machine: how many a process may use, and what to do if torch can use none of
-them.
+"""The number of GPUs of this machine that a process may use, and an error that tells the user what
+to do if torch cannot use all of these GPUs.
 
 `python -m bsweep.core.gpus` prints the problem and fails, so that a set-up stops before it takes
 minutes.

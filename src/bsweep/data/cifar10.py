@@ -61,12 +61,14 @@ def _from_torchvision(config: Cifar10Config) -> Dataset:
             train = CIFAR10(root, train=True, download=config.download)
             test = CIFAR10(root, train=False)
     except DOWNLOAD_ERRORS as error:
-        found = "it could not be downloaded" if config.download else "data.download=false"
+        why_not_downloaded = (
+            "it could not be downloaded" if config.download else "data.download=false"
+        )
         raise ValueError(
             f"data.root={config.root}: no intact CIFAR-10 (cifar-10-batches-py) is there, and "
-            f"{found} ({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, or run on "
-            "data=digits, which needs no download, or on your own images with data=imagefolder "
-            "data.root=DIR."
+            f"{why_not_downloaded} ({type(error).__name__}: {error}). Unpack {CIFAR10.url} there, "
+            "or run on data=digits, which needs no download, or on your own images with "
+            "data=imagefolder data.root=DIR."
         ) from error
     return from_images(_tensors(train), _tensors(test), train.classes)
 

@@ -34,11 +34,14 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     """
     inputs, labels = _split("training", train, side)
     test_inputs, test_labels = _split("test", test, side)
-    for what, ours, theirs in (("inputs", inputs, test_inputs), ("labels", labels, test_labels)):
+    for inputs_or_labels, ours, theirs in (
+        ("inputs", inputs, test_inputs),
+        ("labels", labels, test_labels),
+    ):
         if (ours.dtype, ours.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
             raise Unfit(
-                f"{what} for training are {_kind(ours)}, but those for testing are "
-                f"{_kind(theirs)}: give both the same form."
+                f"{inputs_or_labels} for training are {_kind(ours)}, but {inputs_or_labels} for "
+                f"testing are {_kind(theirs)}: give both the same dtype and shape."
             )
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes(inputs, (labels, test_labels), names)
@@ -64,11 +67,11 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
     return len(names) or 1 + max(classes)
 
 
-def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
+def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     """Return the inputs (N, ...) and the labels (N,), (N, T) or (N, ...) of a training or test
     split.
 
-    `what` is the name of the split in messages.
+    `split_name` is the name of the split in messages.
     """
     if (
         isinstance(split, tuple | list)
@@ -77,23 +80,23 @@ def _split(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     ):
         inputs, labels = split
     elif hasattr(split, "__len__") and hasattr(split, "__getitem__"):
-        inputs, labels = _stacked(what, split, side)
+        inputs, labels = _stacked(split_name, split, side)
     else:
         raise Unfit(
-            f"the {what} data are {_type(split)}, which has no len() or no [index]: return a "
+            f"the {split_name} data are {_type(split)}, which has no len() or no [index]: return a "
             "map-style data set, or a pair of tensors."
         )
     if not len(labels) or len(inputs) != len(labels):
         raise Unfit(
-            f"the {what} data have {len(inputs)} inputs and {len(labels)} labels: give one label "
-            "for each input, and at least one of both."
+            f"the {split_name} data have {len(inputs)} inputs and {len(labels)} labels: give one "
+            "label for each input, and at least one of both."
         )
     if not labels.is_floating_point():
         labels = labels.long()
     if labels.dim() > 1 and not labels.is_floating_point() and labels.shape != inputs.shape:
         raise Unfit(
-            f"the {what} data have labels of shape {tuple(labels.shape)}: give one class for each "
-            "example, or for each token."
+            f"the {split_name} data have labels of shape {tuple(labels.shape)}: give one class for "
+            "each example, or for each token."
         )
     return _apart(inputs), _apart(labels)
 
@@ -110,15 +113,15 @@ def _apart(tensor: Tensor) -> Tensor:
     )
 
 
-def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
+def _stacked(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     inputs, labels = torch.empty(0), torch.empty(0)
-    work = f"reading {what} examples"
+    work = f"reading {split_name} examples"
     with closing(with_progress(range(len(split)), work, len(split))) as numbers:
         for number in numbers:
             example = split[number]
             if not isinstance(example, tuple | list) or len(example) != 2:
                 raise Unfit(
-                    f"{what} example {number} is {_type(example)}, not a pair of an image or "
+                    f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
                     "tensor and its label."
                 )
             one, label = _tensor(example[0], side), torch.as_tensor(example[1])
@@ -127,11 +130,15 @@ def _stacked(what: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
                     one.new_empty(len(split), *one.shape),
                     label.new_empty(len(split), *label.shape),
                 )
-            for name, part, whole in (("input", one, inputs), ("label", label, labels)):
+            for input_or_label, part, whole in (
+                ("input", one, inputs),
+                ("label", label, labels),
+            ):
                 if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
                     raise Unfit(
-                        f"{what} {name} {number} is {_kind(part[None])}, but the first is "
-                        f"{_kind(whole)}: give all the same form."
+                        f"{split_name} {input_or_label} {number} is {_kind(part[None])}, but the "
+                        f"first {input_or_label} is {_kind(whole)}: give every {input_or_label} "
+                        "the same dtype and shape."
                     )
             inputs[number], labels[number] = one, label
     return inputs, labels

@@ -61,7 +61,7 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
 
 
 def with_progress(
-    parts: Iterable[_T], what: str, total: int, per_part: int = 1
+    parts: Iterable[_T], work: str, total: int, per_part: int = 1
 ) -> Generator[_T, None, None]:
     """Yield each of `parts` unchanged, and show on stderr how many examples have been read.
 
@@ -70,16 +70,16 @@ def with_progress(
 
     Args:
         parts: The parts of a work that may take minutes.
-        what: The name of the work.
+        work: The name of the work.
         total: The number of all examples.
         per_part: The number of examples of a part.
     """
     has_bar = sys.stderr.isatty() and terminal.console().is_interactive
-    yield from (_with_bar if has_bar else _with_lines)(parts, what, total, per_part)
+    yield from (_with_bar if has_bar else _with_lines)(parts, work, total, per_part)
 
 
 def _with_bar(
-    parts: Iterable[_T], what: str, total: int, per_part: int
+    parts: Iterable[_T], work: str, total: int, per_part: int
 ) -> Generator[_T, None, None]:
     # Imported here because a worker, whose stderr is a file, does not need rich.
     from rich import progress
@@ -92,15 +92,15 @@ def _with_bar(
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(work, total=total)
         for number, part in enumerate(parts, 1):
             yield part
             bar.update(task, completed=min(number * per_part, total))
-    screen.print(_line(what, total, total))
+    screen.print(_line(work, total, total))
 
 
 def _with_lines(
-    parts: Iterable[_T], what: str, total: int, per_part: int
+    parts: Iterable[_T], work: str, total: int, per_part: int
 ) -> Generator[_T, None, None]:
     said_at = time.monotonic()
     for number, part in enumerate(parts, 1):
@@ -109,8 +109,8 @@ def _with_lines(
         if time.monotonic() - said_at > _LINE_SECONDS or done == total:
             said_at = time.monotonic()
             # Workers run this too, where no handler of a command shows log records.
-            print(_line(what, done, total), file=sys.stderr, flush=True)
+            print(_line(work, done, total), file=sys.stderr, flush=True)
 
 
-def _line(what: str, done: int, total: int) -> str:
-    return f"{what}: {done:,} of {total:,}"
+def _line(work: str, done: int, total: int) -> str:
+    return f"{work}: {done:,} of {total:,}"

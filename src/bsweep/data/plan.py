@@ -34,7 +34,9 @@ def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """The numbers of examples and steps that one worker takes in a round."""
+    """The number of steps that one worker takes in a round, and the numbers of examples and passes
+    of such a step.
+    """
 
     worker_batch: int  # examples of one optimizer step
     # Optimizer steps between two synchronisations: 1 if every step synchronises, 0 for a lost

@@ -109,11 +109,11 @@ def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return tokens[:stop].view(-1, length), tokens[1 : stop + 1].view(-1, length)
 
 
-def _read(path: str, key: str, what: str) -> bytes:
+def _read(path: str, key: str, wanted_file: str) -> bytes:
     try:
         return plain_file(Path(path).expanduser()).read_bytes()
     except OSError as error:
-        raise ValueError(f"{key}={path} cannot be read ({error}): give {what}.") from error
+        raise ValueError(f"{key}={path} cannot be read ({error}): give {wanted_file}.") from error
     except MemoryError:
         raise ValueError(
             f"{key}={path} is larger than this machine's memory: give a shorter text."

@@ -78,10 +78,12 @@ def _from_torchvision(config: TorchvisionConfig) -> Dataset:
                 kind(root, download=config.download, **split) for split in splits(config.dataset)
             )
     except DOWNLOAD_ERRORS as error:
-        found = "it could not be downloaded" if config.download else "data.download=false"
+        why_not_downloaded = (
+            "it could not be downloaded" if config.download else "data.download=false"
+        )
         raise ValueError(
-            f"data.root={config.root}: no intact {config.dataset} is there, and {found} "
-            f"({type(error).__name__}: {error}). Put the files there that "
+            f"data.root={config.root}: no intact {config.dataset} is there, and "
+            f"{why_not_downloaded} ({type(error).__name__}: {error}). Put the files there that "
             f"torchvision.datasets.{config.dataset} expects, or run on data=digits, which needs no "
             "download."
         ) from error

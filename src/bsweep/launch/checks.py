@@ -76,14 +76,14 @@ def check_hosts(config: RunConfig) -> None:
 def _check_inside_horovodrun(config: RunConfig) -> None:
     strategy = config.strategy
     if strategy.can.launchers and not strategy.can.uses_horovod:
-        what = (
+        with_other_algorithm = (
             " with a strategy.algorithm other than horovod"
             if "horovodrun" in strategy.can.launchers
             else ""
         )
         raise ValueError(
-            f"strategy={strategy.name}{what} inside horovodrun: torchrun starts its processes. "
-            "Leave horovodrun out, or use strategy=horovod."
+            f"strategy={strategy.name}{with_other_algorithm} inside horovodrun: torchrun starts "
+            "the processes of this strategy. Leave horovodrun out, or use strategy=horovod."
         )
     if most_at_once(config.launch) > 1:
         raise ValueError(

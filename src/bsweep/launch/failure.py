@@ -81,14 +81,16 @@ def _outcome_of_codes(
             "kernel finds no room"
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
-    who = f"{config.process_name(rank)} {_cause(code)}"
+    process_and_cause = f"{config.process_name(rank)} {_cause(code)}"
     # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
-        who = (
+        process_and_cause = (
             f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
-            f"{who}"
+            f"{process_and_cause}"
         )
-    return Outcome("failed", f"{who}\n{_last_lines(paths, rank)}".strip(), may_pass=True)
+    return Outcome(
+        "failed", f"{process_and_cause}\n{_last_lines(paths, rank)}".strip(), may_pass=True
+    )
 
 
 def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
@@ -162,7 +164,7 @@ def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | Non
     known to have failed.
     """
     began = any(paths.logs.glob("rank.*/alive"))
-    what = (
+    event = (
         "the workers' launcher ended while they trained"
         if began
         else "the workers could not be started"
@@ -178,7 +180,7 @@ def _why_command_ended(paths: RunPaths, console: Path, codes: Sequence[int | Non
     )
     why = why or (_KILLED if signal.SIGKILL in signals else "")
     why = why or (lines[-1] if lines else why_full(paths.logs) or "it printed nothing")
-    return f"{what} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
+    return f"{event} ({', '.join(ended) or 'exit code 0'}): {why.rstrip('.')}; see {console}"
 
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b|.*\berror:", re.IGNORECASE)

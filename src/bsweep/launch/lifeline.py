@@ -150,11 +150,12 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Return True if processes are still wanted, because no later start of processes has written
-    its name to their lifeline files.
+    """Return True if the processes that this program watches must go on, and False if the launcher
+    has started other processes in their place.
 
-    These are the lifeline file of the processes and that of their latest run. Both must name the
-    given start. A file that cannot be read counts as naming it.
+    The processes must go on while two lifeline files name `start`, the start of these processes:
+    the file whose text is `said`, and the file of their latest run. A file that cannot be read
+    counts as naming it.
     """
     if said is None:
         return True

@@ -142,8 +142,8 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return a digest of a point's configuration file, and facts about the point's data, as this
-    machine reads both.
+    """Return the hash of a point's configuration file, and facts about the point's data, both as
+    this machine reads them; `preflight` compares the hosts by these values.
     """
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -101,7 +101,9 @@ Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
-    """Return a context manager that does nothing, where a part of a step is not to be timed."""
+    """Return a context manager that does nothing; a training step enters it around each of its
+    parts if nobody times these parts.
+    """
     return nullcontext()
 
 

@@ -30,14 +30,14 @@ def choose(config: RunConfig, device: torch.device) -> str:
     if config.precision == "tf32" and (
         device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0)
     ):
-        what = (
+        why_no_tf32 = (
             "there is no GPU"
             if device.type == "cpu"
             else f"{torch.cuda.get_device_name(device)} has no TF32"
         )
         raise ValueError(
-            f"precision=tf32, but {what}: use precision=fp32, fp16 or auto, or a GPU from Ampere "
-            "on."
+            f"precision=tf32, but {why_no_tf32}: use precision=fp32, fp16 or auto, or a GPU from "
+            "Ampere on."
         )
     if config.precision != "auto":
         return config.precision

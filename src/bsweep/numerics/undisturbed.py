@@ -1,4 +1,6 @@
-"""A context manager in which passes through a model leave no trace in the model's training."""
+"""A context manager that lets passes through a model change none of the model's buffers, no given
+tensor and no random number generator of torch.
+"""
 
 from __future__ import annotations
 

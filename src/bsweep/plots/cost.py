@@ -161,5 +161,5 @@ def _step_name(step: dict[Any, Any]) -> str:
     batches = f"batch {step['global_batch']} to {step['more_global_batch']}"
     if step["global_batch"] == step["more_global_batch"]:
         batches = f"batch {step['global_batch']}"
-    where = f"{step['where']}: " if step["where"] else ""
-    return drawing.broken(f"{where}{name}, {batches}", 36)
+    part_of_study = f"{step['where']}: " if step["where"] else ""
+    return drawing.broken(f"{part_of_study}{name}, {batches}", 36)

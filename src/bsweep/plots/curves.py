@@ -263,9 +263,9 @@ def alike_words(curves: Sequence[Curve]) -> str:
     for curve in curves:
         if len(curve.members) > 1:
             others = curve.line_label if curve.colored_by == "variant" else curve.color_label
-            where = f" ({others})" if others else ""
+            other_settings = f" ({others})" if others else ""
             said.append(
-                f"The {len(curve.members)} exact strategies{where} coincide: "
+                f"The {len(curve.members)} exact strategies{other_settings} coincide: "
                 f"{'; '.join(curve.members)}."
             )
     return " ".join(said)

@@ -184,14 +184,14 @@ def extent(values: Iterable[float]) -> tuple[float, float]:
     return (min(found), max(found)) if found else (0.0, 1.0)
 
 
-def repeats(n: pd.Series[int], what: str = "point") -> str:
+def repeats(n: pd.Series[int], drawn_as: str = "point") -> str:
     """Return sentences for a caption: how many seeds each point has, and how the figure shows their
     scatter.
     """
     counts = sorted({int(count) for count in n if count})
     if not counts:
         return "No run has completed."
-    told = [f"n = {span(counts)} per {what}."]
+    told = [f"n = {span(counts)} per {drawn_as}."]
     if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
         told.append(
             "Small circles are single seeds. Bars are 95 % t-intervals over seeds, cut at the edge "

@@ -57,14 +57,14 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     )
     drawn = _as_lines(study, cells, name, found, metrics, published) if name else None
     figure, failed, is_cut = drawn or _as_dots(study, cells, metrics)
-    where = f"by {drawing.AXES[name][1]}" if name else "of each cell"
-    shown = f"{where}, in training{' and on the test set' if 'test_loss' in metrics else ''}"
+    along_what = f"by {drawing.AXES[name][1]}" if name else "of each cell"
+    shown = f"{along_what}, in training{' and on the test set' if 'test_loss' in metrics else ''}"
     has_accuracy = not all(metric.endswith("loss") for metric in metrics)
-    what, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
+    quantities, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
     return drawing.captioned(
         figure,
-        f"{what}{f' after {trained}' if trained else ''} {shown}, {axes} separate logarithmic "
-        "axes.",
+        f"{quantities}{f' after {trained}' if trained else ''} {shown}, {axes} separate "
+        "logarithmic axes.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
         drawing.CUT_WORDS if is_cut else "",

@@ -88,8 +88,8 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
 def _draw_speedup(
     axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
 ) -> list[Curve]:
-    """Draw the measured and the ideal speed-up over the number of workers; return the measured
-    lines.
+    """Draw the measured and the ideal speed-up over the number of workers; return a `Curve` for
+    each line of measured values.
     """
     lines = curves(
         scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells

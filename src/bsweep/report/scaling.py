@@ -78,7 +78,7 @@ def exponent_text(exponent: float, half_width: float) -> str:
 
 
 def _row(
-    cost: str, against: str, growth: Growth, expected: str, what: str = "cells"
+    cost: str, against: str, growth: Growth, expected: str, cells_or_points: str = "cells"
 ) -> dict[str, str]:
     found = exponent_text(growth.exponent, growth.exponent_ci95)
     return {
@@ -87,7 +87,7 @@ def _row(
         "exponent": f"not fitted: {growth.why_not}" if growth.why_not else found,
         "fitted to": "-"
         if growth.why_not
-        else f"{growth.num_points} {what} in {growth.num_series} series",
+        else f"{growth.num_points} {cells_or_points} in {growth.num_series} series",
         "expected": expected,
     }
 

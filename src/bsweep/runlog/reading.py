@@ -78,9 +78,9 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     paths = RunPaths(folder)
     summary = read_summary(paths)
     records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
-    if summary and summary["epochs"] != (found := len(numbered(records, "epoch"))):
+    if summary and summary["epochs"] != (num_epochs := len(numbered(records, "epoch"))):
         raise Damaged(
-            f"{paths.metrics}: it has {found} epochs, but {paths.summary.name} says "
+            f"{paths.metrics}: the file has {num_epochs} epochs, but {paths.summary.name} says "
             f"{summary['epochs']}. {REMEDY}"
         )
     if summary and summary["status"] == "completed":

@@ -293,8 +293,8 @@ class Server:
 
 
 class _Tally:
-    """The bytes, seconds and gradient pushes that a parameter server counted since worker 0 last
-    asked for them.
+    """The load that a parameter server counted since worker 0 last asked for it: bytes, seconds,
+    gradient pushes, and by how many steps a worker was at most ahead of the slowest one.
     """
 
     def __init__(self, num_workers: int) -> None:

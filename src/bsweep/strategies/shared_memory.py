@@ -26,11 +26,11 @@ GatherJson = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], str]:
-    """Create, in memory that all workers map, a tensor of zeros of the shape of `like` for each
-    worker.
+    """Create, in memory that all workers map, as many tensors of zeros as workers call this
+    function, each of the shape of `like`.
 
-    All workers call it together, with tensors of the same size and type. Either all of them get the
-    tensors, or none does.
+    All workers call this function together, with tensors of the same size and type. Either all of
+    them get the tensors, or none does.
 
     Returns:
         The tensors by rank and an empty text, or no tensors and the reason.

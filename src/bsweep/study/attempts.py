@@ -333,8 +333,8 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     paths.summary.unlink(missing_ok=True)
     keep_until(paths, checkpoint)
     cut_records(paths, facts["metrics_bytes"])
-    where = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
+    last_step = f"step {facts['num_steps']}, in epoch {facts['epoch']}"
     warnings = tuple(warnings_in(read_records(paths.metrics)[0]))
     with RunLog(paths.metrics) as log:
-        log.write(Event(event="resumed", message=f"resumed after {where}"))
+        log.write(Event(event="resumed", message=f"resumed after {last_step}"))
     return _Earlier(float(wall_seconds), warnings)

@@ -122,7 +122,7 @@ def _own_claim(path: Path, otherwise: str) -> ExitStack:
             return claim
         claim.close()
         time.sleep(_TRY_SECONDS)
-    raise OSError(f"another process holds {path}: {otherwise}")
+    raise OSError(f"another process holds the lock on {path}: {otherwise}")
 
 
 def sweeps(study_dir: Path) -> list[str]:

@@ -87,8 +87,9 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read_config(source.config)
     if not checkpoints(source):
         yield (
-            "that run has no checkpoint: a completed run keeps none. Give a run that has not "
-            "completed."
+            "that run has no complete checkpoint. bsweep removes the checkpoints of runs that "
+            "completed or diverged: give a run that was interrupted after it had saved a "
+            "checkpoint."
         )
     for run, whose in ((config, "this run's"), (other, "its")):
         if not run.strategy.can.replicates or run.compression.builds:

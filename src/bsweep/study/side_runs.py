@@ -24,8 +24,8 @@ _TRIED_STEPS = 10
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Measure the speed and memory of a point's workers, and write the results to the probe file
-    that allocations read.
+    """Measure for each worker of a point the seconds per step and the largest local batch that fits
+    into memory, and write them to the probe file that allocations read.
 
     No file is written if the workers failed.
 

@@ -65,15 +65,15 @@ class Sink(Protocol):
     def place(self, study_dir: Path) -> str:
         """Return the folder, file or address where the tracker stores a study's runs by default."""
 
-    def has(self, where: str, study: str, run_id: str, fingerprint: str) -> bool:
+    def has(self, stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
         """Return True if the tracker already stores this run with the same hash of the run's
         files.
         """
 
-    def open(self, where: str, study: str, run_id: str, began_at: float) -> Tracked:
+    def open(self, stored_in: str, study: str, run_id: str, began_at: float) -> Tracked:
         """Create the run in the tracker, and return an object that writes to it."""
 
-    def view(self, where: str) -> str:
+    def view(self, stored_in: str) -> str:
         """Return the shell command that shows the runs in the tracker."""
 
 

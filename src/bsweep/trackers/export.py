@@ -40,15 +40,15 @@ def main(arguments: Sequence[str]) -> int:
         logger.error(f"bsweep: {error}")
         return _BAD
     to, study = sink(options.to), options.study.resolve().name
-    where = options.out or to.place(options.study)
+    stored_in = options.out or to.place(options.study)
     failed = 0
     for folder in folders:
         try:
-            logger.info(f"{folder}: {_pass_on(to, where, study, RunPaths(folder))}")
+            logger.info(f"{folder}: {_pass_on(to, stored_in, study, RunPaths(folder))}")
         except Exception as error:
             failed += 1
             logger.error(f"{folder}: left out, {type(error).__name__}: {error}")
-    print(to.view(where))
+    print(to.view(stored_in))
     return 1 if failed else 0
 
 
@@ -60,16 +60,16 @@ def _known(name: str) -> str:
     return name
 
 
-def _pass_on(to: Sink, where: str, study: str, paths: RunPaths) -> str:
+def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
     """Copy a run's records to a tracker unless the tracker has them, and return a text that says
     what was done.
     """
-    if to.has(where, study, paths.folder.name, records.fingerprint(paths)):
+    if to.has(stored_in, study, paths.folder.name, records.fingerprint(paths)):
         return "there already"
     found, _ = read_records(paths.metrics)
     settled = records.settled(found)
     times = [record["time"] for record in settled] or [paths.metrics.stat().st_mtime]
-    tracked = to.open(where, study, paths.folder.name, times[0])
+    tracked = to.open(stored_in, study, paths.folder.name, times[0])
     for record in settled:
         records.forward(record, tracked)
     records.finish(paths, tracked, times[-1])

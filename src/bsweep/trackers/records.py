@@ -50,7 +50,9 @@ def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
 
 
 def fingerprint(paths: RunPaths) -> str:
-    """Return a hash of a run's records and summary, which changes when the files change."""
+    """Return a hash of a run's records and summary; `bsweep export` skips a run if the tracker has
+    already stored the same hash.
+    """
     files = (path.read_bytes() if path.exists() else b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
 

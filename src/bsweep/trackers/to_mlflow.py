@@ -28,16 +28,16 @@ def place(study_dir: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or str(study_dir / "mlflow.db")
 
 
-def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
-    client = _client(where)
+def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
+    client = _client(stored_in)
     return [
         run.data.tags.get(_FINGERPRINT)
-        for run in _runs(client, _experiment(client, where, study), run_id)
+        for run in _runs(client, _experiment(client, stored_in, study), run_id)
     ] == [fingerprint]
 
 
-def view(where: str) -> str:
-    return f"mlflow ui --backend-store-uri {_uri(where)}"
+def view(stored_in: str) -> str:
+    return f"mlflow ui --backend-store-uri {_uri(stored_in)}"
 
 
 class Tracked:
@@ -46,9 +46,9 @@ class Tracked:
     MLflow keeps a replaced run, marked as deleted, until `mlflow gc`.
     """
 
-    def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
-        self._client = _client(where)
-        experiment = _experiment(self._client, where, study)
+    def __init__(self, stored_in: str, study: str, run_id: str, began_at: float) -> None:
+        self._client = _client(stored_in)
+        experiment = _experiment(self._client, stored_in, study)
         for earlier in _runs(self._client, experiment, run_id):
             self._client.delete_run(earlier.info.run_id)
         self._id = self._client.create_run(
@@ -86,23 +86,25 @@ def _milliseconds(seconds: float) -> int:
     return int(1000 * seconds)
 
 
-def _uri(where: str) -> str:
+def _uri(stored_in: str) -> str:
     """Return a path or an address in the form that MLflow needs; a path becomes the address of an
     SQLite file.
     """
-    return where if ":" in where else f"sqlite:///{Path(where).absolute()}"
+    return stored_in if ":" in stored_in else f"sqlite:///{Path(stored_in).absolute()}"
 
 
-def _client(where: str) -> MlflowClient:
-    return MlflowClient(tracking_uri=_uri(where))
+def _client(stored_in: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=_uri(stored_in))
 
 
-def _experiment(client: MlflowClient, where: str, study: str) -> str:
+def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
     found = client.get_experiment_by_name(study)
     if found:
         return str(found.experiment_id)
     artifacts = (
-        None if ":" in where else (Path(where).absolute().parent / "mlflow-artifacts").as_uri()
+        None
+        if ":" in stored_in
+        else (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
     )
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))

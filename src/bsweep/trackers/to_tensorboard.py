@@ -31,19 +31,19 @@ def place(study_dir: Path) -> str:
     return str(study_dir / "tensorboard")
 
 
-def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
+def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
     return False  # Writing the file again takes almost no time.
 
 
-def view(where: str) -> str:
-    return f"tensorboard --logdir {where}"
+def view(stored_in: str) -> str:
+    return f"tensorboard --logdir {stored_in}"
 
 
 class Tracked:
     """One run in TensorBoard, with the methods of `bsweep.trackers.Tracked`."""
 
-    def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
-        folder = Path(where) / run_id
+    def __init__(self, stored_in: str, study: str, run_id: str, began_at: float) -> None:
+        folder = Path(stored_in) / run_id
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("events.out.tfevents.*"):
             file.unlink()

@@ -18,19 +18,19 @@ def place(study_dir: Path) -> str:
     return str(study_dir)
 
 
-def has(where: str, study: str, run_id: str, fingerprint: str) -> bool:
+def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
     return False
 
 
-def view(where: str) -> str:
-    return f"wandb sync {where}/wandb/offline-run-*"
+def view(stored_in: str) -> str:
+    return f"wandb sync {stored_in}/wandb/offline-run-*"
 
 
 class Tracked:
     """One run in Weights & Biases, with the methods of `bsweep.trackers.Tracked`."""
 
-    def __init__(self, where: str, study: str, run_id: str, began_at: float) -> None:
-        folder = Path(where)
+    def __init__(self, stored_in: str, study: str, run_id: str, began_at: float) -> None:
+        folder = Path(stored_in)
         folder.mkdir(parents=True, exist_ok=True)
         for earlier in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
             shutil.rmtree(earlier)
@@ -44,7 +44,7 @@ class Tracked:
         )
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
-            dir=where,
+            dir=stored_in,
             project=study,
             id=run_id,
             name=run_id,

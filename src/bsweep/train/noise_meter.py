@@ -300,10 +300,10 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Return the squared norm of a flat gradient as a tensor (1,).
+        """Return the squared norm of a flat gradient as a tensor (1,) or, if layers are measured
+        separately, the squared norm of each layer's part as a tensor (slices,).
 
-        If each layer is measured by itself, return one squared norm for each as a tensor (slices,).
-        Then `flat` must be as long as the vector.
+        If layers are measured separately, `flat` must be as long as the vector.
         """
         parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
         return torch.stack([squared_norm(part) for part in parts])

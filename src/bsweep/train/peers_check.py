@@ -120,10 +120,10 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
             )
         if any(peer[name] != first[name] for name in ("num_classes", "num_train", "labels")):
             raise ValueError(
-                f"rank {rank} has different data from rank 0: it has a vocabulary (or classes) of "
-                f"{peer['num_classes']} and {peer['num_train']} training examples, but rank 0 has "
-                f"{first['num_classes']} and {first['num_train']}, and labels may differ. Give all "
-                "hosts the same files."
+                f"rank {rank} has different data from rank 0. It has {peer['num_train']} training "
+                f"examples and {peer['num_classes']} classes (or tokens of a vocabulary), and rank "
+                f"0 has {first['num_train']} and {first['num_classes']}. If these numbers are "
+                "equal, the labels differ. Give all hosts the same files."
             )
 
 

@@ -88,8 +88,8 @@ def train(paths: TeamPaths) -> None:
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
-    """Yield the paths of each run that this process must train, as soon as the launcher names the
-    run.
+    """Yield the file paths of each run that this process must train, as soon as the launcher has
+    written the run's folder to the file `points`.
 
     What this process prints goes to the logs of the run that it trains.
     """

@@ -273,8 +273,8 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 
 def take_part(paths: RunPaths, work: Work) -> Place:
-    """Run this process as a parameter server or a worker of a run, then return the process's rank
-    and host.
+    """Run this process as a parameter server or a worker of a run, then return the process's
+    `Place`: its rank and its number on its host.
     """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
@@ -304,8 +304,8 @@ def train_launched(
     place: Place,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> None:
-    """Train one point in a worker process that a launcher started; read the time of the launch from
-    the run's folder.
+    """Train one of the points that this worker process trains for its launcher; read from the run's
+    folder at what time the launcher started the point.
     """
     launched_at = (read_json(paths.meta) or {}).get("launched_at")
     train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)

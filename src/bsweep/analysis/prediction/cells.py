@@ -55,11 +55,12 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class Cells:
-    """The steps or seconds that the runs of several cells took, as logarithms, with the number and
-    the mean of each cell's uncensored runs.
+    """The logarithms of values that were measured in several cells, with the count and the mean of
+    each cell's uncensored values.
 
-    `count` is the number of exact runs, `mean` their mean, `within` the sum of squared deviations
-    from it, and `resolution` is that of `CellRuns`.
+    The values are the steps of runs to the target, or the seconds of steps, passes or exchanges.
+    `count` is the number of a cell's exact values, `mean` is the mean of their logarithms, `within`
+    is the sum of squared deviations from that mean, and `resolution` is that of `CellRuns`.
     """
 
     runs: tuple[CellRuns, ...]

@@ -22,8 +22,8 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on the learning rates of a prediction's runs, and on runs that contradict the
-    formula for the steps to a target.
+    """Yield warnings on the learning rates of the runs from which a prediction is made, and on
+    batch sizes whose runs contradict the formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
@@ -64,7 +64,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
         sigma: Standard deviation of log steps between runs.
         rule: The learning-rate rule to name in the warning.
     """
-    for what, each in (("examples", 1), ("steps", 0)):
+    for examples_or_steps, each in (("examples", 1), ("steps", 0)):
         worst, found = 0.0, ""
         for small, large in combinations(sorted(runs), 2):
             more, less = (small, large) if each else (large, small)
@@ -80,10 +80,10 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 worst = least - most
                 needed = "took" if counts[0] else "did not reach the target in"
                 found = (
-                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {what}, batch "
-                    f"{less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B cannot "
-                    f"describe this: the learning rate (rule: {rule}) causes it rather than the "
-                    "batch."
+                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {examples_or_steps}, "
+                    f"batch {less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B "
+                    f"cannot describe this: the learning rate (rule: {rule}) causes it rather than "
+                    "the batch."
                 )
         if found:
             yield found

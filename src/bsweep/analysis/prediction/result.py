@@ -62,8 +62,8 @@ class Prediction:
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
-        """Estimates of the critical batch size from the steps to the target, from the gradient
-        noise scale and from branches.
+        """The estimates of the critical batch size that belong to this prediction: from the steps
+        to the target, from the gradient noise scale and from branches.
         """
         return self.fitted.critical_batches
 

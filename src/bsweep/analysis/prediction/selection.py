@@ -174,9 +174,10 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
         kept = kept[texts == value]
     kept = of_one_batch(kept)
     if kept.empty:
+        chosen = "run that --where selects" if where else "run of the study"
         raise ValueError(
-            "a batching policy may change the batch size of every run, so there is nothing to "
-            "predict from. Train some runs with batching=fixed."
+            f"each {chosen} has a batching policy that may change its batch size, but a prediction "
+            "needs runs with a fixed batch size. Train some runs with batching=fixed."
         )
     return kept
 
