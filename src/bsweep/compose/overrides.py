@@ -72,7 +72,7 @@ def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
         key, equals, value = argument.partition("=")
         if argument.startswith("--") and key.lstrip("-").partition(".")[0] in _FIRST_PARTS:
             yield f"{shortened(argument)}: keys take no dashes: {key.lstrip('-')}={value or '...'}"
-        elif equals and not key.strip("+~") and place > 0:
+        elif equals and not key.strip("+~") and place and "=" not in arguments[place - 1]:
             words = [arguments[place - 1], value or "".join(arguments[place + 1 : place + 2])]
             yield f"write {shortened('='.join(words))} without spaces."
 
