@@ -347,7 +347,11 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
         (["local_batch=32", "--target-accuracy", "0.9"], "the grid has only one cell"),
         (
             ["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"],
-            "the points differ in optimizer.lr",
+            "optimizer.lr has several values (0.1, 0.2)",
+        ),
+        (
+            ["local_batch=8,16", "strategy=ddp,horovod", "--target-accuracy", "0.9"],
+            "Choose one: strategy=ddp.",
         ),
         (
             ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],

@@ -14,6 +14,7 @@ import pytest
 import bsweep
 from bsweep.analysis import columns, records
 from bsweep.analysis.columns import Column
+from bsweep.analysis.naming import words
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Epoch
 from tests.support.synthetic_study import write_run
@@ -73,3 +74,18 @@ def test_headings_and_digits_are_those_of_the_column() -> None:
     assert columns.number_text("learning_rate", 0.0123456) == "0.0123"
     assert columns.number_text("idle_share", 0.12345) == "12.3"
     assert columns.number_text("learning_rate", float("nan")) == "-"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("model.target", "m_tied.py:Net", "m_tied.py:Net"),
+        ("model.architecture", "vit_tiny", "vit_tiny"),
+        ("model.options.my_head", "two_layers", "two_layers"),
+        ("data.root", "my_photos", "my_photos"),
+        ("variant", "local_sgd m_tied.py:Net", "local SGD m_tied.py:Net"),
+        ("optimizer.lr_rule", "raise_it", "raise it"),
+    ],
+)
+def test_names_that_users_gave_are_not_changed(name: str, value: str, text: str) -> None:
+    assert words(name, value).endswith(text)

@@ -16,11 +16,12 @@ import bsweep
 from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
-from bsweep.analysis.prediction.objectives import parse_objective, parse_seconds
+from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config.target import target_of
+from bsweep.config.values import parse_seconds
 from bsweep.runlog.records import Status
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_branch, write_target_run
@@ -545,7 +546,8 @@ def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
 def test_objectives_and_times_as_people_write_them() -> None:
     assert parse_seconds("2h") == 7200
     assert parse_seconds("1.5m") == 90
-    assert parse_seconds("45") == 45
+    with pytest.raises(ValueError, match=r"'45' is not a time with a unit.* Did you mean 45m"):
+        parse_seconds("45")
     both = parse_objective("deadline=30m, workers<=4")
     assert both.deadline_seconds == 1800
     assert both.max_workers == 4

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.files import RunLog, RunPaths, no_such_study, write_json
 from bsweep.runlog.reading import read_records, read_run
 from bsweep.runlog.records import Event
 from bsweep.runlog.summary import write_summary
@@ -167,3 +167,24 @@ def test_a_run_that_never_started_has_a_summary_with_null_numbers(
     assert (summary["local_batch"], summary["global_batch"], summary["num_workers"]) == (8, 16, 2)
     missing = ("train_seconds", "images_per_second", "train_loss", "test_accuracy", "sent_bytes")
     assert [summary[key] for key in missing] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("quickstart", "results/quickstart"), ("results/quickstrt", "results/quickstart")],
+)
+def test_a_study_that_is_not_there_is_looked_for_in_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, near: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results/quickstart").mkdir(parents=True)
+    said = f"{given}: there is no such study folder. Did you mean '{near}'?"
+    assert no_such_study(Path(given)).startswith(said)
+
+
+def test_no_study_of_an_unlike_name_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results/nom").mkdir(parents=True)
+    assert "Did you mean" not in no_such_study(Path("results/nothere"))

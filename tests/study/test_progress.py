@@ -42,7 +42,8 @@ def told(
     paths = RunPaths(folder)
     lines.begin(config, paths, [])
     start = {"type": "start", "num_train": 90, "tokens_per_example": None, **COMPUTES}
-    paths.metrics.write_text(json.dumps(start) + "\n")
+    with paths.metrics.open("a") as file:
+        file.write(json.dumps(start) + "\n")
     now[0] += 1
     lines.poll()
     with paths.metrics.open("a") as file:
@@ -156,6 +157,20 @@ def test_what_workers_print_is_told_line_by_line(tmp_path: Path) -> None:
         assert output.new_lines() == ["worker 1: a"]
         file.write(b"c\n")
         assert output.new_lines() == ["worker 1: bc"]
+
+
+def test_a_resumed_run_shows_only_what_it_trains_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It resumed after two of four epochs, and took 11 s for the third."""
+    config = compose(*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2", "epochs=4")
+    resumed = {"type": "event", "event": "resumed", "message": "resumed after step 12, in epoch 3"}
+    earlier = [EPOCH, EPOCH | {"epoch": 2}, resumed]
+    RunPaths(tmp_path).metrics.write_text("".join(json.dumps(one) + "\n" for one in earlier))
+    _, said, _, epoch = told(config, tmp_path, monkeypatch, EPOCH | {"epoch": 3})
+    assert said == "  resumed after step 12, in epoch 3"
+    assert epoch.startswith("  epoch 3/4: 10.0 s")
+    assert epoch.endswith(", 10 s left")
 
 
 def test_a_terminal_shows_a_line_below_all_others_until_the_run_ends(tmp_path: Path) -> None:

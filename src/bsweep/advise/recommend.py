@@ -8,19 +8,19 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from bsweep.advise.search import AXES, Search, named
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
-from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective, parse_seconds
+from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
-from bsweep.config.values import ConfigError, flatten
+from bsweep.config.values import ConfigError, flatten, parse_seconds, show
 from bsweep.core import terminal
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
@@ -118,16 +118,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     for config in {config.run_id: config for config in configs}.values():
         cells.setdefault(_key(config), []).append(config)
     problems = dict.fromkeys(text for config in configs for text in _problems(config))
-    settings = [flatten(asdict(config)) for config in configs]
-    differ = {key for one in settings for key in one if one[key] != settings[0].get(key)} - set(
-        AXES
-    )
-    if differ := {key for key in differ if not key.startswith("allocation.")}:
-        problems[
-            f"the points differ in {', '.join(sorted(differ))}: only batch size, workers and seed "
-            "may have several values. Give one value of each other key; with "
-            "optimizer.lr_rule=linear the learning rate follows the batch."
-        ] = None
+    problems |= dict.fromkeys(_other_axes(configs))
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
         problems[
             "--objective joules: the processors of this machine do not report their energy, or you "
@@ -142,6 +133,35 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     if problems:
         raise ConfigError(*problems)
     return cells
+
+
+_FOLLOWS = " With optimizer.lr_rule=linear the learning rate follows the batch."
+
+
+def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a message for each key besides batch size, workers and seed that has several values in
+    a grid.
+
+    If a group such as `strategy` has several variants, the message names the group and not the keys
+    of its variants.
+    """
+    settings = [flatten(asdict(config)) for config in configs]
+    values: dict[str, dict[str, None]] = {}
+    for key in dict.fromkeys(key for one in settings for key in one):
+        found = dict.fromkeys(show(one.get(key)) for one in settings)
+        if len(found) > 1 and key not in AXES and not key.startswith("allocation."):
+            values[key] = found
+    groups = {key.removesuffix(".name") for key in values if key.endswith(".name")}
+    if "strategy" in groups:  # which chooses the launcher
+        values = {key: found for key, found in values.items() if not key.startswith("launch.")}
+    for key, found in values.items():
+        group = key.removesuffix(".name")
+        if group in groups or key.partition(".")[0] not in groups:
+            yield (
+                f"{group} has several values ({', '.join(found)}), but only batch size, workers "
+                f"and seed may have several. Choose one: {group}={next(iter(found))}."
+                f"{_FOLLOWS if key == 'optimizer.lr' else ''}"
+            )
 
 
 def _may_tell_energy(config: RunConfig) -> bool:

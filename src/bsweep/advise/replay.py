@@ -36,7 +36,7 @@ from bsweep.core import terminal
 from bsweep.data.plan import Share, global_batch, round_size
 from bsweep.numerics import optim
 from bsweep.numerics.noise_scale import Average
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunPaths, no_such_study
 from bsweep.runlog.reading import numbered, read_run
 from bsweep.runlog.records import BatchChanged
 from bsweep.train import noise_meter
@@ -182,9 +182,7 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
             if no run recorded the signals that it needs.
     """
     if not study.is_dir():
-        raise ValueError(
-            f"{study}: there is no such study folder. Give one such as results/quickstart."
-        )
+        raise ValueError(no_such_study(study))
     runs = [_recorded(path.parent) for path in sorted(study.glob("*/metrics.jsonl"))]
     known = [run for run in runs if run.steps]
     if not known:

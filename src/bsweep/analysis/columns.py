@@ -7,6 +7,7 @@ tables, the CSV and its reader then have it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
@@ -338,6 +339,21 @@ def said(name: str, text: str) -> str:
     """
     template = of(name).said or f"{heading(name)} {{}}"
     return template.replace("(s)", plural(text)).format(text)
+
+
+_USERS_OWN = ("target", "root", "path", "tokenizer", "architecture", "options")
+
+
+def spoken(name: str, text: str) -> str:
+    """Return the value of a setting with blanks for underscores, given its column's name.
+
+    Names from users or from other libraries stay as they are: files, functions, folders and
+    architectures.
+    """
+    if not set(name.split(".")).isdisjoint(_USERS_OWN):
+        return text
+    words = text.split(" ")
+    return " ".join(one if re.search(r"[.:/]", one) else one.replace("_", " ") for one in words)
 
 
 def number_text(name: str, value: float) -> str:

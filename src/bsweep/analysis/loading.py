@@ -20,9 +20,8 @@ from bsweep.analysis import columns, mixture
 from bsweep.analysis.beside_others import without_times
 from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
-from bsweep.config.values import did_you_mean
 from bsweep.core.words import escaped
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunPaths, no_such_study
 from bsweep.runlog.reading import read_told
 
 
@@ -56,14 +55,7 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
 def _read(study_dir: str | Path) -> Study:
     folder = Path(study_dir).expanduser()
     if not folder.is_dir():
-        near = (
-            [path.name for path in folder.parent.iterdir() if path.is_dir()]
-            if folder.parent.is_dir()
-            else []
-        )
-        raise FileNotFoundError(
-            f"{folder}: there is no such study folder.{did_you_mean(folder.name, near)}"
-        )
+        raise FileNotFoundError(no_such_study(folder))
     if _is_run(folder):
         raise ValueError(
             f"{folder} is one run of a study. Give the folder of the study: {folder.parent}"

@@ -105,7 +105,7 @@ def words(name: str, value: object) -> str:
     text = setting_text(value)
     if name == "variant":
         return _variant(text)
-    return columns.said(name, _NAMES.get(text, text.replace("_", " ")))
+    return columns.said(name, _NAMES.get(text, columns.spoken(name, text)))
 
 
 def length_of(study: Study) -> str:
@@ -132,4 +132,4 @@ def _variant(text: str) -> str:
     text = re.sub(r"num_servers (\d+)", lambda found: ", " + counted(found[1], "server"), text)
     text = re.sub(r"every_steps (\d+)", r", every \1 steps", text)
     text = _KNOWN.sub(lambda found: _OF_VARIANTS[found[0]], text)
-    return text.replace(" ,", ",").replace("_", " ").strip(", ")
+    return columns.spoken("variant", text.replace(" ,", ",")).strip(", ")

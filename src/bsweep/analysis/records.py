@@ -170,7 +170,7 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
             else {}
         ),
         **({"strategy.transport": start["transport"]} if start.get("transport") else {}),
-        "num_classes": len(classes) or None,
+        "num_classes": start.get("num_classes") or len(classes) or None,
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,
     }

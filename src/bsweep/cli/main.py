@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 logger = terminal.logger(__name__)
 
 USAGE = """\
-usage: bsweep run [--report] [-m] [key=value ...]   train one point, or with -m all of a grid
-       bsweep plan [-m] [--json] [--probe] [...]    show what `run` would train, and how long
+usage: bsweep run [--report] [key=value ...]        train one point, or all points of a grid if
+                                                    a key has several values, as in seed=0,1
+       bsweep plan [--json] [--probe] [...]         show what `run` would train, and how long
        bsweep status STUDY [--watch] [--json]       show how far a study is, also in training
        bsweep resume STUDY                          run the points of a study that are left
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
@@ -122,8 +124,22 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    logger.error(USAGE.rstrip("\n"))
+    if not command:
+        logger.error(USAGE.rstrip("\n"))
+        return BAD_CONFIG
+    from bsweep.config.values import did_you_mean, shortened
+
+    near = did_you_mean(command, _names())
+    typed = shlex.join([command, *arguments])
+    if not near and ("=" in command or command.startswith("-")):
+        near = f" To train, type `bsweep run {shortened(typed)}`."
+    logger.error(f"bsweep: unknown command {command!r}.{near} `bsweep --help` lists the commands.")
     return BAD_CONFIG
+
+
+def _names() -> list[str]:
+    """Return the names of all commands."""
+    return [*(name for name in _COMMANDS if name.isalpha()), "setup-horovod"]
 
 
 def setup_horovod() -> NoReturn:

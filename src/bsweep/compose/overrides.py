@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bsweep.config.parsing import conf_dir, unknown_key
+from bsweep.config.parsing import conf_dir, known_keys, unknown_key
 from bsweep.config.run import GROUPS
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 from bsweep.core import terminal
@@ -25,6 +25,7 @@ from bsweep.core.whole_files import is_full
 logger = terminal.logger(__name__)
 
 _MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
+_FIRST_PARTS = {key.partition(".")[0] for key in known_keys()}
 _MOST_LETTERS = 255  # in a key, as Hydra looks for a file of that name
 _EXPERIMENT = "experiment"
 _GRAMMAR = re.compile(r"""["'\\$(){}]""")  # values with these must be quoted by the user
@@ -44,6 +45,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: If a flag is unknown or lacks its value, or Hydra would fail on an override.
     """
+    if problems := [*_misspelled(arguments)]:
+        raise ConfigError(*problems)
     typed = parsed(arguments)
     if typed.experimental_rerun is not None:
         raise ConfigError(
@@ -59,6 +62,19 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     overrides = [as_hydra_takes(override) for override in typed.overrides]
     refuse(overrides)
     return [*flags, *overrides]
+
+
+def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield a message for each assignment that is typed with dashes or blanks, as other programs
+    take it, with the form that bsweep takes.
+    """
+    for place, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if argument.startswith("--") and key.lstrip("-").partition(".")[0] in _FIRST_PARTS:
+            yield f"{shortened(argument)}: keys take no dashes: {key.lstrip('-')}={value or '...'}"
+        elif equals and not key.strip("+~") and place and "=" not in arguments[place - 1]:
+            words = [arguments[place - 1], value or "".join(arguments[place + 1 : place + 2])]
+            yield f"write {shortened('='.join(words))} without spaces."
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -155,6 +171,8 @@ def _unreadable(text: str, error: Exception) -> str:
         return f"{shortened(text)}: neither a flag nor KEY=VALUE."
     if not key.strip("+~"):
         return f"{shortened(text)}: no key before the '='."
+    if value.endswith(","):
+        return f"{shortened(text)}: remove the comma at the end: {shortened(text.rstrip(','))}"
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     said = f"{shortened(text)}: Hydra cannot read it ({shortened(reason)})."
     if re.search(r"[()'\"]", value) or len(value) > 120 or not key.isascii():

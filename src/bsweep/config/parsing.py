@@ -151,7 +151,21 @@ def _explain(problem: Any) -> str:
         return (
             f"{key}={shortened(value)}: it has the wrong form. Use {_FORMS.get(key, _NAME_FORM)}."
         )
-    return f"{key}={shortened(show(value))}: {problem['msg'][0].lower()}{problem['msg'][1:]}."
+    several = f" {_several(key, value)}" if kind in ("int_type", "int_parsing") else ""
+    said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{key}={shortened(show(value))}: {said}.{several}".rstrip()
+
+
+def _several(key: str, value: object) -> str:
+    """Return how to type several values of a key, if the given value looks like several whole
+    numbers; otherwise an empty text.
+    """
+    if isinstance(value, list) and value:
+        return f"For several values, type {key}={','.join(map(show, value))}"
+    ends = re.fullmatch(r"(\d+)(?:-|\.\.|:)(\d+)", value) if isinstance(value, str) else None
+    if not ends:
+        return ""
+    return f'For several values, type {key}=0,1,2 or "{key}=range({ends[1]},{int(ends[2]) + 1})"'
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:

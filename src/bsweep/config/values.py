@@ -110,15 +110,39 @@ def _every(value: object) -> object:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _INT32
     if value in (None, "auto") or is_count or seconds_of(value):
         return value
-    raise PydanticCustomError("every", "Use auto, seconds such as 60s, epochs such as 1, or null")
+    raise PydanticCustomError(
+        "every", "Use auto, a time such as 60s, 5m or 1h, epochs such as 1, or null"
+    )
+
+
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds_of(value: object) -> float | None:
-    """Return the number of seconds that a text such as `60s` gives; None for any other form and for
-    zero seconds.
+    """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives; None for
+    any other form and for zero seconds.
     """
-    found = re.fullmatch(r"(\d+(\.\d+)?)s", value) if isinstance(value, str) else None
-    return seconds if found and 0 < (seconds := float(found[1])) <= 1e9 else None
+    found = (
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", value) if isinstance(value, str) else None
+    )
+    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+    return seconds if 0 < seconds <= 1e9 else None
+
+
+def parse_seconds(text: str) -> float:
+    """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives.
+
+    Args:
+        text: A positive number with its unit: s, m (or min), h or d.
+
+    Raises:
+        ValueError: If the text is not such a time.
+    """
+    seconds = seconds_of(text.strip())
+    if seconds is None:
+        unit = f" Did you mean {text}m?" if re.fullmatch(r"\d+(\.\d+)?", text) else ""
+        raise ValueError(f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d.{unit}")
+    return seconds
 
 
 Every = Annotated[int | str | None, PlainValidator(_every)]

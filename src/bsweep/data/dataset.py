@@ -51,8 +51,13 @@ class Dataset:
     @property
     def tokens_per_example(self) -> int | None:
         """The number of tokens T of an example of a text; None for other data."""
-        is_text = self.train_labels.dim() == 2 and not self.train_labels.is_floating_point()
+        is_text = self.train_labels.dim() == 2 and not self.is_regression
         return self.train_labels.shape[1] if is_text else None
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the labels are numbers to predict, rather than classes or tokens."""
+        return self.train_labels.is_floating_point()
 
     @functools.cached_property
     def train(self) -> Part:

@@ -378,8 +378,11 @@ def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
 
 
 def chance(study: Study) -> float | None:
-    known = study.runs["num_classes"].dropna().unique()
-    return 1 / float(known[0]) if len(known) == 1 else None
+    """Return the accuracy of random guessing, or None if the runs differ in their number of classes
+    or a run's number is not known.
+    """
+    found = study.runs["num_classes"].unique()
+    return 1 / float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
 
 
 def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study, tuning
-from bsweep.analysis.columns import heading
+from bsweep.analysis.columns import heading, spoken
 from bsweep.analysis.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
@@ -67,7 +67,7 @@ def _rates(table: pd.DataFrame) -> Table:
             for row in of[["score", "score_ci95", "score_points"]].itertuples(index=False)
         )
         rows.append({
-            **{heading(level): setting_text(where[level]).replace("_", " ") for level in shown},
+            **{heading(level): spoken(level, setting_text(where[level])) for level in shown},
             "seeds": str(one["n"]),
             "best learning rate": f"{one['learning_rate']:.3g}",
             name: spread(one["score"], one["score_ci95"], one["score_points"]),

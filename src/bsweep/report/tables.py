@@ -12,7 +12,7 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
-from bsweep.analysis.columns import heading, number_text
+from bsweep.analysis.columns import heading, number_text, spoken
 from bsweep.analysis.numbers import fixed, spread
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
@@ -301,4 +301,4 @@ def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, float):
         return number_text(name, value)
-    return plots.words(name, value) if name == "variant" else str(value).replace("_", " ")
+    return plots.words(name, value) if name == "variant" else spoken(name, str(value))

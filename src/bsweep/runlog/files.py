@@ -16,9 +16,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from bsweep.config.values import did_you_mean
 from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import space_for, write_whole
 from bsweep.runlog.records import SCHEMA, Record
+
+
+def no_such_study(study_dir: Path) -> str:
+    """Return the error message for a study folder that does not exist, with the folder of a similar
+    name that the user may have meant: beside it, or in `results`.
+    """
+    beside = dict.fromkeys([study_dir.parent, Path("results")])
+    known = [
+        one for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()
+    ]
+    near = did_you_mean(study_dir.name, [one.name for one in known])
+    for one in known:
+        near = near.replace(f"'{one.name}'", f"'{one}'")
+    return f"{study_dir}: there is no such study folder.{near} Give a folder such as results/NAME."
 
 
 @dataclass(frozen=True)

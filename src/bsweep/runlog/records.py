@@ -110,7 +110,8 @@ class Start:
     global_batch: Count
     num_train: Natural
     num_test: Natural
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # their names; empty if they have none
+    num_classes: Natural | None = None  # or the size of a text's vocabulary; None for a regression
     num_parameters: Natural
     tokens_per_example: Natural | None = None
     device: str

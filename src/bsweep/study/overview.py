@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.core.words import counted, decimal_hours, duration
+from bsweep.runlog.files import no_such_study
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed, timed
@@ -128,17 +129,7 @@ def _no_study(study_dir: Path) -> str:
             f"{study_dir} holds no run and no command: give the folder of a study, such as "
             "results/NAME."
         )
-    from bsweep.config.values import did_you_mean
-
-    beside = [study_dir.parent, Path("results")]
-    known = [
-        str(one) for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()
-    ]
-    given = str(study_dir) if study_dir.parent.name else f"results/{study_dir}"
-    return (
-        f"{study_dir}: there is no such study.{did_you_mean(given, known)} Give the folder of its "
-        "runs, results/NAME."
-    )
+    return no_such_study(study_dir)
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:

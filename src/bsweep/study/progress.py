@@ -119,6 +119,7 @@ class Progress:
         for warning in warnings:
             self._say(f"  warning: {warning}")
         self._say_numerics()
+        self._read_earlier()
         live.follow(config, paths)
         if self._has_live_line:
             self._update_live_line()
@@ -137,24 +138,40 @@ class Progress:
         for line in live.news():
             self._say(f"  {line}")
 
+    def _read_earlier(self) -> None:
+        """Read what an earlier attempt has recorded, and print where the run resumes."""
+        resumed = ""
+        for record in self._new_records():
+            self._keep(record)
+            if record.get("event") == "resumed":
+                resumed = record["message"]
+        self._share_before = self._share_done()
+        if resumed:
+            self._say(f"  {resumed}")
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """Keep the part of a record that later lines show."""
+        if record["type"] == "start":
+            self._tokens_per_example = record["tokens_per_example"]
+        elif record["type"] in ("step", "epoch"):
+            self._latest = record
+        elif record["type"] == "round":
+            self._rounds_done = record["round"]
+        if record["type"] in ("evaluation", "epoch"):
+            self._scores = record
+
     def _show(self) -> None:
         for record in self._new_records():
+            self._keep(record)
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
-                self._tokens_per_example = record["tokens_per_example"]
                 self._say_numerics(record)
-            elif record["type"] in ("step", "epoch"):
-                self._latest = record
-            elif record["type"] == "round":
-                self._rounds_done = record["round"]
             elif (
                 record["type"] == "event"
                 and record["event"] in _SAID_EVENTS
                 and record["message"] not in self._said_warnings
             ):
                 self._say(f"  {_SAID_EVENTS[record['event']]}: {record['message']}")
-            if record["type"] in ("evaluation", "epoch"):
-                self._scores = record
             if record["type"] == "epoch":
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
@@ -328,9 +345,10 @@ class Progress:
         from the mean time of those that are done.
         """
         done = self._share_done()
-        if not done:
+        if done <= self._share_before:
             return ""
-        here = (time.monotonic() - self._trained_at) * (1 / done - 1)
+        pace = (time.monotonic() - self._trained_at) / (done - self._share_before)
+        here = pace * (1 - done)
         others, known = self._sweep.num_points - self._sweep.num_done, self._sweep.seconds_of_done
         if not others and not self._is_beside:
             return f", {duration(here)} left"

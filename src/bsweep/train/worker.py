@@ -235,6 +235,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         num_train=len(dataset.train_labels),
         num_test=len(dataset.test_labels),
         classes=dataset.classes,
+        num_classes=None if dataset.is_regression else dataset.num_classes,
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.parameters.numel(),
         device=peers_check.devices(job.peers),

@@ -15,7 +15,7 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.config.values import did_you_mean
+from bsweep.config.values import did_you_mean, parse_seconds
 from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]
@@ -31,7 +31,6 @@ _MEASURES: dict[str, Measure] = {
     "worker_seconds": "worker_seconds",
     "money": "money", "joules": "joules",
 }  # fmt: skip
-_UNIT_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _EXAMPLES = (
     "fastest, cheapest, joules, deadline=2h, workers<=4, or several of them, as in "
     "cheapest,workers<=4"
@@ -93,16 +92,6 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
         )
     is_priced = least == "worker_seconds" and price_per_worker_hour is not None
     return replace(found, minimize="money" if is_priced else least)
-
-
-def parse_seconds(text: str) -> float:
-    """Return the number of seconds that a text such as `2h`, `30m`, `90s` or `1.5d` means; a number
-    without a unit is in seconds.
-    """
-    known = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|)", text.strip())
-    if not known or not float(known[1]):
-        raise ValueError(f"{text!r} is not a time. Write a time as 90s, 30m, 2h or 1d.")
-    return float(known[1]) * _UNIT_SECONDS[known[2]]
 
 
 @dataclass(frozen=True)
