@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bsweep.core.words import counted, decimal_hours, duration, first_of, listed, plural
+from bsweep.core.words import (
+    counted,
+    decimal_hours,
+    duration,
+    escaped,
+    first_of,
+    listed,
+    plural,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,17 @@ def test_hours_keep_two_digits() -> None:
         "0.10",
         "0.0042",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é … \n\t", "plain é … \n\t"),
+        ("\x00\x1b[31m\r\x7f\x9b", r"\u0000\u001b[31m\u000d\u007f\u009b"),
+        ("\u202etxt.exe\u2066", r"\u202etxt.exe\u2066"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), r"caf\xe9"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_could_change_a_terminal_is_escaped(text: str, shown: str) -> None:
+    assert escaped(text) == shown

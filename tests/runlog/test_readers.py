@@ -8,136 +8,40 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bsweep
 from bsweep import allocation, report
 from bsweep.analysis.loading import _by_column, tables_of
+from bsweep.analysis.prediction.step_time import probe_timings
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
-from bsweep.runlog import calibration_file
+from bsweep.runlog import calibration_file, profile_file
 from bsweep.runlog.calibration_file import Numerics, Timed
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.checkpoint_files import checkpoint_at, checkpoints
+from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.profile_file import Anatomy
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
 from bsweep.runlog.summary import ended
+from bsweep.study import commands, overview
 from tests.allocation.test_allocation import POINT, worker, write_probe
-from tests.support.running import compose
+from tests.support.mutations import damaged, fuzz
+from tests.support.running import TINY, compose
 from tests.support.synthetic_study import diloco, server, write_run
 
-NUM_CASES = 500  # of each kind of file
-AT_ONCE = 25  # for hypothesis takes longer over an example than readers over a case
-FUZZ = settings(
-    max_examples=NUM_CASES // AT_ONCE, deadline=None, database=None, derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+NUM_MUTATIONS = pytest.mark.parametrize(
+    "num_mutations", [100, pytest.param(1000, marks=pytest.mark.nightly)]
+)
 MOST_KEPT = 30  # runs of odd contents that readers took, which are loaded together in the end
 
-# What stands for a value of JSON text.
-ODD = st.sampled_from(
-    ["null", "true", "-1", "0", "1.5", "-0.5", "1e400", "-1e400", "1e308", "NaN", "Infinity",
-    "9" * 30, "9" * 5000,
-     '""', '"x"', '"5"', '"NaN"', '"\\u0000"', '"\\ud800"', "[]", "{}", "[1, 2]", '["a"]', ('{"a": '
-     '1}'), '{"name": 5}',
-     '[[1], "a"]', "[" * 300 + "]" * 300, "[" * 100_000, '{"a":' * 150 + "1" + "}" * 150, "\x00",
-     "oops", "1" * 400]
-)  # fmt: skip
-RAW = st.sampled_from(
-    [b"", b"5", b"[1,2]", b"null", b"\xff\xfe", b"\x00" * 99, b'"a"', b"{}", b"[]", b"{", b"\n\n"]
-)
-KEYS = st.sampled_from(
-    [
-        "run_id",
-        "status",
-        "local_batch",
-        "learning_rate",
-        "threads",
-        "schema",
-        "type",
-        "a.b",
-        "",
-        "é",
-    ]
-)
 
-
-def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where the values of a tree are, inner nodes included."""
-    inner = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    )
-    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
-
-
-def with_odd(text: str, draw: st.DrawFn) -> str:
-    """JSON text with one value in it replaced, taken away, or added under another name."""
-    tree = {"": json.loads(text)}
-    place: tuple[Any, ...] = ("", *draw(st.sampled_from(places(tree[""]))))
-    *parents, key = place
-    inner: Any = tree
-    for parent in parents:
-        inner = inner[parent]
-    how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
-    if how == "remove" and key != "":
-        del inner[key]
-    elif how == "add" and isinstance(inner, dict) and key != "":
-        inner[draw(KEYS)] = "ODD"
-    else:
-        inner[key] = "ODD"
-    return json.dumps(tree[""]).replace('"ODD"', draw(ODD))
-
-
-@st.composite
-def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A file of JSON lines, or of one JSON value, with something wrong in it."""
-    how = draw(
-        st.sampled_from(["value", "value", "value", "value", "bytes", "cut", "lines", "raw"])
-    )
-    lines = whole.splitlines(keepends=True)
-    number = draw(st.integers(0, len(lines) - 1))
-    if how == "value":
-        lines[number] = with_odd(lines[number].decode(), draw).encode(errors="replace") + b"\n"
-    elif how == "bytes":
-        at = draw(st.integers(0, len(whole)))
-        return whole[:at] + draw(st.binary(max_size=8)) + whole[at + draw(st.integers(0, 8)) :]
-    elif how == "cut":
-        return whole[: draw(st.integers(0, len(whole)))]
-    elif how == "lines":
-        lines[number : number + draw(st.integers(0, 2))] = [draw(RAW) + b"\n"] * draw(
-            st.integers(0, 2)
-        )
-    else:
-        return draw(RAW)
-    return b"".join(lines)
-
-
-def fuzz(check: Callable[[bytes], None], *contents: st.SearchStrategy[bytes]) -> None:
-    """Check many contents of a file."""
-    num_checked = 0
-
-    @FUZZ
-    @given(st.lists(st.one_of(contents), min_size=AT_ONCE, max_size=AT_ONCE))
-    def check_some(cases: list[bytes]) -> None:
-        nonlocal num_checked
-        for content in cases:
-            check(content)
-        num_checked += len(cases)
-
-    check_some()
-    assert num_checked >= NUM_CASES
-
-
-def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
+def fuzz_run(num_mutations: int, folder: Path, run: Path, path: Path, others: list[Path]) -> None:
     """Damage a file of a run in many ways, and load all that was taken as one study, beside sound
     `others`.
     """
@@ -147,17 +51,19 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
     for other in others:
         shutil.copytree(other, kept / other.name)
 
-    def read(content: bytes) -> None:
+    def read(content: bytes) -> bool:
         path.write_bytes(content)
         why = reason(lambda: tables_of(run), Damaged, Newer)
         if why is None and content != whole and (number := len(list(kept.iterdir()))) < MOST_KEPT:
             shutil.copytree(run, kept / f"{number:05d}")
         elif why and "Update bsweep" not in why:
-            assert str(path) in why
+            assert str(run) in why
+            assert path.name in why
             assert len(why) < 1000
             assert ended(RunPaths(run)) is None, f"the same sweep repeats it: {why}"
+        return why is None
 
-    fuzz(read, damaged(whole))
+    fuzz(f"{path.name} of {run.name}", read, num_mutations, damaged(whole))
     study = bsweep.load(kept, mix=True)
     assert len(study.runs) == len(list(kept.iterdir())) > len(others) + 10
     assert not study.skipped
@@ -205,22 +111,28 @@ def test_a_damaged_run_is_left_out_by_name_and_repeated(
 
 
 @pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_write_figures", lambda *_: {})
+def few_figures(num_mutations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw figures, which takes seconds, only in the nights."""
+    if num_mutations < 1000:
+        monkeypatch.setattr(report, "_write_figures", lambda *_: {})
 
 
-@pytest.mark.usefixtures("no_figures")
+@pytest.mark.usefixtures("few_figures")
+@NUM_MUTATIONS
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "meta.json"])
-def test_a_run_with_anything_in_a_file_is_read_or_named(name: str, tmp_path: Path) -> None:
+def test_a_run_with_anything_in_a_file_is_read_or_named(
+    name: str, num_mutations: int, tmp_path: Path
+) -> None:
     others = [write_run(tmp_path / "s", local_batch=batch, num_workers=2) for batch in (8, 16)]
     run = write_run(tmp_path / "s", local_batch=32, num_workers=2, more=MORE)
-    fuzz_run(tmp_path, run, run / name, others)
+    fuzz_run(num_mutations, tmp_path, run, run / name, others)
 
 
-@pytest.mark.usefixtures("no_figures")
+@pytest.mark.usefixtures("few_figures")
+@NUM_MUTATIONS
 @pytest.mark.parametrize(("told", "num_rounds"), [(diloco("uniform"), 2), (server("layer"), 0)])
 def test_records_of_rounds_and_servers_are_read_or_named(
-    told: dict[str, Any], num_rounds: int, tmp_path: Path
+    told: dict[str, Any], num_rounds: int, num_mutations: int, tmp_path: Path
 ) -> None:
     others = [
         write_run(
@@ -230,7 +142,7 @@ def test_records_of_rounds_and_servers_are_read_or_named(
     run = write_run(
         tmp_path / "s", local_batch=16, num_workers=4, settings=told, num_rounds=num_rounds
     )
-    fuzz_run(tmp_path, run, run / "metrics.jsonl", others)
+    fuzz_run(num_mutations, tmp_path, run, run / "metrics.jsonl", others)
 
 
 NAMES = "abcdefghi"
@@ -254,7 +166,8 @@ def reason(read: Callable[[], object], *errors: type[Exception]) -> str | None:
     return None
 
 
-def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
+@NUM_MUTATIONS
+def test_anything_as_config_yaml_is_read_or_said(num_mutations: int, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     save_config(compose("local_batch=8"), path)
     as_yaml, as_json = (
@@ -263,51 +176,130 @@ def test_anything_as_config_yaml_is_read_or_said(tmp_path: Path) -> None:
     )
     longer = st.binary(max_size=60).map(lambda more: as_yaml + more)
 
-    def read(content: bytes) -> None:
+    def read(content: bytes) -> bool:
         path.write_bytes(content)
-        reason(lambda: read_config(path), ConfigError)
+        why = reason(lambda: read_config(path), ConfigError)
+        assert why is None or str(path) in why
+        return why is None
 
-    fuzz(read, st.sampled_from(ODD_YAML), damaged(as_json), damaged(as_json), longer)
+    contents = (st.sampled_from(ODD_YAML), damaged(as_json), damaged(as_json), longer)
+    fuzz("config.yaml", read, num_mutations, *contents)
     for content in ODD_YAML:
         path.write_bytes(content)
         assert reason(lambda: read_config(path), ConfigError), content
 
 
-def test_anything_as_calibration_json_is_read_or_taken_for_none(tmp_path: Path) -> None:
+@NUM_MUTATIONS
+def test_anything_as_calibration_json_is_read_or_taken_for_none(
+    num_mutations: int, tmp_path: Path
+) -> None:
     path, config = tmp_path / "calibration.json", compose("local_batch=8")
     timed = (Timed(Numerics("fp32", False), (0.1, 0.3)), Timed(Numerics("bf16", True), (0.2, 0.2)))
     calibration_file.write_calibration(
         path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed)
     )
-    whole, found = json.dumps(json.loads(path.read_text())).encode(), []
+    whole = json.dumps(json.loads(path.read_text())).encode()
 
-    def read(content: bytes) -> None:
+    def read(content: bytes) -> bool:
         path.write_bytes(content)
-        found.append(calibration_file.read_calibration(path))
-        if found[-1]:
-            calibration_file.numerics_for(config, found[-1], Numerics("fp32", False))
-            found[-1].says(config)
+        found = calibration_file.read_calibration(path)
+        if found:
+            calibration_file.numerics_for(config, found, Numerics("fp32", False))
+            found.says(config)
+        return found is not None
 
-    fuzz(read, damaged(whole))
-    assert None in found
-    assert any(found)
+    assert fuzz("calibration.json", read, num_mutations, damaged(whole)).keys() == {True, False}
 
 
+@NUM_MUTATIONS
 @pytest.mark.parametrize("policy", ["hybrid", "network_aware"])
-def test_anything_as_probe_json_is_read_or_said(policy: str, tmp_path: Path) -> None:
+def test_anything_as_probe_json_is_read_or_said(
+    policy: str, num_mutations: int, tmp_path: Path
+) -> None:
     config = compose(*POINT, "num_workers=2", f"allocation={policy}", f"results_dir={tmp_path}")
     write_probe(config, [worker(0.01), worker(0.02)])
     path = allocation.probe_path(config)
-    whole, ends = path.read_bytes(), []
+    whole = path.read_bytes()
 
-    def read(content: bytes) -> None:
+    def read(content: bytes) -> bool:
         path.write_bytes(content)
-        ends.append(reason(lambda: allocation.fill_in(config), ConfigError) is None)
         allocation.doubts(config)
+        of_predict = reason(lambda: probe_timings(path), ValueError)
+        assert of_predict is None or str(path) in of_predict
+        return reason(lambda: allocation.fill_in(config), ConfigError) is None
 
-    fuzz(read, damaged(whole))
-    assert True in ends
-    assert False in ends
+    found = fuzz(f"probe.json for {policy}", read, num_mutations, damaged(whole))
+    assert found.keys() == {True, False}
+
+
+@NUM_MUTATIONS
+def test_anything_as_profile_json_is_read_or_said(num_mutations: int, tmp_path: Path) -> None:
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    path = profile_file.folder_of(config) / "profile.json"
+    path.parent.mkdir(parents=True)
+    parts = {"data": 0.1, "forward": 0.2, "backward": 0.4, "exchange": 0.3}
+    workers = [Anatomy(parts, 1.0, 0.9, wait_seconds, 0.8, False) for wait_seconds in (0.1, None)]
+    write_json(path, {"workers": [asdict(one) for one in workers]})
+    whole = json.dumps(json.loads(path.read_bytes())).encode()
+
+    def read(content: bytes) -> bool:
+        path.write_bytes(content)
+        why = reason(lambda: said(profile_file.read_anatomies(config)), Damaged)
+        assert why is None or str(path) in why
+        return why is None
+
+    def said(found: list[Anatomy]) -> str:
+        return profile_file.table(found) + profile_file.bottleneck(found)
+
+    assert fuzz("profile.json", read, num_mutations, damaged(whole)).keys() == {True, False}
+
+
+@NUM_MUTATIONS
+def test_anything_as_commands_jsonl_is_read_or_named(
+    num_mutations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [compose(*TINY, f"seed={seed}", "local_batch=8", "study=s") for seed in range(3)]
+    commands.keep(tmp_path, ["seed=0"], configs[:1])
+    commands.keep(tmp_path, ["-m", "seed=1,2"], configs[1:])
+    path, named = tmp_path / "commands.jsonl", list[str]()
+    monkeypatch.setattr(commands, "_warn", named.append)
+    write_run(tmp_path, local_batch=8)
+
+    def read(content: bytes) -> bool:
+        path.write_bytes(content)
+        named.clear()
+        rows, source = overview.of_study(tmp_path)
+        overview.status_text(tmp_path, rows, source, [])
+        overview.plan_text(rows, source)
+        json.loads(overview.as_json(rows, source))
+        assert all(str(path) in why for why in named)
+        return not named
+
+    found = fuzz("commands.jsonl", read, num_mutations, damaged(path.read_bytes()))
+    assert found.keys() == {True, False}
+
+
+@NUM_MUTATIONS
+def test_anything_as_complete_json_is_read_or_taken_for_none(
+    num_mutations: int, tmp_path: Path
+) -> None:
+    paths = RunPaths(tmp_path)
+    checkpoint = checkpoint_at(paths, epoch=2, position=0)
+    checkpoint.folder.mkdir(parents=True)
+    checkpoint.complete(
+        {
+            "epoch": 2, "position": 0, "num_steps": 9, "members": [0, 1], "num_workers": 2,
+            "metrics_bytes": 100, "time": 1.5, "train_seconds": 0.5,
+        }
+    )  # fmt: skip
+    path = checkpoint.folder / "complete.json"
+
+    def read(content: bytes) -> bool:
+        path.write_bytes(content)
+        return bool(checkpoints(paths))
+
+    whole = json.dumps(json.loads(path.read_bytes())).encode()
+    assert fuzz("complete.json", read, num_mutations, damaged(whole)).keys() == {True, False}
 
 
 @pytest.mark.parametrize(

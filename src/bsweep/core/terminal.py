@@ -186,7 +186,6 @@ def escape_output() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Escaping(stream))
 
 

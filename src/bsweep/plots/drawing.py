@@ -316,8 +316,9 @@ def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool
 
 def plain_log_ticks(axis: Axis, low: float, high: float, few: bool = False) -> None:
     """Label a logarithmic axis with plain numbers, even if it spans less than a power of ten."""
-    most, is_wide = 3 if few else 6, high / low > 6
-    every = (1.0,) if high / low > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
+    ratio = high / low if low > 0 else math.inf  # a damaged record may say 0 seconds
+    most, is_wide = 3 if few else 6, ratio > 6
+    every = (1.0,) if ratio > 100 else (1.0, 3.0) if few else (1.0, 2.0, 5.0)
     axis.set_major_locator(
         LogLocator(subs=every, numticks=most + 1)
         if is_wide

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from bsweep.config.hosts import SpelledOut
 from bsweep.config.values import Count, LrRule, Name, Positive, Processes, Width
 from bsweep.runlog.measured import Evaluation, NoiseScale
-from bsweep.runlog.values import Amount, Finite, Natural, Rate, Seed, plain
+from bsweep.runlog.values import MOST, Amount, Finite, Natural, Rate, Seed, plain
 
 SCHEMA = 1
 
@@ -252,6 +252,10 @@ class Epoch:
     energy_joules: Amount | None = None
 
     type: str = "epoch"
+
+    def __post_init__(self) -> None:
+        if self.images_per_second * self.train_seconds >= MOST:
+            raise ValueError(f"an epoch has fewer than {MOST} examples")
 
 
 @dataclass(frozen=True, kw_only=True)
