@@ -10,7 +10,7 @@ It is run for each process of a run, so it imports what Python has built in: `si
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # which typeshed leaves out
 import _socket
 import marshal
 import os
@@ -89,7 +89,7 @@ def main(path: str, *command: str) -> None:
 
 
 def _is_ignored(number: int) -> bool:
-    return _signal.getsignal(number) == _signal.SIG_IGN
+    return bool(_signal.getsignal(number) == _signal.SIG_IGN)
 
 
 def _open_files() -> list[int]:
