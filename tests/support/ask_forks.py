@@ -10,7 +10,7 @@ It is run for each process of a run, so it imports what Python has built in: `si
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
+import _signal  # type: ignore[import-not-found]  # which typeshed leaves out
 import _socket
 import marshal
 import os
