@@ -355,6 +355,22 @@ def test_derived_thread_counts_keep_one_curve_but_forbid_a_speedup(
     assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
 
 
+def test_threads_that_are_swept_tell_cells_apart(tmp_path: Path) -> None:
+    for workers, threads in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        settings = {"launch.threads_per_worker": threads}
+        write_run(
+            tmp_path / "s",
+            local_batch=8,
+            num_workers=workers,
+            threads=threads,
+            settings=settings,
+        )
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    assert "threads" in cells.index.names
+    assert analysis.scaling(cells)["base_workers"].tolist() == [1] * 4
+    assert analysis.unequal_threads(cells) == ""
+
+
 def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
     for workers, threads in ((1, 4), (2, 2), (4, 2)):
         write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)

@@ -346,7 +346,7 @@ def ran(given: Values, num_points: int, cwd: Path) -> list[str]:
         bad = "" if result.returncode == int(not all_completed) else "exit code"
         bad = bad if len(found) == num_points else f"{len(found)} runs of {num_points} points"
         bad = bad or next((f"no plain word: {one}" for one in found if not is_plain(one)), "")
-    if bad or "Traceback" in said:
+    if bad or (result.returncode != 2 and "Traceback" in said):
         found.append(
             f"BAD: {bad or 'Traceback'}: {result.returncode}: {shlex.join(command)}\n{said}"
         )

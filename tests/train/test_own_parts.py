@@ -176,6 +176,15 @@ def test_a_policy_decides_what_a_round_takes() -> None:
             "Alone takes no codec",
         ),
         (
+            (
+                "strategy=own",
+                "strategy.target=parts.py:Sum",
+                "+strategy.options.scale=1",
+                "launch=inline",
+            ),
+            "Sum exchanges over torch.distributed, whose processes torchrun starts",
+        ),
+        (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
             "Alone synchronises at each step",
         ),

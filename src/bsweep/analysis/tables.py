@@ -150,10 +150,12 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     """
     is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
     measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
-    grouped = measured.groupby([*levels(measured), "threads"], dropna=False)
+    if "threads" in levels(measured):  # they are swept
+        measured = measured.drop(columns="threads")
+    grouped = measured.groupby([*dict.fromkeys([*levels(measured), "threads"])], dropna=False)
     # The index is sorted, so the first row has the fewest workers.
     base = grouped[["num_workers", "images_per_second"]].transform("first")
-    table = measured.drop(columns="threads").assign(
+    table = measured.drop(columns="threads", errors="ignore").assign(
         base_workers=base["num_workers"],
         speedup=measured["images_per_second"] / base["images_per_second"],
     )

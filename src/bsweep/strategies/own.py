@@ -11,6 +11,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Rounds, Strategy
+from bsweep.strategies.process_group import TorchStrategy
 from bsweep.strategies.summing import Summing
 
 
@@ -44,6 +45,12 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
         raise ConfigError(
             f"strategy.target={strategy.target}: {kind.__name__} is not a "
             "bsweep.strategies.Strategy."
+        )
+    if not config.launch.starts_processes and issubclass(kind, TorchStrategy):
+        raise ConfigError(
+            f"launch={config.launch.name} with strategy.target={strategy.target}: {kind.__name__} "
+            "exchanges over torch.distributed, whose processes torchrun starts. Use "
+            "launch=torchrun, or strategy=single."
         )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(
