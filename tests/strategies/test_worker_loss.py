@@ -131,7 +131,9 @@ def test_a_silent_worker_is_given_up_and_told_so_when_it_wakes(tmp_path: Path) -
 
 def test_a_worker_that_stays_silent_does_not_hold_up_the_end(tmp_path: Path) -> None:
     env = struck(tmp_path, (2,), "strategies.diloco", "DiLoCo.begin_round", 3, signal.SIGSTOP)
-    result = bsweep("run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=60)
+    result = bsweep(
+        "run", *SHORT, "strategy.on_loss=continue", cwd=tmp_path, env=env, timeout=60, fresh=True
+    )
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
     check_went_on(paths, [0, 1], MAX_ROUNDS)
