@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bsweep.launch.waiting import Seen, Waiting
+from bsweep.launch.waiting import Seen, Waiting, cause_of_stall
 from tests.support.running import TINY, compose
 
 LAUNCHED_AT = 1000.0  # the file time of the records when the point was launched
@@ -48,14 +48,33 @@ def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
     assert "launch.start_timeout_seconds=60" in wait.timeout
 
 
-def test_workers_that_fall_silent_are_a_timeout_that_names_the_first() -> None:
+def test_workers_that_fall_silent_are_a_timeout() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
     assert not wait.is_over(seen(50, signs=(1049.0, 1048.0)))
     assert not wait.is_over(seen(90, signs=(1049.0, 1048.0)))
     assert wait.is_over(seen(90.1, signs=(1049.0, 1048.0)))
-    assert wait.timeout
-    assert "launch.stall_timeout_seconds=40" in wait.timeout
-    assert wait.timeout.endswith("rank 1")
+    assert wait.has_stalled
+    assert wait.timeout == "no sign of life for launch.stall_timeout_seconds=40"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (("5 waits", "3 waits"), ("9 waits", "3 waits"), "rank 1 stopped, while the other"),
+        (("5 waits", ""), ("9 waits", ""), "rank 1 stopped, while the other"),
+        (("5 works", "7 waits"), ("9 works", "8 waits"), "the other processes wait for rank 0"),
+        (("5 waits", "7 waits"), ("9 waits", "8 waits"), "the first to fall silent was rank 1"),
+        (("5 works", "7 works"), ("9 works", "8 works"), "the first to fall silent was rank 1"),
+        (("", ""), ("", ""), "the first to fall silent was rank 1"),
+    ],
+)
+def test_a_stall_is_blamed_on_what_stopped_and_not_on_what_waits_for_it(
+    before: Sequence[str], after: Sequence[str], said: str
+) -> None:
+    config = compose("local_batch=8", "num_workers=2", "strategy=ddp", *TINY)
+    first, second = (dict(enumerate(signs)) for signs in (before, after))
+    cause = cause_of_stall(config, first, second, seen(50, signs=(1049.0, 1048.0)))
+    assert cause.startswith(said)
 
 
 def test_a_sign_of_life_counts_even_after_a_clock_was_set_back() -> None:

@@ -363,7 +363,7 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
     end = summary(paths)
     assert end["status"] == "timeout"
     assert "launch.stall_timeout_seconds=4" in end["message"]
-    assert "the first to fall silent was rank" in end["message"]
+    assert "rank 1 stopped, while the other processes still run" in end["message"]
     assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
     assert not workers_left(tmp_path)
 

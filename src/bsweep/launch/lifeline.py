@@ -20,6 +20,7 @@ This table lists all signs of life in bsweep:
 | this module | the launcher | FILE, touched each second | a kill or a cut link | SECONDS (1) |
 | a team's process | the launcher | FILE | a kill that nothing else shows | 60 s |
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
+| the launcher | all processes | `rank.N/waits`, each second | a stall, to name its cause | 5 s |
 | DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
 | a sweep | another one | a lease, touched each 10 s | a dead host (4) | 120 s |
 | ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (5) |

@@ -20,10 +20,12 @@ from bsweep.launch import environment, failure, lifeline, preflight
 from bsweep.launch.launcher import HostLauncher, LaunchRequest, Pool
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
-from bsweep.launch.waiting import Seen, Waiting
+from bsweep.launch.waiting import Seen, Waiting, cause_of_stall
+from bsweep.runlog import waits
 from bsweep.runlog.files import RunPaths
 
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 5 * waits.SIGN_SECONDS
 
 
 class ProcessLauncher(HostLauncher):
@@ -148,7 +150,23 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
             lambda: recorded(paths) is not None,
         )
         if waiting.is_over(seen):
+            if waiting.has_stalled:
+                return f"{waiting.timeout}; {_cause_of_stall(started, request, seen)}"
             return waiting.timeout
+
+
+def _cause_of_stall(started: Started, request: LaunchRequest, seen: Seen) -> str:
+    """Return which processes of a point have stopped, as far as their signs tell."""
+
+    def signs() -> dict[int, str]:
+        return {rank: waits.sign_in(request.paths.waits(rank)) for rank in request.ranks}
+
+    before, ends = signs(), time.monotonic() + _LOOK_SECONDS
+    while time.monotonic() < ends:
+        request.on_poll()
+        started.look_after()
+        time.sleep(_POLL_SECONDS)
+    return cause_of_stall(request.config, before, signs(), seen)
 
 
 def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:

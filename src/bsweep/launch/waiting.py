@@ -5,12 +5,13 @@ It depends only on a clock and on facts that the launcher passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.launch import ssh
+from bsweep.runlog import waits
 
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
 
@@ -58,6 +59,8 @@ class Waiting:
         self._failed_at: float | None = None
         self.timeout: str | None = None
         """A message on what took too long, if a time-out has ended the wait; otherwise None."""
+        self.has_stalled = False
+        """True if that time-out was for processes that had begun to train."""
 
     def is_over(self, seen: Seen) -> bool:
         """Return True if the launcher must not wait any longer for the processes of the point.
@@ -107,11 +110,39 @@ class Waiting:
                 f"launch.start_timeout_seconds={launch.start_timeout_seconds}"
             )
         if self._has_begun and silent_seconds > launch.stall_timeout_seconds:
-            signs = seen.signs_of_life
-            first = self._config.process_name(min(signs, key=lambda rank: signs[rank]))
-            limit = f"launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
-            return f"no sign of life for {limit}; the first to fall silent was {first}"
+            self.has_stalled = True
+            return (
+                f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
+            )
         return None
+
+
+def cause_of_stall(
+    config: RunConfig, before: Mapping[int, str], after: Mapping[int, str], seen: Seen
+) -> str:
+    """Return a message that names the processes for which the others wait, judged by two looks at
+    the signs of `bsweep.runlog.waits`.
+
+    Args:
+        config: The point.
+        before: The sign of each process, by rank.
+        after: Their signs a few seconds later.
+        seen: The facts that ended the wait. If the signs do not tell processes apart, the message
+            names the worker whose last sign of life is the oldest.
+    """
+    shows = {rank for rank in after if before[rank] != after[rank]}
+    frozen = after.keys() - shows
+    works = {rank for rank in shows if after[rank].endswith(waits.WORKS)}
+
+    def names(ranks: Set[int]) -> str:
+        return " and ".join(config.process_name(rank) for rank in sorted(ranks))
+
+    if shows and frozen:
+        return f"{names(frozen)} stopped, while the other processes still run"
+    if shows - works and works:
+        return f"the other processes wait for {names(works)}"
+    signs = seen.signs_of_life
+    return f"the first to fall silent was {names({min(signs, key=lambda rank: signs[rank])})}"
 
 
 def _seconds_after_failure(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:

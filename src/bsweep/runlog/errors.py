@@ -12,6 +12,7 @@ import torch
 from bsweep.config import own
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
+from bsweep.runlog import waits
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import Status
 from bsweep.runlog.shared_clock import file_system_time
@@ -48,7 +49,8 @@ def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
         broken: The type of the errors that the exchange raises.
     """
     try:
-        yield
+        with waits.for_others():
+            yield
     except broken as error:
         if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise

@@ -135,6 +135,10 @@ class RunPaths:
     def alive(self, rank: int) -> Path:
         return self.rank_logs(rank) / "alive"
 
+    def waits(self, rank: int) -> Path:
+        """Return the file in which a process without progress says whether it waits for others."""
+        return self.rank_logs(rank) / "waits"
+
     def server_clocks(self, server: int) -> Path:
         """Return the path of the CSV file that lists every push from a worker to a parameter
         server.

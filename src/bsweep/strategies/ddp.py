@@ -23,6 +23,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DDPConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
+from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
@@ -169,7 +170,8 @@ def _exchange_lost() -> Iterator[None]:
     errors unchanged.
     """
     try:
-        yield
+        with waits.for_others():
+            yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not _OF_EXCHANGE.search(str(error)):
             raise

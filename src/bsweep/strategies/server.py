@@ -24,6 +24,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import tensor_files
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Shard, Slice
+from bsweep.runlog import waits
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost
 from bsweep.runlog.files import RunPaths
@@ -280,7 +281,8 @@ class Server:
         if self._inbox.empty():  # otherwise the next push may arrive while answers leave
             self._finish_answers()
         self._tally.busy_seconds += time.perf_counter() - self._busy_since
-        arrival = self._inbox.get()
+        with waits.for_others():
+            arrival = self._inbox.get()
         self._busy_since = time.perf_counter()
         if isinstance(arrival, BaseException):
             raise arrival

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 
 _REQUEST_HEADER, _REQUEST, _ANSWER_HEADER, _ANSWER = range(1, 5)  # Gloo's tags
@@ -277,7 +278,8 @@ class Within(ToServer, ToWorker):
         self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
 
     def wait(self) -> float:
-        return self._answers.get()
+        with waits.for_others():  # the server in this process may wait for other workers
+            return self._answers.get()
 
     def say_goodbye(self) -> None:
         self.ask(Request(Kind.BYE))

@@ -31,6 +31,7 @@ from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
+from bsweep.runlog import waits
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
@@ -314,7 +315,11 @@ def take_part(paths: RunPaths, work: Work) -> Place:
     """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
-    with suppress(Diverged, Stopped), errors_reported(paths, place):
+    with (
+        waits.shown(paths.waits(place.rank)),
+        suppress(Diverged, Stopped),
+        errors_reported(paths, place),
+    ):
         if place.is_server:
             own.read_kept(config, paths.own)
             with held(paths.worker_claim(place.rank), _LEFT):

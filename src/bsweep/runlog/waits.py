@@ -1,0 +1,80 @@
+"""The sign by which a process of a run says what it does while it makes no progress.
+
+Each second, a thread of the process writes to a file whether the main thread waits for other
+processes or works. Only a process that is stopped, as by SIGSTOP or on a host that hangs, gives no
+sign. So the launcher can name the process for which the others wait, whatever the clocks of hosts
+say.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SIGN_SECONDS = 1.0
+"""The time between two signs, which all differ."""
+
+WAITS, WORKS = "waits", "works"
+
+
+class _MainThread:
+    num_waits = 0
+    """How often the main thread has begun to wait for other processes."""
+    is_waiting = False
+
+
+_MAIN = _MainThread()
+
+
+@contextmanager
+def for_others() -> Iterator[None]:
+    """Count the main thread as waiting for other processes inside the block; ignore other
+    threads.
+    """
+    if _MAIN.is_waiting or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _MAIN.num_waits += 1
+    _MAIN.is_waiting = True
+    try:
+        yield
+    finally:
+        _MAIN.is_waiting = False
+
+
+@contextmanager
+def shown(path: Path) -> Iterator[None]:
+    """Show in a file what the main thread does inside the block, while it makes no progress.
+
+    Args:
+        path: The file, whose folder exists. Read it with `sign_in`.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(path, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show(path: Path, ended: threading.Event) -> None:
+    number = seen = 0
+    while not ended.wait(SIGN_SECONDS):
+        if seen == _MAIN.num_waits:  # also while steps take long, which does no harm
+            number += 1
+            with suppress(OSError):
+                path.write_text(f"{number} {WAITS if _MAIN.is_waiting else WORKS}\n")
+        seen = _MAIN.num_waits
+
+
+def sign_in(path: Path) -> str:
+    """Return the last sign of a process, which ends with `WAITS` or `WORKS`; an empty text if there
+    is none.
+    """
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
