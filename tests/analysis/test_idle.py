@@ -71,11 +71,11 @@ def test_rounds_are_a_row_a_worker_and_survive_a_report(
 def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
     folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
     path = RunPaths(folder).metrics
-    start, first, second, third, epoch = path.read_text().splitlines()
+    start, first, second, third, *ends = path.read_text().splitlines()
     again = json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0}
     after = json.loads(third) | {"began_seconds": [30.0] * 4}
     path.write_text(
-        "\n".join([start, first, second, third, json.dumps(again), json.dumps(after), epoch]) + "\n"
+        "\n".join([start, first, second, third, json.dumps(again), json.dumps(after), *ends]) + "\n"
     )
     rounds = bsweep.load(tmp_path / "s").rounds
     assert rounds["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
@@ -87,15 +87,16 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
     whole = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
     expected = analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]
     path = RunPaths(whole).metrics
-    *records, epoch = path.read_text().splitlines()
+    *records, epoch, end = path.read_text().splitlines()
     short = json.loads(records[-1]) | {
         "round": 4,
         "began_seconds": [30.0] * 4,
         "idle_seconds": [9.0] * 4,
     }
-    path.write_text("\n".join([*records, json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    cut_short = json.dumps(short | {"is_whole": False})
+    path.write_text("\n".join([*records, cut_short, epoch, end]) + "\n")
     assert_series_equal(analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0], expected)
-    path.write_text("\n".join([records[0], json.dumps(short | {"is_whole": False}), epoch]) + "\n")
+    path.write_text("\n".join([records[0], cut_short, epoch, end]) + "\n")
     assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, (
         "it has no other"
     )

@@ -305,7 +305,7 @@ def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
     (line,) = critical_batch.disagreements(
         [noise, steps, estimate("branched runs", 1000, 2000)][::2]
     )
-    assert "noise scale (100.0 to 200.0) and by branched runs (1000 to 2000) disagree" in line
+    assert "from noise scale (100.0 to 200.0) and from branched runs (1000 to 2000)" in line
 
 
 def test_the_papers_times_give_step_costs_of_its_worker_counts_only() -> None:

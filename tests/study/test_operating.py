@@ -23,7 +23,7 @@ import pytest
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
 from bsweep.launch.launcher import LaunchRequest
-from bsweep.runlog import following, reading
+from bsweep.runlog import following, locks, reading
 from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed, is_claimed
@@ -630,7 +630,7 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
 ) -> None:
     """Who looks whether a claim is held, holds it for a moment."""
     looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
-    monkeypatch.setattr(attendance, "claimed", lambda path: looks.pop() if looks else claimed(path))
+    monkeypatch.setattr(locks, "claimed", lambda path: looks.pop() if looks else claimed(path))
     sweep = attendance.Attendance()
     sweep.join(tmp_path)
     assert len(attendance.sweeps(tmp_path)) == 1

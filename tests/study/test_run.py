@@ -616,7 +616,7 @@ def test_variables_reach_workers_by_name_alone() -> None:
             ["model.hidden_size=64", "model.num_heads=3"],
         ),
         (("report", "nowhere"), ["nowhere"]),
-        (("frobnicate",), ["usage"]),
+        (("frobnicate",), ["unknown command 'frobnicate'", "bsweep --help"]),
     ],
 )
 def test_bad_input_exits_with_2_and_starts_nothing(

@@ -144,7 +144,7 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
         ),
         (
             ("target_loss=0.5", "epochs=1", "evaluate_every_examples=9", "local_batch=90"),
-            ["rounds of fewer than 90 examples"],
+            ["fewer examples than the epoch's 90"],
         ),
     ],
 )

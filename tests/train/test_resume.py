@@ -255,7 +255,8 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
 
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
     """It is told once by a signal, and once by its file."""
-    point = (*POINT, "local_batch=4", "epochs=40", "checkpoint_every=1000s", *STRATEGIES["servers"])
+    times = ("epochs=150", "checkpoint_every=1000s")
+    point = (*POINT, "local_batch=4", *times, *STRATEGIES["servers"])
     before, seconds = 0, 0.0
     for number, by in enumerate(("SIGTERM", "its file"), 1):
         with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:

@@ -139,8 +139,8 @@ _FOLLOWS = " With optimizer.lr_rule=linear the learning rate follows the batch."
 
 
 def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a message for each key besides batch size, workers and seed that has several values in
-    a grid.
+    """Yield a message for each key that has several values in a grid but must have one: any key
+    besides batch size, workers, accumulation steps and seed.
 
     If a group such as `strategy` has several variants, the message names the group and not the keys
     of its variants.
@@ -158,8 +158,9 @@ def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
         group = key.removesuffix(".name")
         if group in groups or key.partition(".")[0] not in groups:
             yield (
-                f"{group} has several values ({', '.join(found)}), but only batch size, workers "
-                f"and seed may have several. Choose one: {group}={next(iter(found))}."
+                f"{group} has several values ({', '.join(found)}), but only batch size, workers, "
+                "accumulation_steps and seed may have several. Choose one: "
+                f"{group}={next(iter(found))}."
                 f"{_FOLLOWS if key == 'optimizer.lr' else ''}"
             )
 

@@ -124,7 +124,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if command in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    if not command:
+    if not command or measures_nothing:
         logger.error(USAGE.rstrip("\n"))
         return BAD_CONFIG
     from bsweep.config.values import did_you_mean, shortened

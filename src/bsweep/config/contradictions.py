@@ -21,15 +21,16 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if the run would end before its first evaluation, or has too few
-    evaluations to confirm that it reached its target.
+    """Raise a ConfigError if `evaluate_every_examples` would add no evaluation to those at the ends
+    of epochs, or if the run has too few evaluations to confirm that it reached its target.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
         raise ConfigError(
             f"evaluate_every_examples={every} is more than the run trains on "
-            f"(epochs={config.epochs} of {num_train} examples): use less than {num_train}, or "
-            "evaluate_every_examples=null to evaluate at the ends of epochs."
+            f"(epochs={config.epochs} of {num_train} examples), so it would add no evaluation to "
+            f"those at the ends of epochs: use less than {num_train}, or "
+            "evaluate_every_examples=null to evaluate at the ends of epochs only."
         )
     per_round = sum(
         batch * steps

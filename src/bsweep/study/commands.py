@@ -1,5 +1,5 @@
-"""The file in a study's folder that lists the `bsweep run` commands typed for the study and the
-points of each command.
+"""The file in a study's folder that lists the `bsweep run` commands that were typed for the study,
+or that train the runs of `bsweep recommend`, and the points of each command.
 """
 
 from __future__ import annotations
