@@ -20,8 +20,9 @@ _BYTES = 256  # classes of a text without a tokenizer
 
 
 def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with the columns filled in that are computed from its other columns
-    or from rounds, such as `learning_rate`. `Study` describes these columns.
+    """Fill in the columns of the table of runs that are computed, such as `learning_rate`, and
+    return the table. They are computed from its other columns or from the table of rounds. `Study`
+    describes these columns.
     """
     known = runs.assign(local_batches=_local_batches(runs, rounds))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")

@@ -24,8 +24,8 @@ Table = TypeVar("Table", bound=_Copied)
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Let functions decorated with `once` compute each table only once within a `with` block, and
-    return copies of it from then on.
+    """Within a `with` block, let functions decorated with `once` compute each table at the first
+    call only, and return copies of it at later calls.
 
     No study may change within the block. A block within another shares the outer block's tables.
     """

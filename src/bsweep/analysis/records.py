@@ -84,7 +84,9 @@ def rows_of(run: Run) -> dict[str, Rows]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose texts and names of columns can be shown and written to any file."""
+    """Return a row of a table with control characters in its texts and in its column names replaced
+    by visible escapes.
+    """
     return {
         escaped(name): escaped(value) if isinstance(value, str) else value
         for name, value in row.items()

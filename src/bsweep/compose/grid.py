@@ -185,7 +185,8 @@ def _given(text: str) -> tuple[str, Any] | None:
 
 
 def _concerns(override: str, key: str) -> bool:
-    """Return True if an override, such as a deletion or a mapping, sets or deletes the given key.
+    """Return True if an override may set or delete the given key: it names the key or a key below
+    it, or it gives the key's group a mapping.
 
     If the key is set by a plain override, too, the order of the overrides matters then.
     """

@@ -238,7 +238,9 @@ def kept(name: str, fingerprint: str, folder: Path) -> Source:
 
 
 def _kept_in(folder: Path, name: str, fingerprint: str) -> Path:
-    """Return the folder of one file or package below a run's folder of own code."""
+    """Return the folder in which a run keeps one file or package of the user's own code; it is a
+    folder of the run's folder `own`.
+    """
     return folder / _marked(name, fingerprint)
 
 

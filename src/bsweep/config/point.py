@@ -65,8 +65,8 @@ class LauncherFacts(Named, Protocol):
 
 
 class Point(Protocol):
-    """The facts about a whole point that the card of one group may read. `RunConfig` implements
-    this protocol.
+    """The facts about a whole point that a card, which has the keys of one variant only, may ask
+    for. `RunConfig` implements this protocol.
     """
 
     @property

@@ -261,8 +261,8 @@ def is_left_out(key: str, value: object) -> bool:
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the values at which the run id leaves out a dotted key, one value for each variant to
-    which the key was added later.
+    """Return the default values of a dotted key that was added to variants in a later version. With
+    such a value, a run id leaves the key out, so that earlier runs keep their ids.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:

@@ -129,7 +129,8 @@ def console() -> Console:
 
 
 def console_of(**options: Any) -> Console:
-    """Return a console of rich that shows every text `escaped`.
+    """Return a console of the library rich that replaces control characters in every text by
+    visible escapes.
 
     It falls silent, instead of ending the process, if nobody reads its output any more.
 
@@ -160,7 +161,8 @@ def console_of(**options: Any) -> Console:
 
 
 class _Escaping:
-    """A text stream that passes on what is written to it, `escaped`.
+    r"""A text stream that replaces control characters in what is written to it by visible escapes
+    such as `\x1b`, and passes the result on.
 
     A carriage return at the beginning stays, because progress bars of other packages begin so.
     """

@@ -91,8 +91,9 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as unread safetensors slices, and the text in the file. If
-    the file is missing, write it first.
+    """Return the tensors of a cache file as slices that are read from the disk only when they are
+    used, and the text that the file holds beside its tensors. If the file is missing, write it
+    first.
 
     The shape of a slice is known without reading it and without torch. The content is not checked
     here; `cached_tensors` checks it.

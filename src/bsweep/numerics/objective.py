@@ -35,7 +35,9 @@ class Objective:
     own_score: Callable[[Any, Tensor], Tensor] | None
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the sum of the losses of all targets in a batch, as a tensor of at least fp32."""
+        """Return the summed loss of all labels in a batch (classes, tokens or numbers to predict),
+        as a tensor in fp32 or fp64.
+        """
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:

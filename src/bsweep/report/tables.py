@@ -132,8 +132,8 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the exponents with which the seconds of an epoch grow, a row for each
-    series of cells.
+    """Return a table that says how fast the seconds of an epoch grow with the batch size or the
+    worker count: the exponent of a power law, one row for each series of cells.
 
     It is empty for a single series, which the section on costs covers.
     """

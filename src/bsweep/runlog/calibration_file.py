@@ -218,8 +218,8 @@ def path_of(config: RunConfig, hardware: str = "") -> Path:
 
 
 def path_in(folder: Path, config: RunConfig) -> Path:
-    """Return the path of the calibration file for a run: the one in the run's folder, or the
-    study's.
+    """Return the path of the calibration file for a run: the file in the run's folder if there is
+    one, else the file of the study.
     """
     own = folder / _FILE
     return own if own.exists() else path_of(config, hardware_of(folder))

@@ -90,7 +90,8 @@ class RunPaths:
 
     @property
     def claim(self) -> Path:
-        """The file that the process which runs the point locks, beside the study's own lock for it.
+        """A lock file in the run's folder. The sweep that trains the run holds it, and also holds a
+        lock in the study's folder.
 
         It keeps others out even after somebody has removed the study's folder of locks.
         """

@@ -300,7 +300,7 @@ class Progress:
 
     def _score(self) -> str:
         """Return a text with the run's latest test accuracy or loss and its target; empty if it has
-        no target.
+        no target, or before its first evaluation.
         """
         target = self._config.target
         if not target or target.metric not in self._scores:

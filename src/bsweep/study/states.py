@@ -117,8 +117,8 @@ class _Recorded:
         self._file = Following(metrics)
 
     def look(self) -> bool:
-        """Read the records that the run has added. Return False if records that were read before
-        are gone.
+        """Read the records that the run has written since the last call. Return False if records
+        that were read before are gone.
         """
         news = self._file.news()
         for record in news or ():

@@ -98,7 +98,9 @@ class NoiseHook:
         """
 
     def before_exchange(self) -> None:
-        """Measure this worker's gradient vector before the workers sum their gradients."""
+        """Measure the squared norm of this worker's gradient before the workers sum their
+        gradients.
+        """
 
     def after_step(self) -> None:
         """End the measurement of a step, after the optimizer has updated the model."""

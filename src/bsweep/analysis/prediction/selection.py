@@ -373,8 +373,8 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
 
 
 def rate_rule(seen: Observed) -> str:
-    """Return the name of the learning-rate rule of a prediction's runs, as the configuration gives
-    it.
+    """Return the name of the learning-rate rule with which the runs were trained from which a
+    prediction is made.
 
     If several rates were tried for a batch, the rates that were taken follow.
     """
