@@ -21,7 +21,7 @@ WAITS, WORKS = "waits", "works"
 
 class _MainThread:
     num_waits = 0
-    """How often the main thread has begun to wait for other processes."""
+    """The number of times that the main thread has begun to wait for other processes."""
     is_waiting = False
 
 
