@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from bsweep.strategies import clocks
+from bsweep.runlog.errors import WorkerLost
+from bsweep.strategies import clocks, roll_call
 from bsweep.strategies.roll_call import RollCall
 from bsweep.train.worker import work_and_leave
 from tests.support.running import ROOT, Fork
@@ -140,6 +142,41 @@ def test_who_is_silent_is_left_out_and_all_agree(workers: tuple[Path, list[Fork]
                 "the same for all who were there"
             )
             assert record["values"] == [[member, record["number"]] for member in record["members"]]
+
+
+class _StoppedBetweenRequests:
+    """A store whose worker is stopped before it reads a value, while the others delete it."""
+
+    def __init__(self, store: TCPStore, value: str) -> None:
+        self._store, self._value = store, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        found = bool(self._store.check(keys))
+        if self._value in keys:
+            self._store.delete_key(self._value)
+        return found
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if key == self._value:
+            self._store.delete_key(self._value)
+        return bytes(self._store.compare_set(key, expected, desired))
+
+
+def test_a_worker_woken_before_it_reads_a_value_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own.set_timeout(timedelta(seconds=5))
+    values = torch.tensor([0.0], dtype=torch.float64)
+    own.set("roll_call/1/members", "[0, 1]")
+    own.set("roll_call/1/1", values.numpy().tobytes().hex())
+    store = _StoppedBetweenRequests(own, "roll_call/1/1")
+    monkeypatch.setattr(roll_call, "_default_store", lambda: store)
+    calls = RollCall(0, 2, TIMEOUT_SECONDS)
+    with pytest.raises(WorkerLost, match="continue without rank 0"):
+        calls.gather(values)
+    calls.close()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from bsweep.runlog.errors import WorkerLost
 
 _BEATS_A_TIMEOUT = 10
 _POLL_SECONDS = 0.002
+_DELETED = b"deleted"
 
 
 class RollCall:
@@ -47,15 +48,13 @@ class RollCall:
             self._store.set(self._key(self._rank), values.numpy().tobytes().hex())
             self._await_decision()
             self.members = tuple(json.loads(self._store.get(self._key("members"))))
-            keys = [self._key(member) for member in self.members]
-            # A worker that fell silent within a gather finds its keys deleted by the others.
-            # Without this check it would wait for ever.
-            if self._rank not in self.members or not self._store.check(keys):
+            every = [self._value_if_there(self._key(member)) for member in self.members]
+            # A worker that fell silent within a gather finds values deleted by the others.
+            if self._rank not in self.members or _DELETED in every:
                 raise WorkerLost(
                     f"the other workers continue without rank {self._rank}, which was silent for "
                     "too long"
                 )
-            every = [self._store.get(key) for key in keys]
             if self._number > 2:
                 # all members have read it
                 self._store.delete_key(self._key(self._rank, self._number - 2))
@@ -67,6 +66,15 @@ class RollCall:
                 for one in every
             ]
         )
+
+    def _value_if_there(self, key: str) -> bytes:
+        """Return the value of a key, or `_DELETED` if the store has no such key.
+
+        `get` waits for a missing key, and a key can vanish between `check` and `get`. `compare_set`
+        answers at once with the value, or with what it was told to expect. No value is the word
+        `_DELETED`, so nothing is set.
+        """
+        return self._store.compare_set(key, _DELETED.decode(), _DELETED.decode())
 
     def close(self) -> None:
         self._ended.set()
