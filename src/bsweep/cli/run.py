@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsweep.cli import report
+from bsweep.cli import report, run_help
 from bsweep.compose import hydra_grid, overrides
 from bsweep.compose.hydra_grid import Grid
 from bsweep.config import slurm
@@ -115,6 +115,9 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
     try:
         _refuse_flags(typed)
         given = overrides.arranged(typed)
+        if not again and overrides.parsed(given).help:
+            print(run_help.text(given), end="")
+            return 0, set()
         if not again and overrides.only_shows(given):
             return hydra_grid.answer_flags("bsweep run", given), set()
         sys.argv = ["bsweep run", *given]  # the runs' records hold this command

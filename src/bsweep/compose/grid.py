@@ -81,7 +81,7 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
     """
     try:
         container: Any = OmegaConf.to_container(
-            _without_hydra(composed), resolve=True, throw_on_missing=True
+            without_hydra(composed), resolve=True, throw_on_missing=True
         )
     except MissingMandatoryValue as error:
         key = str(error.full_key)
@@ -102,7 +102,7 @@ class _Family:
         self._values = values_of(composed)
         keys = {text for text in overrides if _is_plain_key(text)}
         others = [text for text in overrides if text not in keys]
-        unresolved = json.dumps(OmegaConf.to_container(_without_hydra(composed)), default=str)
+        unresolved = json.dumps(OmegaConf.to_container(without_hydra(composed)), default=str)
         self.is_uniform = (
             not _REFERENCE.search(unresolved)
             and all(_is_plain(_at(self._values, key)) for key in keys)
@@ -162,7 +162,8 @@ def _filled_in(config: RunConfig) -> RunConfig:
     return allocation.fill_in(own.resolve(config))
 
 
-def _without_hydra(composed: DictConfig) -> DictConfig:
+def without_hydra(composed: DictConfig) -> DictConfig:
+    """Return a composed point without the settings of Hydra itself."""
     return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
 
 

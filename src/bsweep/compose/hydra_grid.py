@@ -28,13 +28,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bsweep.compose import grid, overrides
 from bsweep.config.parsing import conf_dir
-from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError
+from bsweep.config.run import GROUPS, RunConfig
+from bsweep.config.values import ConfigError, flatten
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
@@ -215,6 +216,34 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
         if not wants_traceback:
             del os.environ["HYDRA_FULL_ERROR"]
     return 0
+
+
+def described(
+    arguments: Sequence[str],
+) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
+    """Return what a help text shows of the first point of a command line.
+
+    Args:
+        arguments: Flags and overrides as `overrides.arranged` returns them.
+
+    Returns:
+        The values of the point by dotted key; the chosen option of each group; all options of each
+        group.
+
+    Raises:
+        ConfigError: If an override cannot be read or names an unknown key or choice.
+    """
+    given = list(overrides.first_values(overrides.parsed(arguments).overrides).values())
+    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
+        try:
+            composed = compose(_CONFIG, given, return_hydra_config=True)
+        except HydraException as error:
+            raise ConfigError(overrides.explain(error)) from error
+        loader = GlobalHydra.instance().config_loader()
+        options = {group: loader.get_group_options(group) for group in (*GROUPS, "experiment")}
+    chosen = {group: str(composed.hydra.runtime.choices[group]) for group in GROUPS}
+    values: Any = OmegaConf.to_container(grid.without_hydra(composed), resolve=True)
+    return flatten(values), chosen, options
 
 
 def first_point(arguments: Sequence[str]) -> DictConfig:

@@ -1,0 +1,120 @@
+"""The text of `bsweep run --help`: examples, the options of each group, and each key with its
+value and its meaning.
+
+The meanings are the comments of `conf/*.yaml`, where the defaults stand too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from bsweep.compose import hydra_grid
+from bsweep.config.parsing import conf_dir
+
+_HEAD = """\
+bsweep run trains one point, or every point of a grid. Give exactly one of local_batch and
+global_batch. Values joined by commas are a sweep over them.
+
+  bsweep run local_batch=64 num_workers=2
+  bsweep run local_batch=8,16,32 num_workers=1,2 seed=0,1
+  bsweep run experiment=quickstart
+  bsweep run local_batch=16 data=text data.path=FILE model=llama_tiny optimizer=adamw
+  horovodrun -np 2 bsweep run local_batch=8,16,32
+"""
+_FLAGS = """\
+--report writes the report after the runs. Flags of Hydra: --cfg job shows the point and trains
+nothing, --info, --config-dir DIR, hydra/launcher=...
+Exit code: 0 all points completed, 1 some did not complete, 2 invalid input and nothing was started,
+130 interrupted.
+"""
+_KEY_COLUMNS = 34
+_FEWEST_COLUMNS, _MOST_COLUMNS = 60, 120
+_KEY = re.compile(r"( *)(\w+):(?:\s+([^#]*?))?\s*(?:#\s*(.*))?$")
+
+
+def text(arguments: Sequence[str]) -> str:
+    """Return the help for a command line.
+
+    Args:
+        arguments: Overrides as `overrides.arranged` returns them, such as `strategy=diloco`: the
+            help shows the keys of the options that they choose, with the values that they give.
+
+    Raises:
+        ConfigError: If an override is wrong.
+    """
+    point, chosen, options = hydra_grid.described(arguments)
+    columns = min(max(shutil.get_terminal_size().columns, _FEWEST_COLUMNS), _MOST_COLUMNS)
+    lines = [_HEAD, "Groups (group=option; `bsweep run --help strategy=ddp` shows its keys):", ""]
+    for group, names in options.items():
+        lines += _entry(group, ", ".join(names), columns)
+    lines += ["", "Keys with their values (key=value sets another):", ""]
+    shared = dict(_comments(conf_dir() / "config.yaml", ""))
+    for group, keys in itertools.groupby(point, lambda key: key.partition(".")[0]):
+        own: dict[str, str] = {}
+        if option := chosen.get(group):
+            path = conf_dir() / group / f"{option}.yaml"
+            own = dict(_comments(path, f"{group}."))
+            lines += ["", *_entry(f"{group}={option}", _purpose(path), columns)]
+        for key in sorted(keys, key=lambda key: key not in own):
+            if key != f"{group}.name":  # the line of the group says it
+                meaning = own.get(key) or shared.get(key, "")
+                lines += _entry(f"{key}={_typed(point[key])}", meaning, columns)
+    return "\n".join([*lines, "", _FLAGS])
+
+
+def _entry(name: str, meaning: str, columns: int) -> list[str]:
+    """Return lines with a name on the left and its meaning, wrapped, on the right."""
+    margin = " " * _KEY_COLUMNS
+    lines = textwrap.wrap(
+        meaning, columns, initial_indent=margin, subsequent_indent=margin, break_long_words=False
+    )
+    left = f"  {name}"
+    if not lines:
+        return [left]
+    if len(left) + 1 >= _KEY_COLUMNS:
+        return [left, *lines]
+    return [left.ljust(_KEY_COLUMNS) + lines[0][_KEY_COLUMNS:], *lines[1:]]
+
+
+def _typed(value: object) -> str:
+    """Return a value as a user types it on the command line."""
+    if isinstance(value, str):
+        return "" if value == "???" else value
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _purpose(path: Path) -> str:
+    """Return the first sentence of an option's file; "" for an option of the user's own."""
+    found = re.search(r"(^# .+\n)+", path.read_text() if path.exists() else "", re.MULTILINE)
+    lines = found[0].splitlines() if found else []
+    sentences = " ".join(line[2:] for line in lines if not line.startswith("# @"))
+    return re.split(r"(?<=[^.]\.)\s", sentences)[0]
+
+
+def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield each dotted key of a YAML file with its comment, after those of the files that it
+    inherits from.
+    """
+    if not path.exists():  # an option of the user's own, from --config-dir
+        return
+    written = path.read_text()
+    for parent in (yaml.safe_load(written) or {}).get("defaults", []):
+        if isinstance(parent, str) and parent != "_self_":
+            yield from _comments(path.parent / f"{parent}.yaml", prefix)
+    if "@package _global_" in written:
+        prefix = ""
+    above: list[str] = []
+    for line in written.splitlines():
+        if found := _KEY.match(line):
+            indent, key, _, comment = found.groups()
+            above = [*above[: len(indent) // 2], key]
+            if comment:
+                yield prefix + ".".join(above), comment
