@@ -81,6 +81,6 @@ if ((number > 1)); then benches+=(strategies); fi
 attempt tests "$python" -m pytest -m gpu -rs
 attempt bench "$python" scripts/bench.py --json "$folder/bench.json" "${benches[@]}"
 # The large batches are the quick ones: of a short time, most points are made of.
-attempt sweep "$python" -m bsweep run --report -m experiment=paper "results_dir=$folder" "num_workers=$number" \
+attempt sweep "$python" -m bsweep run --report experiment=paper "results_dir=$folder" "num_workers=$number" \
     local_batch=256,128,64,32,16,8 "$@"
 ((${#failed[@]} == 0)) || fail "Failed: ${failed[*]}. See the logs in $folder; the same command tries again."

@@ -53,7 +53,7 @@ def test_every_option_composes(group: str, option: str) -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_begins_with_its_command(experiment: str) -> None:
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
-    assert f"bsweep run -m experiment={experiment}" in text.splitlines()[1]
+    assert f"bsweep run experiment={experiment}" in text.splitlines()[1]
     for local_batch in (
         yaml.safe_load(text)
         .get("hydra", {})

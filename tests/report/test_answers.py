@@ -234,7 +234,7 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     assert (
         "only one cell (global batch 64 on 1 worker). Run at least one more batch size" in missing
     )
-    assert "bsweep run -m local_batch=32,64,128 study=s" in missing
+    assert "bsweep run local_batch=32,64,128 study=s" in missing
     assert (
         "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-accuracy 0."
         in missing

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="+",
         metavar="key=value",
-        help="the grid, as for bsweep run -m: local_batch=8,16,32 ...",
+        help="the grid, as for bsweep run: local_batch=8,16,32 ...",
     )
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")

@@ -255,7 +255,7 @@ def _missing(study: Study, problems: list[str]) -> str:
     if of_one_batch(runs).empty:
         return (
             "No recommendation of a batch size: all runs change their batch size while they train, "
-            "but a cell has one batch size. Add runs with a fixed batch size: bsweep run -m "
+            "but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
             f"batching=fixed local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
@@ -283,7 +283,7 @@ def _of_one_size(study: Study) -> str:
     )
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
-        f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run -m "
+        f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run "
         f"local_batch={sizes} study={study.name}, with the other settings unchanged. Or let bsweep "
         f"train only the cells that it needs: bsweep recommend {grid} "
         f"{target.option if target else '--target-accuracy ...'}, also with the other settings "
@@ -301,7 +301,7 @@ def _no_target(study: Study) -> str:
         return (
             "No recommendation of a batch size: a time to an accuracy needs two evaluations of a "
             f"run, but {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
-            "epochs (evaluate_every_examples=...) or train for two: bsweep run -m ... epochs=2 "
+            "epochs (evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
             f"study={study.name}."
         )
     return (
