@@ -16,8 +16,8 @@ from bsweep.config.values import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Device:
-    """The nominal dense half-precision FLOP/s and the bytes of memory of one GPU, or of several
-    that work as one.
+    """The nominal speed and memory of one GPU, or of several GPUs that train together as one
+    worker. The speed is the dense half-precision FLOP/s.
     """
 
     flops: float
