@@ -175,8 +175,8 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Return for each worker its examples and passes in a step and its steps in a round, if all
-        workers together take `global_batch` examples in a step.
+        """Divide a global batch among the workers, and return each worker's share of a round: its
+        examples and passes in a step, and its number of steps.
 
         The workers' batches are in proportion to their configured batches.
 
