@@ -63,7 +63,7 @@ class Prediction:
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
         """The estimates of the critical batch size that belong to this prediction: from the steps
-        to the target, from the gradient noise scale and from branches.
+        to the target, from the gradient noise scale and from branches of a checkpoint.
         """
         return self.fitted.critical_batches
 
@@ -98,8 +98,10 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return for each cell which fraction of time or cost one more measurement of the cell is
-        expected to save by a better choice; see `objectives.gains`.
+        """Return for each cell the fraction of time or cost that is expected to be saved if the
+        cell is measured once more before the best cell is chosen.
+
+        This is the cell's knowledge gradient, see `objectives.gains`.
 
         Returns:
             Two rows for each cell: one for a run to the target, one for a few timed steps.
