@@ -142,8 +142,8 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences that say by how many percent a model trains faster if each parameter server
-    holds an equal part of the parameters (`memory`) rather than whole layers (`layer`).
+    """Yield sentences on the speed of parameter servers with equal parts of the parameters
+    (`memory`), compared with servers that hold whole layers (`layer`).
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
@@ -211,9 +211,9 @@ def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iter
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences with the speed-up that more workers bring at equal local batches, and a
-    sentence on worker counts that cannot be compared because their workers had unequal numbers of
-    threads.
+    """Yield sentences on the speed-up that more workers bring at equal local batches. The last
+    sentence names the worker counts that cannot be compared, because their workers had unequal
+    numbers of threads; it is empty if there are none.
     """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
@@ -231,7 +231,7 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that name the cell with the lowest training loss after equal training time,
-    for runs that end with a round rather than an epoch.
+    for runs whose length is given in rounds or seconds instead of epochs.
     """
     losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
@@ -384,8 +384,8 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """Return a text with the computing time and the transfer time of a step with parameter servers,
-    as a line fitted to measured steps implies them; empty if no line can be fitted.
+    """Return a text with the computing time and the transfer time of a step on parameter servers,
+    estimated from a line through measured step times; empty if no line can be fitted.
 
     Neither measured nor published runs give these times directly.
     """
