@@ -1,5 +1,5 @@
-"""Functions that expand a list of hosts, with SLURM's brackets or in a file, to the form
-`h1:4,h2:4`.
+"""Functions that expand a list of hosts to the form `h1:4,h2:4`. The list is a text, perhaps with
+SLURM's brackets, or a file.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def _fit_for_files(text: str) -> str:
         ) from None
     if len(whole) > _MOST_PATH_BYTES:
         raise ValueError(
-            f"the path is longer than {_MOST_PATH_BYTES} bytes, too long for files in that folder"
+            f"the absolute path has {len(whole)} bytes. Give a path of at most {_MOST_PATH_BYTES} "
+            "bytes, because files below it need still longer paths"
         )
     return text
 
