@@ -61,8 +61,8 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def known() -> Mapping[str, Device]:
-    """Return the nominal values of all devices in `conf/devices.yaml` by their simplified names and
-    aliases.
+    """Return the nominal speed and memory of each device in `conf/devices.yaml`, by its names and
+    aliases in the simplified form of `plain`.
     """
     return {
         plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)

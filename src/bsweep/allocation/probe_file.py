@@ -1,5 +1,5 @@
-"""The file that `bsweep probe` writes. It holds the speed of each worker at each batch, the largest
-batches, and the time of an exchange.
+"""The file of measurements that `bsweep probe` writes. It holds the speed of each worker at each
+batch, the largest batches, and the time of an exchange.
 """
 
 from __future__ import annotations

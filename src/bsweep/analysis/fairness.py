@@ -90,8 +90,8 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Return comparisons of a study's batch sizes, at one learning rate for all and at the best
-    learning rate of each, one for each group of otherwise equal cells.
+    """Compare the batch sizes of each group of otherwise equal cells, at one learning rate for all
+    and at the best learning rate of each.
 
     Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
     one rate.
@@ -279,8 +279,9 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """Return lines that say whether a study's batch sizes differ at one learning rate for all and
-    at the best learning rate of each, one line for each group of otherwise equal cells.
+    """Return one line for each group of otherwise equal cells, which says whether the results
+    differ between batch sizes. The line compares the batch sizes at one learning rate for all and
+    at the best learning rate of each.
 
     The list is empty if each cell was run at one rate.
 

@@ -121,7 +121,7 @@ def common_growth(study: Study, along: str) -> Growth:
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the mean seconds of an epoch for those cells to which a power law of one quantity can
-    be fitted: three or more values of the quantity, all other settings being equal.
+    be fitted. These cells have three or more values of the quantity, with all other settings equal.
 
     The names of the other settings are returned too. The cells are indexed by these names.
     """

@@ -48,8 +48,8 @@ class Line:
 
 @once
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row for each cell of a study: means of metrics, such as training time
-    and accuracy, over the seeds of the cell's completed runs. The table is indexed by `cell_keys`.
+    """Return a table of the cells of a study: means of metrics, such as training time and accuracy,
+    over the seeds of each cell's completed runs. The table is indexed by `cell_keys`.
 
     Columns:
         `global_batch`, `learning_rate`: Those of the cell.
@@ -336,8 +336,8 @@ def step_seconds(study: Study) -> pd.DataFrame:
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return for each run the bytes that a worker would send to sum a gradient in a ring, 2 (p - 1)
-    / p n for p workers and n bytes of gradient.
+    """Return for each run the bytes that a worker would send to sum a gradient by a ring
+    all-reduce. They are 2 (p - 1) / p n for p workers and n bytes of gradient.
 
     The table is indexed by `run_id`. The value is NaN for one worker. No all-reduce of the whole
     gradient among the workers alone sends less (Patarasuk and Yuan, 2009).

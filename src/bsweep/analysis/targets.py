@@ -83,8 +83,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with added columns: whether each run reached the target that its own
-    settings name, and the seconds, steps, epochs and examples that it needed.
+    """Return the table of runs with added columns: whether a run reached the target in its
+    settings, and the seconds, steps, epochs and examples that it needed.
 
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.

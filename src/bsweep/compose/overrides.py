@@ -51,7 +51,7 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     if typed.experimental_rerun is not None:
         raise ConfigError(
             "--experimental-rerun: bsweep does not save the pickled configuration that this flag "
-            "of Hydra reads. Run the command again, which each run's meta.json holds: completed "
+            "of Hydra reads. Run the command again that a run's meta.json records: completed "
             "runs are skipped."
         )
     flags = list(arguments)

@@ -509,8 +509,8 @@ class LaunchConfig(Card):
         if self.slowdown is not None and len(self.slowdown) != point.num_workers:
             yield (
                 f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
-                f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed "
-                "one."
+                f"num_workers={point.num_workers}: give one for each worker, and 1 for a worker at "
+                "its full speed."
             )
         if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
             yield (

@@ -101,8 +101,8 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
                 yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
             except ValueError:
                 raise ValueError(
-                    f"line {number}, {shortened(entry)!r}, is neither h1 slots=4 nor h1:4 (a host "
-                    "and its slots)"
+                    f"line {number}, {shortened(entry)!r}, is not of the form h1 slots=4 or h1:4 "
+                    "(a host and its slots)"
                 ) from None
 
 

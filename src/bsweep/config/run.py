@@ -195,8 +195,8 @@ class RunConfig(Schema):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
     def process_name(self, rank: int) -> str:
-        """Return the name of a worker or a server in messages, such as `rank 3 (server 1) on h1`;
-        the name has a host only if the user named hosts.
+        """Return the name of a worker or a server in messages, such as `rank 3 (server 1) on h1`.
+        The name has a host only if the user named hosts.
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")

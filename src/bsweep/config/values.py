@@ -193,8 +193,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Return the shortest known word that abbreviates the given word, as lr abbreviates
-    learning_rate, or that the given word abbreviates. Return None if there is no such word.
+    """Return the shortest known word that abbreviates the given word (as lr abbreviates
+    learning_rate), or that the given word abbreviates. Return None if there is no such word.
     """
     found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
     return min(found, key=len, default=None)

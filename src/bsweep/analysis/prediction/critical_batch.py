@@ -1,5 +1,5 @@
 """Three estimates of the critical batch size: from the steps to a target, from the gradient noise
-scale, and from branches (runs that continue one checkpoint at several batch sizes).
+scale, and from branches. Branches are runs that continue one checkpoint at several batch sizes.
 
 The first is E_min / S_min of the law in `steps`. The definitions of the three differ, and the
 estimates normally agree within a factor of a few (McCandlish et al., arXiv 1812.06162). The noise

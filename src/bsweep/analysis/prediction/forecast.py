@@ -42,8 +42,8 @@ class Forecast:
 
 
 def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
-    """Return the default grid of a prediction: cells with the worker counts of the runs, with the
-    batch sizes of the runs, and with doublings of the smallest batch size.
+    """Return the default grid of a prediction: the worker counts of the runs, each with the batch
+    sizes of the runs and with doublings of the smallest one.
 
     The doublings go from the smallest global batch of the runs to the largest.
     """

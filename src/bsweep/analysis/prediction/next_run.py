@@ -1,5 +1,5 @@
-"""The choice of the run that a search for the best cell trains next: the one that is expected to
-improve the recommendation most per worker-second, within a budget.
+"""The choice of the run that a search for the best cell trains next. It is the run that is expected
+to improve the recommendation most per worker-second, within a budget.
 
 The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
 (or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has

@@ -140,8 +140,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return a prediction's table of cells with added columns: whether the objective allows the
-    cell, and the probabilities that it meets the deadline and that it is the best.
+    """Return a prediction's table of cells with added columns: whether the objective allows a cell,
+    and the probabilities that the cell meets the deadline and is the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
@@ -234,8 +234,9 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
 def gains(
     forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
 ) -> pd.DataFrame:
-    """Return the knowledge gradient of each cell: the fraction of time or cost that is expected to
-    be saved if the cell is measured once more before the best cell is chosen.
+    """Return the knowledge gradient of each cell: the expected saving, as a fraction of time or
+    cost, from one more measurement of the cell. A measurement saves if it leads to the choice of a
+    better cell.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least expectation (Frazier,

@@ -22,8 +22,8 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on the learning rates of the runs from which a prediction is made, and on
-    batch sizes whose runs contradict the formula for the steps to a target.
+    """Yield warnings on the learning rates of a prediction's runs, and on batch sizes whose runs
+    contradict the formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
@@ -90,8 +90,8 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Return a lower bound of the mean log steps that runs need to reach the target, or NaN if an
-    upper bound is all that is known of a run.
+    """Return a lower bound of the mean log steps that runs need to reach the target. It is NaN if
+    only an upper bound is known of a run.
     """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan

@@ -61,8 +61,8 @@ class StepsFit:
         return self.minimum_examples / self.minimum_steps
 
     def curve(self, batch: float) -> Array:
-        """Return the logarithm of the steps to the target by the law S_min + E_min / B, without a
-        batch size's deviation from it, one value for each posterior draw.
+        """Return the logarithm of the steps to the target by the law S_min + E_min / B alone, one
+        value for each posterior draw. The deviations of batch sizes from the law are left out.
         """
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
