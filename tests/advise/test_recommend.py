@@ -368,7 +368,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
                 "--objective",
                 "workers<=1",
             ],
-            "no point of the grid has so few workers",
+            "has more workers than this objective allows",
         ),
         (
             ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],

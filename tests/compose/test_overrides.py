@@ -117,9 +117,9 @@ def type_run(
             ["hydra/job_logging=default", "launch.parallel=auto"],
             ["hydra/job_logging=default with launch.parallel=auto", "share one log"],
         ),
-        (["++hydra.mode=RUN"], ["bsweep itself checks"]),
+        (["++hydra.mode=RUN"], ["bsweep forms the points"]),
         (["hydra.sweeper.params=3"], ["hydra.sweeper.params=3"]),
-        (["hydra.sweeper._target_=x"], ["bsweep itself checks"]),
+        (["hydra.sweeper._target_=x"], ["bsweep forms the points"]),
         ([f"seed={'9' * 5000}"], ["seed=9999", "(5,005 letters)"]),
         (
             [

@@ -457,8 +457,8 @@ def test_lists_of_hosts_are_spelled_out(given: str, hosts: str) -> None:
         ("# ours\n\na slots=2  # fast\nb:3\n", "a:2,b:3"),
         ("a slots = 2 max_slots=4\nb[1-2]:1", "a:2,b1:1,b2:1"),
         ("\n# none\n", "the file names no host"),
-        ("a:1\n-V slots=2\n", "line 2, '-V slots=2', is neither h1 slots=4 nor h1:4"),
-        ("a\n", "line 1, 'a', is neither"),
+        ("a:1\n-V slots=2\n", "line 2, '-V slots=2', is not of the form h1 slots=4 or h1:4"),
+        ("a\n", "line 1, 'a', is not of the form"),
     ],
 )
 def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(

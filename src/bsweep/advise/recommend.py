@@ -111,8 +111,8 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     configs = [config for config in configs if config.num_workers <= most_workers]
     if not configs:
         raise ConfigError(
-            f"--objective {objective.text}: no point of the grid has so few workers. Allow more "
-            "workers, or add smaller worker counts to the grid."
+            f"--objective {objective.text}: every point of the grid has more workers than this "
+            "objective allows. Allow more workers, or add smaller worker counts to the grid."
         )
     cells: dict[Key, list[RunConfig]] = {}
     for config in {config.run_id: config for config in configs}.values():

@@ -48,8 +48,8 @@ Timing = tuple[Sequence[Share], float]
 
 @dataclass(frozen=True)
 class Recorded:
-    """The records of a run that a batching policy may use (losses, times and gradient noise), in
-    the order of training.
+    """The recorded losses, step times and gradient noise of one run, in the order of training. A
+    replayed batching policy decides by these records.
     """
 
     run_id: str
@@ -168,7 +168,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
-    """Return how a batching policy would have changed the batch size in each run of a study.
+    """Return, for each run of a study, the changes of the global batch that a batching policy would
+    have made.
 
     Runs that lack a signal that the policy needs are left out, with a warning in the log.
 
@@ -262,8 +263,9 @@ def _recorded(folder: Path) -> Recorded:
 
 
 def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
-    """Return the times of steps of all runs that have the same data, model, strategy, workers and
-    precision as the given run.
+    """Return the step timings of all runs that have the same data, model, strategy, workers and
+    precision as the given run. Their codec, launcher, memory format and optimizer are the same,
+    too.
     """
 
     def kind(config: RunConfig) -> tuple[object, ...]:
@@ -320,8 +322,8 @@ def _replayed(run: Recorded, config: RunConfig, timings: Sequence[Timing]) -> Re
 
 
 class _Walk:
-    """A training loop without training, which shows a batching policy the losses and the gradient
-    noise of a recorded run.
+    """A simulated training loop, which trains nothing: it gives a batching policy the recorded
+    losses and gradient noise of a run.
     """
 
     def __init__(
@@ -378,7 +380,7 @@ class _Walk:
 
 
 def _after(epochs_done: float, size: int, num_train: int) -> float:
-    """Return the number of epochs done, with fractions, after a given number of further examples.
+    """Return the epochs done, such as 1.25, after `size` more examples have been trained.
 
     The training loop counts in the same way. The number is whole at the end of an epoch.
     """

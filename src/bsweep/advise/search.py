@@ -149,9 +149,8 @@ class Search:
         )
 
     def _probe(self) -> None:
-        """Time a few steps of two cells for each number of workers.
-
-        These are the cell with the smallest batch and the cell with the largest pass that fits.
+        """Time a few steps of two cells for each number of workers: the cell with the smallest
+        batch, and the cell with the largest pass that fits into memory.
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
@@ -219,8 +218,8 @@ class Search:
         ]
 
     def observed(self) -> Observed | None:
-        """Return the measurements of those runs of the grid's points that have begun; None if no
-        run has begun.
+        """Return the measurements of all runs of this grid that have begun, such as their steps to
+        the target; None if no run has begun.
         """
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
@@ -285,10 +284,11 @@ class Search:
     def _left(
         self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None
     ) -> dict[int, float]:
-        """Return how many worker-seconds of the budget are left for the next run, for each number
-        of workers.
+        """Return the worker-seconds of the budget that are left for the next run, by the number of
+        workers of that run.
 
-        They are the rest of the given wall time, or of the share of the grid's predicted cost.
+        A given budget is wall time, so a run on more workers may take more worker-seconds. Without
+        a given budget, the budget is the fraction `SHARE` of the grid's predicted worker-seconds.
         """
         workers = {count for _, count, _ in self.cells}
         if self.budget is not None:
@@ -297,8 +297,8 @@ class Search:
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
-        """Return how much time the search has spent on runs and on timing steps, in wall seconds or
-        in worker-seconds.
+        """Return the time that the search has spent on runs and on timing steps: wall seconds if
+        `is_wall` is true, otherwise worker-seconds.
         """
         spent = sum(
             probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
@@ -318,8 +318,8 @@ class Search:
         ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the possible next runs whose batch is smaller than that of every completed run
-        that missed the target.
+        """Return those of the offered runs that may reach the target: runs whose batch is smaller
+        than each batch at which completed runs missed the target.
 
         All runs train the same number of examples. The examples to a target, E_min + S_min B, grow
         with the batch B. So batches as large as one that missed the target are left out.
@@ -330,8 +330,8 @@ class Search:
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """Return the points of a cell that can still be run, each with its number of trained steps,
-        the largest number first.
+        """Return the new and interrupted points of a cell, each with the number of steps trained so
+        far; the point with the most trained steps comes first.
         """
         found = []
         for config in self.cells[cell]:
@@ -342,9 +342,10 @@ class Search:
         return sorted(found, key=lambda one: -one[1])
 
     def _run(self, coming: Next, prediction: Prediction | None) -> None:
-        """Train a point of the chosen cell until it reaches the target or its time is over.
+        """Train one point of the chosen cell, and ask its run to stop after a time limit.
 
-        Its time ends with the budget, or at twice the upper end of its predicted time.
+        The limit is the rest of the budget, or twice the upper end of the predicted time if this is
+        shorter.
         """
         assert coming.offer is not None
         cell = coming.offer.cell

@@ -1,4 +1,5 @@
-"""Functions that give each of several uneven workers its local batch and its number of local steps.
+"""Functions that choose the local batch and the number of local steps of each worker, for workers
+of unequal speed or memory.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
 functions in `policies`. It uses what a probe measured (`probe_file`) or the nominal values of

@@ -16,8 +16,8 @@ from bsweep.config.values import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Device:
-    """The nominal dense half-precision FLOP/s and the bytes of memory of one GPU, or of several
-    that work as one.
+    """The nominal speed and memory of one GPU, or of several GPUs that train together as one
+    worker. The speed is the dense half-precision FLOP/s.
     """
 
     flops: float
@@ -61,8 +61,8 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def known() -> Mapping[str, Device]:
-    """Return the nominal values of all devices in `conf/devices.yaml` by their simplified names and
-    aliases.
+    """Return the nominal speed and memory of each device in `conf/devices.yaml`, by its names and
+    aliases in the simplified form of `plain`.
     """
     return {
         plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)

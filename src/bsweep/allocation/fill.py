@@ -81,8 +81,8 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Return the number of local steps with which a round at `batches` takes the slowest worker as
-    long as a round with even batches.
+    """Return the number of local steps with which a round at the local batches `batches` lasts as
+    long as a round with equal local batches. A round lasts as long as its slowest worker computes.
     """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)
@@ -94,9 +94,9 @@ def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each worker's local batch, which is its part of one pass of the global batch, in
-    proportion to `weights`. Return None if the configuration gives a local batch instead of a
-    global one.
+    """Divide the examples of one pass among the workers in proportion to `weights`, and return each
+    worker's local batch. Return None if the configuration gives a local batch instead of a global
+    one.
     """
     if config.global_batch is None:
         return None
@@ -119,8 +119,8 @@ def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
 
 
 def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
-    """Raise ConfigError if a worker's batch is larger than the largest that the probe tried, or
-    found to fit, on this worker.
+    """Raise ConfigError if a worker's local batch is larger than the largest local batch that the
+    probe measured on this worker.
     """
     problems = []
     for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):

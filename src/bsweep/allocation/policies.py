@@ -1,4 +1,5 @@
-"""The formulas of the allocations as pure functions. Most follow a paper and use its names.
+"""Formulas of the allocations: functions that compute local batches and local steps from the
+workers' speed and memory. Most follow a paper and use its names.
 
 The paper is "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
 Geo-Distributed Training" (Shin et al.). Its methods are the baseline (`uniform`: every worker the
@@ -80,8 +81,8 @@ def steps_by_speed(
 
 
 def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
-    """Return the smallest local batch of a probe, `local_batch` or larger, at which a worker
-    reached the fraction `knee` of its best throughput.
+    """Return the smallest probed local batch, `local_batch` or larger, at which a worker's
+    throughput is at least `knee` times its best throughput.
 
     The `hybrid` allocation uses this batch; Shin et al. leave such an allocation to future work.
     Each device gets a batch that is large enough to keep it busy. Local steps are then chosen so
@@ -103,7 +104,7 @@ def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
 
 
 def least_steps(exchange_seconds: float, step_seconds: float, max_exchange_share: float) -> int:
-    """Return the smallest number of local steps with which the exchange takes at most the share
+    """Return the smallest number of local steps for which the exchange takes at most the fraction
     `max_exchange_share` of a round's time.
 
     With x seconds per exchange, t per step, H steps and share s: x / (x + H * t) <= s if H >= x *

@@ -1,5 +1,5 @@
-"""The file that `bsweep probe` writes. It holds the speed of each worker at each batch, the largest
-batches, and the time of an exchange.
+"""The file of measurements that `bsweep probe` writes. It holds the speed of each worker at each
+batch, the largest batches, and the time of an exchange.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """Return those settings, by dotted key, that change the probe's time of an exchange but none of
-    its other results.
+    """Return the settings, by dotted key, on which only the time of an exchange in a probe depends,
+    such as the strategy and the codec.
     """
     return {
         "strategy.name": config.strategy.name,

@@ -108,8 +108,8 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on cells of equal model, data set and hardware: the best cells, the speed-up
-    from more workers, and the cells whose test accuracy is not above chance.
+    """Yield sentences that compare cells of equal model, data set and hardware. They name the best
+    cells, the speed-up from more workers, and the cells whose test accuracy is not above chance.
     """
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
@@ -142,8 +142,8 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences that say by how many percent a model trains faster if each parameter server
-    holds an equal part of the parameters (`memory`) rather than whole layers (`layer`).
+    """Yield sentences on the speed of parameter servers with equal parts of the parameters
+    (`memory`), compared with servers that hold whole layers (`layer`).
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
@@ -211,9 +211,9 @@ def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iter
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences with the speed-up that more workers bring at equal local batches, and a
-    sentence on worker counts that cannot be compared because their workers had unequal numbers of
-    threads.
+    """Yield sentences on the speed-up that more workers bring at equal local batches. The last
+    sentence names the worker counts that cannot be compared, because their workers had unequal
+    numbers of threads; it is empty if there are none.
     """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
@@ -231,7 +231,7 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that name the cell with the lowest training loss after equal training time,
-    for runs that end with a round rather than an epoch.
+    for runs whose length is given in rounds or seconds instead of epochs.
     """
     losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
@@ -337,7 +337,8 @@ _NOTHING_ALIKE = (
 
 def _on_batches(study: Study) -> str:
     """Return a text on how the given study differs from the published study of batch sizes
-    (ResNet-18 on CIFAR-10); empty if the two cannot be compared.
+    (ResNet-18 on CIFAR-10). It is empty if the given study cannot be compared with the published
+    one.
     """
     if not comparable(study):
         return ""
@@ -351,7 +352,7 @@ def _on_batches(study: Study) -> str:
 
 def _on_sharding(study: Study) -> str:
     """Return a text on a published study of parameter servers that hold equal parts of the
-    parameters or whole layers; empty if the given study did not train VGG-16 with both.
+    parameters or whole layers. It is empty if the given study did not train VGG-16 with both.
     """
     if sharding_gains(study).empty:
         return ""
@@ -363,8 +364,8 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """Return a text on a published study of uneven GPUs: the idle times that it reports, how some
-    of them contradict its settings, and what a model fitted to them implies.
+    """Return a text on a published study of uneven GPUs: its idle times, and what a model that was
+    fitted to them implies. Some of the idle times contradict the settings of the published study.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()
@@ -384,8 +385,9 @@ def _on_uneven_nodes() -> str:
 
 
 def _implied(study: Study) -> str:
-    """Return a text with the computing time and the transfer time of a step with parameter servers,
-    as a line fitted to measured steps implies them; empty if no line can be fitted.
+    """Return a text with estimates of the computing time and the transfer time of a step on
+    parameter servers. The estimates come from a line through measured step times; the text is empty
+    if no line can be fitted.
 
     Neither measured nor published runs give these times directly.
     """

@@ -47,8 +47,8 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """Return the recommended cell, or the reason why there is none, for each of the largest parts
-    of a study, where a part is a set of comparable runs.
+    """Return an answer for each of the largest parts (sets of comparable runs) of a study: the
+    recommended cell, or the reason why there is none.
 
     The largest part comes first. There are at most `MOST_ANSWERS` answers, and none if no run has
     completed.
@@ -148,8 +148,8 @@ def what_is_missing(study: Study) -> list[str]:
 
 @once
 def _parts(study: Study) -> list[tuple[str, Study]]:
-    """Divide a study into parts whose runs can be compared, and return each part after a text that
-    names its distinguishing settings.
+    """Divide a study into parts, which are sets of comparable runs. Return for each part a text
+    with the settings that distinguish it, and a study with its runs.
 
     The part with the most runs comes first.
     """

@@ -53,8 +53,8 @@ class Column:
 
 
 def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
-    """Return copies of the named column descriptions of a table, each with the role `promised`:
-    every version of bsweep writes the column.
+    """Return the descriptions of those columns of `table` that another table has too, with the role
+    `promised`. Such columns are in the tables of every version of bsweep.
     """
     said = {column.name: column for column in table}
     return tuple(replace(said[name], role="promised") for name in names)
@@ -296,8 +296,8 @@ def names(table: Sequence[Column], *roles: Role) -> list[str]:
 
 
 def role(name: str) -> Role:
-    """Return a column's role in the table of runs, which says whether the column is a setting that
-    tells cells apart.
+    """Return the role of a column in the table of runs, such as `setting` or `other`. The role says
+    whether the column is a setting that tells cells apart.
 
     Most settings, such as `optimizer.momentum`, have no line in this module; their role is `minor`.
     """
@@ -305,17 +305,17 @@ def role(name: str) -> Role:
 
 
 def of(name: str) -> Column:
-    """Return the description of the column with the given name; a name without a description gets
-    the role `minor`.
+    """Return the description of the column with the given name; a column that is not described in
+    this module gets the role `minor`.
     """
     return _SAID.get(name) or Column(name, "any", role="minor")
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows as a table: the columns that have a description come first, are converted to
-    their types, and are added where the rows lack them.
+    """Return rows as a table in which the described columns come first and have their types.
+    Described columns that the rows lack are added with missing values.
 
-    Columns that are not `is_always` are not filled in. Whole numbers have an integer type, a
+    Columns that are not `is_always` are not added. Whole numbers have an integer type, a
     missing number is NaN, and a missing text is empty.
     """
     always = [column.name for column in table if column.is_always]
@@ -345,7 +345,8 @@ _USERS_OWN = ("target", "root", "path", "tokenizer", "architecture", "options")
 
 
 def spoken(name: str, text: str) -> str:
-    """Return the value of a setting with blanks for underscores, given its column's name.
+    """Return a setting's value as a text for readers, with blanks in place of underscores: `batch
+    by flops` for `batch_by_flops`. `name` is the setting's column.
 
     Names from users or from other libraries stay as they are: files, functions, folders and
     architectures.

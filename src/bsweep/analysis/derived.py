@@ -41,7 +41,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of evaluations with added rows: the ends of the epochs of each run that
+    """Return the table of evaluations with an added row for the end of each epoch of the runs that
     recorded no evaluations.
 
     An added row has the steps, examples and seconds that the run had trained until the end of the
@@ -88,8 +88,8 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run True if a limit of its strategy (`max_rounds` or `max_seconds`) ends it
-    with a round rather than with an epoch.
+    """Return for each run True if a limit of its strategy (`max_rounds` or `max_seconds`) ends the
+    run after a round, perhaps within an epoch.
 
     The last epoch of such a run is a fragment.
     """

@@ -58,8 +58,8 @@ class Difference:
 
     @property
     def is_told(self) -> bool:
-        """Return True if the interval of the difference in test accuracy or training time between
-        the two batch sizes lies entirely above zero.
+        """Return True if the difference between the two batch sizes is significant: the interval
+        for the lead of the better one lies above zero.
         """
         return self.low > 0
 
@@ -90,8 +90,8 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Return comparisons of a study's batch sizes, at one learning rate for all and at the best
-    learning rate of each, one for each group of otherwise equal cells.
+    """Compare the batch sizes of each group of otherwise equal cells, at one learning rate for all
+    and at the best learning rate of each.
 
     Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
     one rate.
@@ -146,8 +146,8 @@ def _of_group(apart: str, table: pd.DataFrame, known: pd.DataFrame) -> Fairness:
 
 
 def one_rate_for_all(table: pd.DataFrame) -> pd.DataFrame:
-    """Choose the learning-rate setting (a rate or a rule) that was run with the most batch sizes,
-    and return its rows of a table of learning rates.
+    """Select the learning-rate setting (a rate or a rule) that was run with the most batch sizes,
+    and return the rows of `table` that have this setting.
 
     Of several such settings, one whose learning rate is the same for all batch sizes is taken. Of
     several such settings again, the one with the fewest missed seeds and then the best mean is
@@ -208,8 +208,8 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """Yield for each seed its score (accuracy or time) at the learning rate that is best for the
-    other seeds.
+    """Yield one score (accuracy or time) for each seed: the seed's score at the learning rate that
+    is best on all other seeds.
 
     Args:
         values: Scores of shape (rates, seeds); inf for a seed that was not run, NaN for one that
@@ -224,8 +224,9 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
-    """Return the sort key of a learning rate, least for the best rate: first the share of its seeds
-    that diverged or missed the target, then the mean accuracy or time of its other seeds.
+    """Return the sort key of a learning rate, which is least for the best rate. The key is the
+    fraction of its seeds that diverged or missed the target, then the mean accuracy or time of its
+    other seeds.
     """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
@@ -237,8 +238,8 @@ def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """Return the largest difference in score (accuracy or time) between two batch sizes among those
-    whose interval excludes zero, or among all if no interval does.
+    """Return the largest difference in score (accuracy or time) between two batch sizes;
+    differences whose interval excludes zero come before all others.
 
     The result is None for fewer than two batch sizes.
     """
@@ -278,8 +279,9 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """Return lines that say whether a study's batch sizes differ at one learning rate for all and
-    at the best learning rate of each, one line for each group of otherwise equal cells.
+    """Return one line for each group of otherwise equal cells, which says whether the results
+    differ between batch sizes. The line compares the batch sizes at one learning rate for all and
+    at the best learning rate of each.
 
     The list is empty if each cell was run at one rate.
 
@@ -307,7 +309,7 @@ def _sentences(one: Fairness) -> Iterator[str]:
             yield f"{group_name}With {one.rate} {_said(before, one.metric)}."
             group_name = ""
         yield (
-            f"{group_name}With the best rate of each batch size "
+            f"{group_name}With the best rate of each batch size, "
             f"{_said(after, one.metric)}{_so(before, after)}."
         )
     yield from _caveats(one)
@@ -353,7 +355,7 @@ def _caveats(one: Fairness) -> Iterator[str]:
         )
     if one.lacking_rates:
         yield (
-            "A best rate must lie between two others. Run "
+            "The best rate of a batch size must lie between two other tried rates. Run "
             f"{_batches(one.lacking_rates, 'more rate')} (optimizer.lr=...)."
         )
     for end in ("lowest", "highest"):

@@ -156,7 +156,7 @@ def modelled_idle() -> pd.DataFrame:
 
 
 def _rows(published: pd.DataFrame) -> dict[Any, pd.DataFrame]:
-    """Divide the published idle times by method (baseline, A, B, C), and return the rows of each
+    """Group the published idle times by method (baseline, A, B, C), and return the rows of each
     method, one for each node.
     """
     return dict(list(published.groupby(level="method", sort=False)))

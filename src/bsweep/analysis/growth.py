@@ -98,8 +98,8 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 
 def common_growth(study: Study, along: str) -> Growth:
-    """Fit one exponent to all cells of a study: that of the power law by which an epoch's seconds
-    grow with a quantity, such as the local batch.
+    """Return the exponent of the power law by which an epoch's seconds grow with a quantity, such
+    as the local batch. One exponent is fitted to all cells of the study.
 
     Args:
         study: The study.
@@ -121,7 +121,7 @@ def common_growth(study: Study, along: str) -> Growth:
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the mean seconds of an epoch for those cells to which a power law of one quantity can
-    be fitted: three or more values of the quantity, all other settings being equal.
+    be fitted. These cells have three or more values of the quantity, with all other settings equal.
 
     The names of the other settings are returned too. The cells are indexed by these names.
     """
@@ -143,8 +143,8 @@ def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def sent_growth(study: Study) -> Growth:
-    """Return the exponent by which the bytes that a worker sends in a step grow with the bytes that
-    it would send in a ring all-reduce.
+    """Return the exponent of the power law by which the bytes that a worker sends in a step grow
+    with the bytes of a ring all-reduce in the same cell.
 
     With p workers and n bytes of gradient, a worker sends 2 (p - 1) / p n bytes in a ring.
 

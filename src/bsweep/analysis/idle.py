@@ -272,8 +272,9 @@ _LENGTH = "data.sequence_length"
 
 @once
 def _by_run(study: Study) -> pd.DataFrame:
-    """Return one row for each completed run that recorded rounds: the settings of its cell, its
-    idle and exchange times, and a number shared by runs that differ in the allocation only.
+    """Return one row for each completed run that recorded rounds, with the settings of its cell and
+    its idle and exchange times. Runs that differ in allocation and seed only have the same number
+    in the column `everything_else`.
     """
     told = study.runs
     alike = told.drop(
@@ -317,8 +318,8 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """Return the relative change of a cell's idle seconds against the cells with uniform
-    allocation, and half the width of the change's interval.
+    """Return by what fraction the idle seconds of a cell differ from those of otherwise equal cells
+    with uniform allocation, and half the width of this fraction's interval.
 
     Runs of equal seed are compared if there are any. The interval is that of a ratio of means
     (Cochran, Sampling Techniques, 1977, section 6.3).
@@ -345,8 +346,8 @@ def _over(part: float, whole: float) -> float:
 
 
 def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Yield each cell's settings with a list of tables, one for each completed run, of the rounds
-    that have a training loss.
+    """Yield the settings of each cell and the loss curves of its completed runs. A curve is a table
+    of the rounds that have a training loss.
     """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
@@ -363,8 +364,8 @@ def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
 
 
 def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
-    """Sort a table of cells by their settings; cells that differ in the variant only follow the
-    order of allocation policies in `POLICIES`.
+    """Sort a table of cells by their settings. Cells that differ in nothing but the variant are in
+    the order of their allocations in `POLICIES`.
     """
     if table.empty:
         return table

@@ -107,8 +107,8 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with the settings that the user chose: lists of local batches and
-    local steps that an allocation computed are removed.
+    """Return the table of runs without computed lists: lists of local batches and local steps are
+    removed where the allocation is not `uniform`.
 
     The lists that a policy fills in may differ from probe to probe, and the policy's name already
     says what was chosen. Runs that name no batching have the batching `fixed`.
@@ -205,8 +205,8 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """Return the part of a run's `variant` (a short name for its strategy, codec and so on) that
-    stands for one setting, such as `topk`; empty if the variant leaves the setting out.
+    """Return the text for one setting in a run's `variant`, such as `topk`; empty if the variant
+    leaves the setting out. The variant is a short name for the run's strategy, codec and so on.
 
     Words stand alone; numbers, except a density, follow their setting's name. A word that follows
     from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.

@@ -112,8 +112,8 @@ choose a dtype for whole numbers.
 
 
 class _Growing:
-    """A growing table that takes the rows of one run after another and keeps a list of values for
-    each column.
+    """A table under construction, to which the rows of one run after another are added; each column
+    is a list of values.
 
     A study has many epochs, and lists of numbers cost a fraction of what one dictionary for each
     row costs.

@@ -110,8 +110,8 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
 
 @once
 def more_workers(study: Study) -> pd.DataFrame:
-    """Return how many predicted seconds each worker count saves against the next smaller one, and
-    how many worker-seconds it adds.
+    """Return, for neighbouring worker counts, how many seconds the larger count is predicted to
+    save, and how many worker-seconds it adds.
 
     The table has one row for each pair of neighbouring worker counts. It is empty if there is one
     count. At each count, the batch size is the one with the least median time.

@@ -179,8 +179,8 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
-    """Return, for a run that began at a checkpoint of another run, the id of that other run and the
-    steps and seconds trained until the checkpoint; return an empty mapping for other runs.
+    """Return, for a run that began at another run's checkpoint, the other run's id, and the steps
+    and seconds trained until the checkpoint. Return an empty mapping for other runs.
     """
     begun = next((one for one in reversed(events) if "branch_of" in one), None)
     if begun is None:

@@ -1,5 +1,5 @@
-"""The numbers of a published study that spread VGG-16 over parameter servers in whole layers or in
-equal parts, a model of them, and measured runs for comparison.
+"""A published study of VGG-16 on parameter servers, with a model of its gains in speed, and
+measured runs for comparison. The servers hold whole layers, or equal parts of the parameters.
 
 In the model, a step takes the time to compute plus the time to exchange, T = C + max(1, w s) x.
 There are w workers, the fullest server holds the share s of the parameters, and x seconds bring all
@@ -65,7 +65,7 @@ def largest_share(sharding: Sharding, num_servers: int) -> float:
 def predicted_gain(
     num_workers: int, ratio: float, shares: tuple[float, float] | None = None
 ) -> float:
-    """Return the predicted gain in speed, as a fraction, if each parameter server holds an equal
+    """Return the model's prediction of the gain in speed if each parameter server holds an equal
     part of the parameters (`memory`) rather than whole layers (`layer`).
 
     Args:

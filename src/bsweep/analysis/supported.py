@@ -74,8 +74,10 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
 
 
 def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
-    """Return True if a test accuracy is above chance, judged by the smallest test set and the most
-    classes among the runs.
+    """Return True if random guessing would hardly reach a test accuracy on the smallest test set
+    and with the most classes among the runs.
+
+    Also return True if these numbers are not known.
     """
     if not math.isfinite(accuracy):
         return False
@@ -84,8 +86,8 @@ def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
-    """Return the highest accuracy, or negative loss, that a given share of the cells reaches,
-    rounded down to hundredths; -inf if there is none.
+    """Return the highest score (accuracy or negative loss) that at least the fraction `share` of
+    the cells reaches, rounded down to hundredths; -inf if no score is finite.
 
     These cells have three batch sizes, if there are as many.
 
@@ -103,10 +105,10 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """Return for each cell, by global batch and workers, the best accuracy or negative loss that
-    all its runs reach.
+    """Return for each cell the score (accuracy or negative loss) that all its runs reach, indexed
+    by global batch and workers.
 
-    More is better; -inf means that a run reached nothing.
+    More is better; -inf means that a run has no such score.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()

@@ -48,8 +48,8 @@ class Line:
 
 @once
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row for each cell of a study: means of metrics, such as training time
-    and accuracy, over the seeds of the cell's completed runs. The table is indexed by `cell_keys`.
+    """Return a table of the cells of a study: means of metrics, such as training time and accuracy,
+    over the seeds of each cell's completed runs. The table is indexed by `cell_keys`.
 
     Columns:
         `global_batch`, `learning_rate`: Those of the cell.
@@ -96,8 +96,8 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs indexed by the settings that tell cells apart, so that the runs of a
-    cell share an index value.
+    """Return the table of runs with the settings that tell cells apart as its index, so that all
+    runs of a cell have the same index value.
 
     Args:
         runs: The table `Study.runs`.
@@ -294,8 +294,8 @@ def step_times(study: Study) -> pd.DataFrame:
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
-    """Return for each run the mean seconds of a training step and of its parts, and the bytes that
-    a worker sends in it.
+    """Return for each run the mean seconds of a training step and of its parts, and the mean bytes
+    that a worker sends in a step.
 
     The columns are those of `step_times` except `n`, and the index is `run_id`.
     """
@@ -336,8 +336,8 @@ def step_seconds(study: Study) -> pd.DataFrame:
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return for each run the bytes that a worker would send to sum a gradient in a ring, 2 (p - 1)
-    / p n for p workers and n bytes of gradient.
+    """Return for each run the bytes that a worker would send to sum a gradient by a ring
+    all-reduce. They are 2 (p - 1) / p n for p workers and n bytes of gradient.
 
     The table is indexed by `run_id`. The value is NaN for one worker. No all-reduce of the whole
     gradient among the workers alone sends less (Patarasuk and Yuan, 2009).
@@ -349,8 +349,8 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def step_unit(study: Study) -> str:
-    """Return the amount of training for which the table of step times gives seconds: a `step`, or
-    `1,000 examples` where a run's workers take unequal numbers of local steps.
+    """Return the unit of training in the table of step times: `step`, or `1,000 examples` if the
+    workers of a run take unequal numbers of local steps.
 
     Args:
         study: The study.
@@ -392,16 +392,16 @@ def server_loads(study: Study) -> pd.DataFrame:
 
 
 def server_shares(study: Study) -> pd.DataFrame:
-    """Return the part of the parameters on each server, one row for each cell and one column for
-    each server.
+    """Return the fraction of the parameters that each server holds, one row for each cell and one
+    column for each server.
 
-    The part is NaN where a cell has no such server.
+    The fraction is NaN where a cell has no such server.
 
     Args:
         study: The study.
 
     Returns:
-        The parts as fractions, indexed by `cell_keys`.
+        The fractions, indexed by `cell_keys`.
     """
     shares = study.servers.pivot(index="run_id", columns="server", values="share")
     return cell_means(study, shares.astype(float)).drop(columns="n")
@@ -481,8 +481,8 @@ _CHANGING = {"threads": "The threads of a worker change", "lr": "The base learni
 
 
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
-    """Return for each cell the means of a table's columns over the seeds of the cell's completed
-    runs, where the table has one row for each run.
+    """Return for each cell the means of the columns of `by_run` over the seeds of the cell's
+    completed runs; `by_run` has one row for each run.
     """
     known, keys = keyed(study.runs), cell_keys(study.runs)
     joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(

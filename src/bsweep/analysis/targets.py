@@ -83,8 +83,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with added columns: whether each run reached the target in its
-    settings, and after how many seconds, steps, epochs and examples.
+    """Return the table of runs with added columns: whether a run reached the target in its
+    settings, and the seconds, steps, epochs and examples that it needed.
 
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
@@ -140,8 +140,8 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_run(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> Iterator[tuple[str, float | bool]]:
-    """Yield, by name and value, the columns of one run's row in the table of the amounts that runs
-    need to reach a target (`to_target`).
+    """Yield the names and values of the columns that the table of `to_target` has for one run, such
+    as `reached`.
 
     Args:
         amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).

@@ -26,8 +26,8 @@ TUNED = "best of each cell"  # stands for the rule where each cell is taken at i
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the learning-rate settings, such as `lr`, in which runs differ, if runs
-    with otherwise equal settings had several learning rates.
+    """Return the names of the learning-rate settings, such as `lr`, that were varied while all
+    other settings were equal.
 
     The list is empty if each cell was run at one rate.
     """
@@ -138,7 +138,7 @@ def _with_best(table: pd.DataFrame) -> pd.DataFrame:
 
 def tuned(study: Study) -> Study:
     """Return the study with only the runs at the best learning rate for each combination of the
-    other settings, as if one rule had chosen these rates.
+    other settings. Their learning-rate rule becomes `TUNED`, the same for all.
 
     The study is unchanged if each cell has one rate. A cell that missed at all of its rates keeps
     all its runs, because each says that the target takes more than it trained.

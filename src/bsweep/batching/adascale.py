@@ -38,7 +38,7 @@ def gain(noise: GradientNoise, batch: float, reference_batch: float) -> float:
 
 
 class AdaScale(Policy):
-    """A policy that uses the batches of another policy, and multiplies the learning rate by
+    """A policy that takes its batch sizes from another policy, and multiplies the learning rate by
     AdaScale's gain.
 
     Until noise has been measured, the learning rate is that of the other policy.

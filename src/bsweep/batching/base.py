@@ -110,8 +110,8 @@ class Policy(ABC):
         """
 
     def rate_factor(self, epochs_done: float) -> float:
-        """Return a factor by which the learning rate of a step is multiplied, beside
-        `optimizer.lr_rule`.
+        """Return the factor by which this policy multiplies the learning rate of a step, in
+        addition to `optimizer.lr_rule`.
 
         Args:
             epochs_done: The epochs trained until the middle of the step, where the rate's schedule
@@ -123,8 +123,8 @@ class Policy(ABC):
         return 1.0
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        """Let the policy decide after a round; return the events to record, such as a change of the
-        batch.
+        """Let the policy decide on the next batch at the end of a round, and return the events to
+        record, such as a change of the batch.
 
         All workers call this method together.
 
@@ -175,8 +175,8 @@ class Policy(ABC):
         )
 
     def of_global_batch(self, global_batch: int) -> tuple[Share, ...]:
-        """Return for each worker its examples and passes in a step and its steps in a round, if all
-        workers together take `global_batch` examples in a step.
+        """Divide a global batch among the workers, and return each worker's share of a round: its
+        examples and passes in a step, and its number of steps.
 
         The workers' batches are in proportion to their configured batches.
 

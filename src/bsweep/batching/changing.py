@@ -84,8 +84,8 @@ class Changing(Policy, Generic[Card]):
         """
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
-        """Return `global_batch` rounded so that all passes are full, or unchanged if one pass is
-        enough.
+        """Return `global_batch` rounded to a multiple of the largest batch that fits into one pass;
+        a batch that fits into one pass stays unchanged.
 
         `whole` rounds the number of passes to a whole one.
         """
@@ -128,8 +128,8 @@ class Measuring(Changing[MeasuringCard]):
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """Return the decision for the batch `wanted`, or None if this batch is within a factor of
-        `hysteresis` of the present batch, up or down.
+        """Return a decision for the batch `wanted`, or None if it differs from the present batch by
+        at most the factor `hysteresis`, up or down.
         """
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None

@@ -19,9 +19,8 @@ from bsweep.runlog.records import Event, Round
 
 
 def build(config: RunConfig) -> Fixed:
-    """Return the policy that keeps the configured batch during the whole run.
-
-    If the allocation adapts, this policy also fits the workers' local steps to their speeds.
+    """Return the policy of a run with a fixed batch size: `FollowDrift` if the allocation adapts
+    local steps to measured speeds, otherwise `Fixed`.
     """
     return FollowDrift(config) if config.allocation.adapts else Fixed(config)
 

@@ -60,8 +60,8 @@ class StepTime:
         self._point = least_squares(residuals, self._point).x
 
     def seconds(self, shares: Sequence[Share]) -> float:
-        """Return the predicted seconds of a step in which each worker takes the given share of the
-        batch.
+        """Return the predicted seconds of a step, given each worker's share: its examples and its
+        number of passes.
         """
         return self._seconds_at(self._point, shares)
 
@@ -77,7 +77,9 @@ class StepTime:
 
 
 def _pass_batch(share: Share) -> float:
-    """Return the number of examples in one pass of a worker with the given share."""
+    """Return the mean number of examples in one pass of a worker: the examples of the worker's step
+    divided by the number of its passes.
+    """
     return share.worker_batch / share.num_passes
 
 

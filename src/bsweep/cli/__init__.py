@@ -1,4 +1,5 @@
-"""The commands of `bsweep`: each module has one command, or a few that are alike.
+"""The commands of `bsweep`, such as `bsweep run`. Each module contains one command, or several
+related ones.
 
 The input is the words that a user typed. The output is an exit code and text for a person. A
 command writes its answer to standard output, and everything else to standard error.

@@ -70,8 +70,8 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def one_point(arguments: Sequence[str]) -> RunConfig | int:
-    """Return the configuration of the point on the command line, whose hosts the caller will
-    examine, or an exit code if the arguments are wrong.
+    """Return the configuration of the point on the command line, from which `bsweep doctor` takes
+    the hosts; or return an exit code if the arguments are wrong.
 
     A point without a batch size gets a local batch of 8, since only the hosts matter. If the
     arguments are wrong, print why and return the exit code.
@@ -96,8 +96,8 @@ def _measured(
     arguments: Sequence[str],
     fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> RunConfig | int:
-    """Measure the first point of the command line. Return its configuration, or an exit code after
-    a failure.
+    """Call `measure` on the first point of the command line, after checks of the point and its
+    hosts. Return the point's configuration, or an exit code after a failure.
     """
     problem = next(
         (

@@ -74,10 +74,10 @@ def _planned(
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
-    """For each group of points that differ only in batch size, seed, epochs and learning rate, time
-    a few steps of two points.
+    """Time a few steps of the points with the smallest and the largest batch in each group of
+    comparable points, and return the measured times.
 
-    These are a point with the smallest batch and one with the largest. Return their measured times.
+    The points of a group differ only in batch size, seed, epochs and learning rate.
     """
     alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
     for point, config in points:

@@ -133,7 +133,7 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
 
 
 def _sweep(grid: Grid, arguments: Sequence[str], again: _Again | None) -> Sweep:
-    """Return the sweep over the points of a command.
+    """Return the `Sweep` object that trains the points of a typed or recorded command.
 
     Raises:
         ConfigError: If a point cannot run here, or Hydra would run code for a recorded command.
@@ -163,7 +163,7 @@ def _refuse_flags(arguments: Sequence[str]) -> None:
     )
     if inside_horovodrun() and starts_elsewhere:
         raise ConfigError(
-            "inside horovodrun the processes of horovodrun run the points: leave out hydra/launcher"
+            "horovodrun has already started the processes that train: leave out hydra/launcher"
         )
 
 

@@ -102,8 +102,8 @@ def retry(arguments: Sequence[str]) -> int:
 
 
 def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Call `find`, which returns a function that runs points; call that function, too, and return
-    its exit code.
+    """Call `find` with the arguments of a command, then call the function that `find` returns,
+    which trains points; return its exit code.
 
     Only errors of `find` are reported here; a sweep reports its own errors.
     """

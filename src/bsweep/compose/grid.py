@@ -90,8 +90,8 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """A group of points that differ only in values that can be checked key by key, so that Hydra
-    composes just one of them.
+    """A group of points of which Hydra composes only one, because the others differ from it only in
+    keys that bsweep can check one by one.
 
     Args:
         composed: One point of the family, as Hydra composed it.

@@ -1,5 +1,5 @@
-"""The calls of Hydra, which composes the points of a command and may start them by a launcher of
-its own.
+"""Functions that call Hydra to compose the points of a command, and to start these points if the
+user chose one of Hydra's launchers.
 
 Hydra's own entry point runs a sweep through a sweeper plug-in, which calls the program back for
 each point. Here bsweep stays in control: Hydra composes the points and returns them as values.
@@ -45,8 +45,8 @@ _CONFIG, _VERSION = "config", "1.3"
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a command, in the order of its axes, and facts about what Hydra does when they
-    run.
+    """The points of a command, with facts about what Hydra does when these points run. The values
+    of the last key that has several values vary fastest.
     """
 
     configs: list[RunConfig]
@@ -60,7 +60,7 @@ class Grid:
     _loader: ConfigLoader
 
     def only(self, is_wanted: Callable[[RunConfig], bool]) -> Grid:
-        """Return this grid with those of its points that are wanted."""
+        """Return a copy of this grid with only those points for which `is_wanted` returns True."""
         indices = [index for index, config in enumerate(self.configs) if is_wanted(config)]
         return replace(
             self,

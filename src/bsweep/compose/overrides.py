@@ -51,7 +51,7 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     if typed.experimental_rerun is not None:
         raise ConfigError(
             "--experimental-rerun: bsweep does not save the pickled configuration that this flag "
-            "of Hydra reads. Run the command again, which each run's meta.json holds: completed "
+            "of Hydra reads. Run the command again that a run's meta.json records: completed "
             "runs are skipped."
         )
     flags = list(arguments)
@@ -159,8 +159,8 @@ def refuse(overrides: Sequence[str]) -> None:
 
 
 def _num_values(override: Override) -> int:
-    """Return how many values an override gives its key; stop counting above the most points that a
-    sweep may have.
+    """Return the number of values that an override gives its key; a number above the limit of a
+    sweep's points is returned as the limit plus 1.
     """
     return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
 
@@ -190,7 +190,7 @@ def _problems(text: str, override: Override) -> Iterator[str]:
     elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
         yield f"{text}: unknown key; no key has more than {_MOST_LETTERS} letters."
     elif key in ("hydra/sweeper", "hydra.sweeper._target_", "hydra.mode"):
-        yield f"{text}: bsweep itself checks all points of a sweep: leave out Hydra's key {key}."
+        yield f"{text}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
     elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
         yield from _problems_of_group(text, key, override)
 
@@ -273,8 +273,8 @@ def refuse_settings(point: DictConfig) -> None:
 
 
 def around_point(point: DictConfig) -> dict[str, str]:
-    """Return the settings of a point by which Hydra sets variables, writes logs or runs callbacks
-    around the point.
+    """Return those settings of a point that let Hydra set variables, write logs or run callbacks
+    before and after the point runs.
 
     Each setting comes with the reason why Hydra cannot do this if points run at once, and the
     remedy.

@@ -140,7 +140,8 @@ class Codec(ABC):
 
 
 class GatherCodec(Codec):
-    """A codec whose encoded gradients cannot be summed by an all-reduce.
+    """A codec whose encoded gradients cannot be summed by an all-reduce, so that all workers gather
+    them.
 
     Every worker receives all payloads, decodes them and sums the results.
     """

@@ -63,7 +63,8 @@ def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Te
 
 
 class Layers:
-    """A conversion between a gradient vector and one number for each of its layers.
+    """The layers of a gradient vector, with methods that compute one number for each layer, and
+    that repeat such a number for each element of its layer.
 
     Here each tensor of the model counts as a layer.
     """

@@ -1,5 +1,5 @@
-"""The settings classes (cards) of the allocations, which give each of several uneven workers its
-local batch and its number of local steps.
+"""The settings classes (cards) of the allocations, which choose the local batch and the number of
+local steps of each worker, for workers of unequal speed or memory.
 """
 
 from __future__ import annotations

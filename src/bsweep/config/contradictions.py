@@ -21,8 +21,8 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if `evaluate_every_examples` would add no evaluation to those at the ends
-    of epochs, or if the run has too few evaluations to confirm that it reached its target.
+    """Raise a ConfigError if `evaluate_every_examples` adds no evaluation to those at the ends of
+    epochs, or if a run with a target has only one evaluation.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
@@ -79,12 +79,12 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
     if c.strategy.can.exchanges_in_passes:
         yield (
             f"graph=true with strategy={c.strategy.name}: this strategy exchanges gradients within "
-            f"the backward pass. {remedy}"
+            f"the backward pass, and a graph cannot contain these exchanges. {remedy}"
         )
     if c.launch.slowdown:
         yield (
-            "graph=true with launch.slowdown: a slowdown stretches the passes of a worker. "
-            f"{remedy}"
+            "graph=true with launch.slowdown: a slowed worker sleeps in each pass, and a graph "
+            f"cannot contain this sleep. {remedy}"
         )
     if c.data.device == "cpu":
         yield (

@@ -1,5 +1,5 @@
-"""The base classes of the cards, one for each group such as `strategy`, with the facts that other
-code may ask of every variant of the group.
+"""The base classes of the cards, one for each group such as `strategy`. A base class declares the
+facts that other code may ask of every variant of its group.
 
 The cards of the variants are in the module of their group.
 """
@@ -254,22 +254,23 @@ class StrategyConfig(Card):
 
     @property
     def vectors_held(self) -> int:
-        """The number of vectors, each as long as all parameters, that a worker holds for this
-        strategy but not for the strategy that a probe runs (`in_probe`).
+        """The number of parameter-sized vectors that a worker needs for this strategy in addition
+        to those that a probe measures.
 
-        The vectors of the model and its optimizer are not counted.
+        A probe runs the strategy `in_probe`. The vectors of the model and its optimizer are not
+        counted.
         """
         return 0
 
     @property
     def vectors_of_first_step(self) -> int:
-        """The number of those vectors among `vectors_held` that a worker allocates only at its
+        """The number of the vectors counted by `vectors_held` that a worker allocates only at its
         first step.
         """
         return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the number of examples per optimizer step from which the learning-rate rule
+        """Return the batch size, in examples per optimizer step, from which the learning-rate rule
         computes a worker's learning rate.
 
         Args:
@@ -318,9 +319,9 @@ class StrategyConfig(Card):
             yield why_not
         if point.evaluate_every_examples and self.can.why_apart:
             yield (
-                f"evaluate_every_examples={point.evaluate_every_examples} with "
-                f"strategy={self.name}: {self.can.why_apart}, or evaluate_every_examples=null to "
-                "evaluate at the ends of epochs."
+                f"evaluate_every_examples={point.evaluate_every_examples} needs one model of all "
+                f"workers: {self.can.why_apart}. Or evaluate at the ends of epochs only, with "
+                "evaluate_every_examples=null."
             )
         if point.precision == "fp16" and self.can.why_no_fp16:
             yield f"precision=fp16 with strategy={self.name}: {self.can.why_no_fp16}"
@@ -508,8 +509,8 @@ class LaunchConfig(Card):
         if self.slowdown is not None and len(self.slowdown) != point.num_workers:
             yield (
                 f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
-                f"num_workers={point.num_workers}: give one for each worker, 1 for an undisturbed "
-                "one."
+                f"num_workers={point.num_workers}: give one for each worker, and 1 for a worker at "
+                "its full speed."
             )
         if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
             yield (

@@ -1,5 +1,5 @@
-"""Functions that expand a list of hosts, with SLURM's brackets or in a file, to the form
-`h1:4,h2:4`.
+"""Functions that expand a list of hosts to the form `h1:4,h2:4`. The list is a text, perhaps with
+SLURM's brackets, or a file.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
                 yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
             except ValueError:
                 raise ValueError(
-                    f"line {number}, {shortened(entry)!r}, is neither h1 slots=4 nor h1:4 (a host "
-                    "and its slots)"
+                    f"line {number}, {shortened(entry)!r}, is not of the form h1 slots=4 or h1:4 "
+                    "(a host and its slots)"
                 ) from None
 
 

@@ -96,7 +96,7 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 
 def resolve(config: _Config) -> _Config:
-    """Return a configuration in which each card that names the user's own code also holds the
+    """Return a configuration in which each card that names the user's own code also records the
     code's fingerprint, a hash or a version. The code is read and not imported. If a target names a
     file, the file's folder is removed from the target.
 
@@ -116,7 +116,8 @@ def resolve(config: _Config) -> _Config:
 
 
 def check(config: object, groups: Collection[str] | None = None) -> None:
-    """Import the user's own code that resolved settings name, and check that it can be called.
+    """Import the user's own code that a configuration names, and check that bsweep can call it.
+    `resolve` comes before.
 
     Args:
         config: The settings.
@@ -140,8 +141,8 @@ def check(config: object, groups: Collection[str] | None = None) -> None:
 
 
 def load_target(card: Own) -> Callable[..., Any]:
-    """Import and return the user's function or class that a resolved card names. Workers must call
-    `read_kept` first.
+    """Import the user's own code that a card names, and return its function or class. The card
+    comes from `resolve`. Workers must call `read_kept` first.
     """
     found: Callable[..., Any] = operator.attrgetter(card.title)(_load(card))
     return found
@@ -200,8 +201,9 @@ def traced(error: BaseException) -> str | None:
 
 
 def keep(config: object, folder: Path) -> None:
-    """Save the user's own code, as it was when `resolve` read it, in a folder from which the
-    workers of a run read it by `read_kept`. Anything else in that folder is removed.
+    """Save the user's own code in a folder of a run, from which the run's workers read it by
+    `read_kept`. The saved code is the one that `resolve` read, even if its files have changed since
+    then. Anything else in that folder is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for card in cards(config).values():
@@ -209,7 +211,7 @@ def keep(config: object, folder: Path) -> None:
 
 
 def read_kept(config: object, folder: Path) -> None:
-    """Read the user's own code that `keep` wrote, for this process to import.
+    """Load the user's own code that `keep` saved for a run, so that this process can import it.
 
     Raises:
         ConfigError: If the code there does not have the fingerprint in the configuration.
@@ -225,8 +227,8 @@ def read_kept(config: object, folder: Path) -> None:
 
 
 def forget() -> None:
-    """Remove the user's own code from this process. The next run then does not see the variables of
-    this one.
+    """Unload the modules of the user's own code from this process, so that the next run does not
+    see the variables of this run.
     """
     for source in _SOURCES.values():
         source.unload()

@@ -76,7 +76,9 @@ class Source:
                 del sys.modules[name]
 
     def keep(self, folder: Path) -> None:
-        """Write the files into a run's folder of own code, where `kept` reads them."""
+        """Write the files of this code into a run's folder, from which the function `kept` reads
+        them.
+        """
         for path, content in self.files.items():
             file = _kept_in(folder, self.name, self.fingerprint) / path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,8 @@ class Source:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how to import a module of this code, as Python asks; None for other modules.
+        """Return the import specification of a module of this code, for Python's import system;
+        None for other modules.
 
         Raises:
             ModuleNotFoundError: If the package has no such module. Python would look for it in the
@@ -116,15 +119,15 @@ class Source:
 
     @property
     def _top(self) -> str:
-        """Return the name of the top module. A file's holds a part of its fingerprint, so that no
-        file hides another.
+        """Return the top-level name under which this code is imported. The name of a file contains
+        a part of its fingerprint, so that no file hides another.
         """
         return _marked(self.name, self.fingerprint) if is_file(self.name) else self.name
 
     @functools.cached_property
     def _modules(self) -> Mapping[str, str]:
-        """Return the file of each module by the module's name, or its folder if that has no
-        `__init__.py`.
+        """Return the file of each module of this code, by the module's name. For a folder without
+        `__init__.py`, return the folder.
         """
         if is_file(self.name):
             return {self._top: self.name}
@@ -140,7 +143,7 @@ class Source:
 
 
 class _Loader(SourceFileLoader):
-    """A loader that runs the given content of a file."""
+    """A module loader that executes the given content of a file, whatever the file now contains."""
 
     def __init__(self, name: str, path: str, content: bytes) -> None:
         super().__init__(name, path)
@@ -156,7 +159,7 @@ def is_file(where: str) -> bool:
 
 
 def name_of(where: str) -> str:
-    """Return the `name` of the source that has the module of a target.
+    """Return the name of the file, or of the package, that contains the module of a target.
 
     Args:
         where: The part of the target before the colon.
@@ -181,7 +184,7 @@ def of_file(path: Path) -> Source:
 
 @functools.cache
 def of_package(name: str, folder: Path) -> Source:
-    """Return the code of a package, or of a module without one, without importing it.
+    """Find a package, or a module that is in no package, and return its code without importing it.
 
     Args:
         name: The name of the package.
@@ -208,7 +211,8 @@ def of_package(name: str, folder: Path) -> Source:
 
 
 def kept(name: str, fingerprint: str, folder: Path) -> Source:
-    """Return the code that a run has kept.
+    """Return the user's own code that was saved for a run, after a check that it is unchanged. Of
+    an installed package nothing is saved: it is returned if its version is that of the run.
 
     Args:
         name: The name of the file or the package.
@@ -222,8 +226,8 @@ def kept(name: str, fingerprint: str, folder: Path) -> Source:
         source = of_package(name, Path.cwd())
         if source.fingerprint != fingerprint:
             raise ValueError(
-                f"{source.path} is not {fingerprint}, with which the run began. Install this "
-                "version on all hosts."
+                f"the run began with {fingerprint}, but {source.path} has another version. Install "
+                f"{fingerprint} on all hosts."
             )
         return source
     root = _kept_in(folder, name, fingerprint)
@@ -249,7 +253,7 @@ def _marked(name: str, fingerprint: str) -> str:
 
 
 def _digest(name: str, files: Mapping[str, bytes]) -> str:
-    """Return the fingerprint of a file or a package with these files."""
+    """Return the fingerprint of the user's file or package: a hash of the contents of its files."""
     if is_file(name) and files.keys() == {name}:
         return hashlib.sha256(files[name]).hexdigest()
     digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}

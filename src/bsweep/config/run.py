@@ -149,15 +149,15 @@ class RunConfig(Schema):
         )
 
     def rate_batch(self, rank: int) -> float:
-        """Return the number of examples per optimizer step from which the learning-rate rule
+        """Return the batch size, in examples per optimizer step, from which the learning-rate rule
         computes a worker's learning rate.
         """
         return self.strategy.rate_batch(self, rank)
 
     @property
     def examples_per_pass(self) -> int:
-        """Return the local batch before an allocation makes the batches uneven: the number of
-        examples of one forward pass on one worker.
+        """Return the number of examples of one forward pass on one worker, if no allocation changes
+        it.
         """
         return self.local_batch or (self.global_batch or 0) // (
             self.num_workers * self.accumulation_steps
@@ -195,8 +195,8 @@ class RunConfig(Schema):
         return f"b{batch}_w{workers}_{self.strategy.name}_s{self.seed}-{digest}"
 
     def process_name(self, rank: int) -> str:
-        """Return the name of a worker or a server in messages, such as `rank 3 (server 1) on h1`;
-        the name has a host only if the user named hosts.
+        """Return the name of a worker or a server in messages, such as `rank 3 (server 1) on h1`.
+        The name has a host only if the user named hosts.
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
@@ -253,16 +253,16 @@ _text_of_top = functools.cache(_text)  # safe, because the values of a key have 
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Return True if the run id leaves out a key that has this value, with which a run behaves as
-    runs did before the key existed.
+    """Return True if the run id ignores a key that has this value. A later version added the key,
+    and with this value a run behaves as runs did before.
     """
     return value in _added_later(key)
 
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the default values of a dotted key that was added to variants in a later version. With
-    such a value, a run id leaves the key out, so that earlier runs keep their ids.
+    """Return the default values of a dotted key that a later version of bsweep added to variants.
+    With such a value, a run id leaves the key out, so that earlier runs keep their ids.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:

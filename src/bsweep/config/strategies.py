@@ -254,8 +254,8 @@ class LocalSGDConfig(StrategyConfig):
         return point.examples_per_step / point.num_workers
 
     def hashed(self, point: Point) -> dict[str, Any]:
-        """Return the number of examples by which the rules `linear` and `sqrt` scale the learning
-        rate, for the hash in the run id; an empty dictionary for other rules. Earlier versions used
+        """Return, for the hash in the run id, the batch size from which the rules `linear` and
+        `sqrt` compute the learning rate; an empty dictionary for other rules. Earlier versions used
         the global batch; the hash keeps those runs apart.
         """
         by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
@@ -354,15 +354,15 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the number of examples of one step of the given worker, from which the
-        learning-rate rule computes this worker's learning rate. Other workers' examples do not
-        count, because each worker steps by itself.
+        """Return the given worker's batch size in one step, from which the learning-rate rule
+        computes this worker's learning rate. Other workers' examples do not count, because each
+        worker steps by itself.
         """
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning if workers get the weights of FedNova, but the paper on FedNova does not
-        cover the optimizer.
+        """Yield a warning if the strategy weights workers as FedNova does, but with an optimizer
+        that the paper on FedNova does not cover.
         """
         if (
             self.weighting == "fednova"

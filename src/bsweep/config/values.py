@@ -96,7 +96,8 @@ def _fit_for_files(text: str) -> str:
         ) from None
     if len(whole) > _MOST_PATH_BYTES:
         raise ValueError(
-            f"the path is longer than {_MOST_PATH_BYTES} bytes, too long for files in that folder"
+            f"the absolute path has {len(whole)} bytes. Give a path of at most {_MOST_PATH_BYTES} "
+            "bytes, because files below it need still longer paths"
         )
     return text
 
@@ -192,8 +193,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Return the shortest known word that abbreviates the given word, as lr abbreviates
-    learning_rate, or that the given word abbreviates. Return None if there is no such word.
+    """Return the shortest known word that abbreviates the given word (as lr abbreviates
+    learning_rate), or that the given word abbreviates. Return None if there is no such word.
     """
     found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
     return min(found, key=len, default=None)

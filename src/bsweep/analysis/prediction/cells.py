@@ -35,8 +35,8 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True)
 class CellRuns:
-    """The steps or seconds that the runs of one cell took, as logarithms; a censored run gives only
-    a bound.
+    """The logarithms of the steps or seconds that the runs of one cell took; for a censored run,
+    only a bound of the unknown value.
 
     `exact` holds the values of uncensored runs. `above` and `below` hold the bounds of censored
     runs, whose values lie above or below them. `resolution` is the extra variance of an exact value
@@ -104,8 +104,8 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
         return float("nan")
 
     def slope(mean: float) -> float:
-        """Return the derivative of the runs' log likelihood with respect to their mean, times their
-        standard deviation.
+        """Return `sigma` times the derivative of the runs' log likelihood with respect to their
+        mean. It is 0 at the most likely mean.
         """
         total = float(np.sum(runs.exact - mean)) / sigma
         for bounds, sign in ((runs.above, 1), (runs.below, -1)):
@@ -119,8 +119,8 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
 
 
 def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
-    """Return the log likelihood of all runs of several cells for each draw of the model's
-    parameters, of shape (draws,).
+    """Return the log likelihood of all runs of several cells, one value for each draw of the
+    model's parameters, of shape (draws,).
 
     Args:
         cells: The cells and their runs.
@@ -142,8 +142,8 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
 def draw_effects(
     cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
 ) -> Array:
-    """Return random draws of each cell's effect (its deviation from the model), given the cell's
-    runs, one for each draw of the model's parameters.
+    """Draw each cell's effect (its deviation from the model) at random, given the cell's runs: one
+    effect for each draw of the model's parameters.
 
     The shape is (draws, cells).
     """

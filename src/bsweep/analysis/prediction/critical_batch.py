@@ -1,5 +1,5 @@
 """Three estimates of the critical batch size: from the steps to a target, from the gradient noise
-scale, and from branches.
+scale, and from branches. Branches are runs that continue one checkpoint at several batch sizes.
 
 The first is E_min / S_min of the law in `steps`. The definitions of the three differ, and the
 estimates normally agree within a factor of a few (McCandlish et al., arXiv 1812.06162). The noise
@@ -52,10 +52,10 @@ class CriticalBatch:
         return not self.verdict
 
     def as_known(self) -> Known:
-        """Return this estimate of the critical batch size as a prior for the fit of the steps to a
-        target.
+        """Return this estimate of the critical batch size as a prior, for the fit of the law of the
+        steps to a target.
 
-        Its width combines the estimate's own width and the factor by which the definitions may
+        The prior's width combines the estimate's own width and the factor by which definitions may
         differ.
         """
         own = np.log(self.high / self.low) / 3.29
@@ -135,8 +135,8 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
-    """Resample a run's gradient noise records by blocks, and return the column sums of each
-    resample, of shape (resamples, columns).
+    """Return the sums of a run's gradient noise records over block-bootstrap resamples, one sum for
+    each column, of shape (resamples, columns).
     """
     n = len(values)
     length = max(1, min(n, round(1.5 * n ** (1 / 3))))

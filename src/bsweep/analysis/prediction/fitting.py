@@ -1,5 +1,5 @@
-"""The two fits of a prediction (of the steps to the target and of the seconds of a step), the
-estimates of the critical batch size, and the leave-one-out error.
+"""The two fits of a prediction: one of the steps to the target, and one of the seconds of a step.
+This module also estimates the critical batch size and the leave-one-out error.
 """
 
 from __future__ import annotations

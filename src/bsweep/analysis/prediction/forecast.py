@@ -42,8 +42,8 @@ class Forecast:
 
 
 def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
-    """Return the grid that a prediction covers by default: cells with the batch sizes and worker
-    counts of the runs, and with doublings between these batch sizes.
+    """Return the default grid of a prediction: the worker counts of the runs, each with the batch
+    sizes of the runs and with doublings of the smallest one.
 
     The doublings go from the smallest global batch of the runs to the largest.
     """
@@ -140,8 +140,8 @@ def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFr
 def _parts(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, keys: Sequence[Cell]
 ) -> pd.DataFrame:
-    """Divide the predicted time to the target of each cell into shares, such as computing and
-    exchange, which sum to 1. The shares are means over the posterior draws.
+    """Return the shares of computing, exchange and so on in each cell's predicted time to the
+    target; the shares of a cell sum to 1. The shares are means over the posterior draws.
     """
     exposed, waiting = (seen.runs[name].where(seen.runs["num_workers"] > 1) for name in _EXPOSED)
     share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())

@@ -1,5 +1,5 @@
-"""The choice of the run that a search for the best cell trains next: the one that is expected to
-improve the recommendation most per worker-second, within a budget.
+"""The choice of the run that a search for the best cell trains next. It is the run that is expected
+to improve the recommendation most per worker-second, within a budget.
 
 The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
 (or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
@@ -38,10 +38,11 @@ End = Literal["sure", "budget", "gain", "runs", ""]
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that a search for the best cell could begin or resume next, with its cell, the steps
-    that it has trained, and the most steps that it may have.
+    """A run that a search for the best cell could begin or resume next, with its cell and its
+    numbers of steps.
 
-    `done_steps` is the number of steps already trained. `most_steps` is the most that it may have.
+    `done_steps` is the number of steps already trained. `most_steps` is the largest number of steps
+    that the run may take in all.
     """
 
     cell: Key
@@ -84,8 +85,8 @@ class Grid:
         )
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
-        """Return the worker-seconds that a run still takes, its start included, if it reaches the
-        target after the given number of steps.
+        """Return the predicted worker-seconds that a run still takes to the target, its start
+        included, if it reaches the target after `steps` steps in all.
         """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)

@@ -117,7 +117,7 @@ class Choice:
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
-    """Return the logarithm of the measure that an objective minimizes, such as seconds or money,
+    """Return the logarithm of the quantity that an objective minimizes, such as seconds or money,
     for each posterior draw and cell.
 
     Raises:
@@ -140,8 +140,8 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return a prediction's table of cells with added columns: whether the objective allows the
-    cell, and the probabilities that it meets the deadline and that it is the best.
+    """Return a prediction's table of cells with added columns: whether the objective allows a cell,
+    and the probabilities that the cell meets the deadline and is the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
@@ -234,8 +234,9 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
 def gains(
     forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
 ) -> pd.DataFrame:
-    """Return for each cell which fraction of time or cost one more measurement of the cell is
-    expected to save by a better choice: the cell's knowledge gradient.
+    """Return the knowledge gradient of each cell: the expected saving, as a fraction of time or
+    cost, from one more measurement of the cell. A measurement saves if it leads to the choice of a
+    better cell.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
@@ -275,8 +276,8 @@ def gains(
 
 
 def _gain(values: Array, measured: Array, noise: float) -> float:
-    """Return by how much one more measurement is expected to lower the least mean among the log
-    times (or log costs) of cells.
+    """Return by how much the least of the cells' mean log times (or log costs) is expected to fall
+    after one more measurement.
 
     `values` has the shape (draws, cells).
     """

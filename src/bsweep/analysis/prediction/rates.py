@@ -22,8 +22,8 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on the learning rates of the runs from which a prediction is made, and on
-    batch sizes whose runs contradict the formula for the steps to a target.
+    """Yield warnings on the learning rates of a prediction's runs, and on batch sizes whose runs
+    contradict the formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
@@ -43,8 +43,8 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     if seen.rates:
         yield (
             "several learning rates were tried: each batch uses its best rate "
-            f"({rate_rule(seen)}). The same runs chose that rate, so a new run may need a few more "
-            "steps. Use --where lr=... to keep one rate."
+            f"({rate_rule(seen)}). These runs were also used to choose the rates, so new runs may "
+            "need a few more steps than predicted. Use --where lr=... to keep one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
@@ -90,8 +90,8 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 
 def _at_least(runs: CellRuns) -> float:
-    """Return a lower bound of the mean log steps that runs need to the target, or NaN if a run has
-    no lower bound.
+    """Return a lower bound of the mean log steps that runs need to reach the target. It is NaN if
+    only an upper bound is known of a run.
     """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan

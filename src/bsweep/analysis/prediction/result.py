@@ -63,7 +63,7 @@ class Prediction:
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
         """The estimates of the critical batch size that belong to this prediction: from the steps
-        to the target, from the gradient noise scale and from branches.
+        to the target, from the gradient noise scale and from branches of a checkpoint.
         """
         return self.fitted.critical_batches
 
@@ -74,8 +74,8 @@ class Prediction:
 
     @property
     def fits(self) -> pd.DataFrame:
-        """A table of the parameters of the two fitted formulas, for the steps to the target and for
-        the seconds of a step: medians and the ends of 90 % intervals.
+        """A table of the parameters of the two fitted formulas, with medians and 90 % intervals.
+        The formulas give the steps to the target and the seconds of a step.
         """
         steps, step = self.fitted.steps, self.fitted.step_time
         drawn = {
@@ -98,8 +98,10 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return for each cell which fraction of time or cost one more measurement of the cell is
-        expected to save by a better choice; see `objectives.gains`.
+        """Return for each cell the expected saving, as a fraction of time or cost, from one more
+        measurement of the cell.
+
+        A measurement saves if it leads to the choice of a better cell; see `objectives.gains`.
 
         Returns:
             Two rows for each cell: one for a run to the target, one for a few timed steps.

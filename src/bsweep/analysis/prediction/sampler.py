@@ -58,8 +58,8 @@ def _weights(logs: Array) -> Array:
 
 
 def _rise(heights: Array, most: float) -> float:
-    """Return by how much to raise t, the exponent of the likelihood, so that the reweighted points
-    keep half of their effective number.
+    """Return by how much t, the exponent of the likelihood, may rise while the effective sample
+    size of the reweighted points stays at least half of their number.
 
     The result is at most `most`.
     """
@@ -78,8 +78,8 @@ def _rise(heights: Array, most: float) -> float:
 
 
 def _resampled(weights: Array, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return indices of points, drawn by systematic resampling with the given weights, in random
-    order.
+    """Draw points by systematic resampling with the given weights, and return their indices in
+    random order.
     """
     places = (np.arange(len(weights)) + rng.random()) / len(weights)
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
@@ -93,9 +93,10 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Move each half of the sampler's points along differences between points of the other half,
-    and return all points with their log likelihoods.
+    """Move the sampler's points by Metropolis steps, and return all points with their log
+    likelihoods.
 
+    A point moves along a difference between two points of the other half (differential evolution).
     The moves keep the tempered posterior.
     """
     points, heights = points.copy(), heights.copy()

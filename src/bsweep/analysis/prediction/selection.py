@@ -254,8 +254,8 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
 
 
 def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """Return the values of each setting whose difference prevents a comparison of runs, and True if
-    the learning rates of the runs differ too.
+    """Return the settings, with their values, in which runs differ so that they cannot be compared,
+    and True if the learning rates of the runs differ too.
     """
     known = keyed(_compared(runs))
     found = {
@@ -303,8 +303,8 @@ def schedule(runs: pd.DataFrame) -> str:
 
 
 def _step_seconds(study: Study) -> pd.DataFrame:
-    """Return each run's mean seconds of a step, and of the exposed exchange and the waiting in a
-    step, indexed by `run_id`.
+    """Return for each run the mean seconds of a step, of the exposed exchange in a step (with its
+    waiting), and of the waiting alone, indexed by `run_id`.
 
     For a run that went on from another run's checkpoint, only its own steps count.
     """
@@ -373,10 +373,10 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
 
 
 def rate_rule(seen: Observed) -> str:
-    """Return the name of the learning-rate rule with which the runs were trained from which a
-    prediction is made.
+    """Return the name of the learning-rate rule of the runs from which a prediction is made.
 
-    If several rates were tried for a batch, the rates that were taken follow.
+    If several rates were tried for a batch size, the text also gives the rate taken for each batch
+    size.
     """
     rules: Sequence[str] = [
         str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
@@ -387,8 +387,7 @@ def rate_rule(seen: Observed) -> str:
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
-    """Return for each global batch the learning rate with which the largest share of runs reaches
-    the target, and among equals in the fewest steps.
+    """Return the best learning rate among those that were tried for each global batch.
 
     The best is the one with which the largest share of runs reaches the target. Among equals it is
     the one with the fewest steps. A run that did not reach the target counts with the steps that it

@@ -240,8 +240,8 @@ _PROBE: TypeAdapter[_Probe] = TypeAdapter(_Probe)
 
 
 def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:
-    """Return the seconds that the formula for a step gives for each cell, each with its kind of
-    timing such as `step` or `exchange`, of shape (draws, cells).
+    """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
+    `step` or `exchange`. The shape is (draws, cells).
     """
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T

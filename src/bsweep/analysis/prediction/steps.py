@@ -32,8 +32,8 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 @dataclass(frozen=True)
 class Known:
-    """A prior for the critical batch size, normal in its logarithm: the median, and the factor that
-    stands for one standard deviation.
+    """A log-normal prior for the critical batch size: its median, and the factor that is one
+    standard deviation on the log scale.
     """
 
     critical_batch: float
@@ -61,8 +61,8 @@ class StepsFit:
         return self.minimum_examples / self.minimum_steps
 
     def curve(self, batch: float) -> Array:
-        """Return the logarithm of the steps to the target that the law S_min + E_min / B alone
-        gives, one value for each posterior draw.
+        """Return the logarithm of the steps to the target by the law S_min + E_min / B alone, one
+        value for each posterior draw. The deviations of batch sizes from the law are left out.
         """
         return np.asarray(np.log(self.minimum_steps + self.minimum_examples / batch))
 
