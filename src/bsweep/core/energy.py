@@ -75,8 +75,8 @@ class Meter:
 
 
 def _joules_of(packages: list[Path], name: str) -> Reading | None:
-    """Return the energy in joules that the file `name` of each CPU package (socket) holds, by the
-    package's name. Return None if there is no package, or a file must not be read.
+    """Return a mapping from each CPU package (socket) to the joules that its file `name`, such as
+    `energy_uj`, shows. Return None if there is no package, or a file cannot be read.
     """
     try:
         found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}
