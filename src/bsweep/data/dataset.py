@@ -71,8 +71,8 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """Return a data set whose tensors are on the device that trains or on the CPU, as `wanted`
-    says.
+    """Return a data set with its tensors moved to the training device or left on the CPU, as
+    `wanted` says.
 
     Args:
         dataset: The data set; its tensors are on the CPU.
