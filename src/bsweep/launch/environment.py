@@ -56,8 +56,8 @@ def missing(launch: ProcessesConfig) -> list[str]:
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables of the launcher's command, such as horovodrun, which all
-    users of a host can read.
+    """Return the environment variables that may appear on command lines, which all users of a host
+    can read.
     """
     return {
         name: value

@@ -130,8 +130,8 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return the hash of a point's configuration file, and facts about the point's data, both as
-    this machine reads them; `preflight` compares the hosts by these values.
+    """Return facts about a point as this machine reads them: the hash of the point's configuration
+    file, and facts about its data. `preflight` compares these values between hosts.
     """
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()

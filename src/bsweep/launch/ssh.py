@@ -74,7 +74,7 @@ def command(host: str, launch: SshConfig, script: str) -> list[str]:
 
 
 class OverSsh:
-    """The part of a launcher that runs commands on other hosts by ssh."""
+    """A mixin class for launchers that run commands on other hosts over ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
         """Return the ssh command that runs a given command on a host, in this process's working
