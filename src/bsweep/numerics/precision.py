@@ -149,8 +149,8 @@ class LossScale:
 
     @contextmanager
     def removed(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Divide the gradients by the loss scale before the `with` block, in which a codec
-        exchanges them.
+        """Divide the gradients by the loss scale before the `with` block, so that a codec in the
+        block exchanges unscaled gradients.
 
         The codec's `state` then refers to unscaled gradients. If gradients overflowed, the state is
         restored to its values before the exchange.
