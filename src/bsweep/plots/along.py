@@ -1,4 +1,4 @@
-"""Functions that the figures with the batch size on their horizontal axis share.
+"""Functions for figures whose horizontal axis shows the batch size.
 
 Such a figure runs over workers if the study has one batch size. It shows a dot for each cell if the
 study has one batch size and one worker count.
@@ -130,7 +130,9 @@ def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]
 
 
 def beside(places: Sequence[float]) -> list[float]:
-    """Return the positions for a logarithmic axis, with equal positions moved apart."""
+    """Return positions for a logarithmic axis in which equal values of `places` are moved apart, so
+    that their marks do not overlap.
+    """
     sharing, seen = Counter(places), Counter[float]()
     moved = []
     for place in places:
