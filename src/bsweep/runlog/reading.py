@@ -132,13 +132,14 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     for key, number in found.items():
         if (wanted := ends[-1].get(key)) is not None and wanted != number:
             raise Damaged(
-                f"{metrics}: {key}={number} on record, but the run trained {wanted}. {REMEDY}"
+                f"{metrics}: the epoch records add up to {key}={number}, but the end record says "
+                f"{key}={wanted}. {REMEDY}"
             )
 
 
 def read_told(folder: Path) -> Run:
-    """Read a run's folder and return its content, with only the records that the tables of the
-    analysis need.
+    """Return the content of a run's folder, with only those records that the tables of the analysis
+    need.
 
     The `step` records are included only if the run's batch size changed.
     """

@@ -74,7 +74,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """The part of a run's configuration that the tables of the analysis read."""
+    """The settings of a run that the tables of the analysis read from its `start` record."""
 
     num_workers: Processes
     local_batch: Count | None = None
@@ -303,7 +303,9 @@ class Round:
             *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
         )
         if any(len(values) != len(self.workers) for values in by_worker):
-            raise ValueError(f"there must be {len(self.workers)} values, one for each worker")
+            raise ValueError(
+                f"a list of the round does not have {len(self.workers)} values, one for each worker"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
