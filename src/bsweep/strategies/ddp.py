@@ -150,7 +150,8 @@ class DDP(TorchStrategy, InBackward):
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Show a bucket of gradients to `see_part`, then average the bucket over workers.
+    """Pass a bucket of this worker's gradients to `strategy.see_part`, then average the bucket over
+    all workers.
 
     The result has the same bits as that of DDP without a hook. This function multiplies by the
     reciprocal of the number of workers, whereas torch's own hook divides.
