@@ -32,8 +32,8 @@ def claim_of_run(folder: Path) -> Path:
 
 
 def is_run_claimed(folder: Path) -> bool:
-    """Return True if a process runs the point of a folder, even if somebody has removed the
-    study's folder of locks since.
+    """Return True if some process runs the point of a run folder, even if the study's folder of
+    locks has been removed meanwhile.
     """
     return is_claimed(claim_of_run(folder)) or _is_written(folder)
 
@@ -60,7 +60,7 @@ def run_claimed(folder: Path) -> Iterator[bool]:
 
 
 def folder_locked(folder: Path) -> AbstractContextManager[None]:
-    """Lock a run's folder itself, until the returned context ends.
+    """Lock a run's folder by a file inside this folder, until the returned context ends.
 
     Raises:
         OSError: If another process holds the lock, which it got because somebody removed the
