@@ -48,16 +48,16 @@ class Meter:
         self._left_out = 0.0
 
     def joules(self) -> float:
-        """Return the joules that were used since this meter was created, except those used inside
-        `with` blocks of `paused`. Return NaN if the hardware does not report them, and 0 for a
+        """Return the joules used since this meter was created, without those used inside `with`
+        blocks of the method `paused`. Return NaN if the hardware does not report them, and 0 for a
         worker that counts nothing.
         """
         return self._all_joules() - self._left_out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Make this energy meter leave out the energy that is used inside the `with` block. The
-        caller must wait for the GPU's work before the block and at its end.
+        """Leave the energy that is used inside the `with` block out of the result of the method
+        `joules`. The caller must wait for the GPU's work before the block and at its end.
         """
         before = self._all_joules()
         yield

@@ -91,7 +91,8 @@ def give_back_at_once() -> None:
 
 
 def keep_for_next_step() -> None:
-    """Make glibc keep every freed block of memory in this process, until the process ends.
+    """Make glibc keep freed blocks of memory in this process, so that the next training step gets
+    them without the system's help.
 
     By default glibc returns large blocks to the system, which fills them with zeros when the next
     step asks for them again. That takes a third of a small step's time.
@@ -179,7 +180,7 @@ def available_bytes() -> int:
 
 
 def _held_bytes() -> int:
-    """Return the bytes of this process that Linux counts against the limit RLIMIT_DATA."""
+    """Return how many bytes of this process count against the Linux limit RLIMIT_DATA."""
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "no VmData in /proc/self/status"
     return int(found[1]) * 1024

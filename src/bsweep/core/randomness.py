@@ -1,5 +1,5 @@
-"""Functions for random numbers that depend only on a key, such as (seed, epoch), and not on what
-was drawn before.
+"""Functions for random numbers that are computed from a key, such as (seed, epoch), without the
+state of a generator.
 """
 
 from __future__ import annotations

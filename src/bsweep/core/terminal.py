@@ -1,5 +1,5 @@
-"""Functions for the terminal in which a command was typed, and which may be closed while the
-command runs.
+"""Functions for the terminal in which the user typed a command, and which the user may close while
+the command runs.
 
 Other functions show the command's log records on standard error.
 """

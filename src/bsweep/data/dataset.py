@@ -50,7 +50,7 @@ class Dataset:
 
     @property
     def tokens_per_example(self) -> int | None:
-        """The number of tokens T of an example of a text; None for other data."""
+        """The number of tokens in each example of a text data set; None for other data sets."""
         is_text = self.train_labels.dim() == 2 and not self.is_regression
         return self.train_labels.shape[1] if is_text else None
 

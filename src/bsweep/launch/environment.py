@@ -115,7 +115,8 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:
-    """Remove a run's file of environment variables if all processes of the run have read it.
+    """Remove a run's file of environment variables once all processes of the run have read the
+    file.
 
     The sign is that each process has opened its output file, which it does only after it has read
     the variables.

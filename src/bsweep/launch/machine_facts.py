@@ -50,8 +50,8 @@ class Request:
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """Return facts about this machine by name, such as its versions, cores, GPUs and network
-    interfaces.
+    """Return a dictionary of facts about this machine, such as its package versions, cores, GPUs
+    and network interfaces.
 
     A fact that could not be found out is None, and `problems` holds the reason.
     """
@@ -113,8 +113,8 @@ def fingerprint(card: DataConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the path and the size of each file in a folder, up to 5,000 files in a fixed order, or
-    of a single file.
+    """Yield the path and the size of each file in the folder `path`, up to 5,000 files in a fixed
+    order. If `path` is a file, yield its own path and size.
     """
     if path.is_file():
         yield path, path.stat().st_size

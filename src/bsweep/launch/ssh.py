@@ -37,8 +37,8 @@ def as_others_say(host: str) -> str:
 
 
 def options(launch: SshConfig) -> list[str]:
-    """Return ssh options: those of the user, then bsweep's. Of an option given twice, ssh uses the
-    first value.
+    """Return the options for ssh commands: first those of the user (`launch.ssh_options`), then
+    bsweep's own. Of an option given twice, ssh uses the first value.
 
     By bsweep's options, ssh asks for no password, accepts a host that it does not know yet but not
     another key of one that it knows, and gives up a silent host well before

@@ -238,8 +238,8 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """Return the median seconds of an exchange of the whole gradient vector, including its codec's
-    computing.
+    """Return the median seconds of an exchange of the whole gradient vector, including the time
+    that the codec computes.
 
     The workers meet before each exchange, so that no waiting is included.
     """

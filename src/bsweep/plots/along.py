@@ -27,7 +27,9 @@ CROSSES = "Crosses on the lower edge are runs that did not complete."
 
 
 def measured_cells(study: Study) -> pd.DataFrame:
-    """Return the table of a study's cells; it has no rows if no cell has a completed run."""
+    """Return the table of a study's cells; return a table without rows if no cell has a completed
+    run.
+    """
     cells = analysis.cells(study.runs)
     return cells if (cells["n"] > 0).any() else cells[:0]
 
@@ -63,8 +65,8 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
 def dots(
     table: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
-    """Draw a figure with a panel for each metric; a panel has a row for each cell, with dots at its
-    values.
+    """Draw a figure with a column of panels for each metric. Each panel has a row for each of its
+    cells, with dots at the cell's values.
 
     Returns:
         The figure, its panels with their cells, and a sentence if cells are left out.
@@ -89,7 +91,7 @@ def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) ->
 
 
 def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
-    """Let the vertical axis begin at zero and show the values of all seeds.
+    """Set the limits of the vertical axis: from zero to above the highest value of any seed.
 
     Intervals that are far wider are cut.
     """

@@ -114,8 +114,8 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
 
 
 def _values(found: pd.Index[Any]) -> list[Any]:
-    """Return the distinct values of an index: numbers in ascending order, others in the order of
-    the table.
+    """Return the distinct values of an index: numbers in ascending order, other values in the order
+    of the table.
     """
     return (
         sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
