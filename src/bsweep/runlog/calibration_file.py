@@ -394,7 +394,8 @@ _RUNS = "*/metrics.jsonl"
 
 
 def _starts(metrics: Path) -> list[dict[str, Any]]:
-    """Return the `start` records that a run wrote itself, without those copied from another run.
+    """Return the `start` records that a run wrote itself. Records that a run copied from the run
+    that it continues do not count.
 
     If the run began at a checkpoint of another run, its file begins with a copy of that run's
     records.

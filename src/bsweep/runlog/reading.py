@@ -99,7 +99,8 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None:
-    """Raise Damaged unless the epochs of a run's records are 1, 2, 3 and so on, each once.
+    """Raise Damaged unless the `epoch` records of a run are numbered 1, 2, 3 and so on, each number
+    once.
 
     An epoch is on record twice if two processes trained the run at the same time.
     """

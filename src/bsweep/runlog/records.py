@@ -171,7 +171,8 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The bytes and the seconds of an epoch's exchanges; None for a value that was not measured.
+    """The bytes and the seconds of the exchanges in one epoch; a value that was not measured is
+    None.
 
     `sent_bytes` and `received_bytes` are means over workers. `exchange_steps` counts the messages
     that had to follow one another, on the worker with the most. `exchange_seconds` is the time in

@@ -27,8 +27,8 @@ from bsweep.runlog.records import Event, Round, Traffic
 
 @dataclass
 class Meter:
-    """The bytes and the seconds of one worker's exchanges since the last call of
-    `Strategy.traffic`.
+    """A meter of one worker's exchanges since the last call of `Strategy.traffic`: their bytes and
+    seconds.
 
     No step waits for a GPU to finish an exchange in order to time it.
     """

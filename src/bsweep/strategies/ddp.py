@@ -167,8 +167,8 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def _exchange_lost() -> Iterator[None]:
-    """Turn the error of an exchange that fails in the `with` block into `WorkerLost`; leave other
-    errors unchanged.
+    """Turn the error of an exchange that failed in the `with` block into `WorkerLost`, and raise
+    other errors unchanged.
     """
     try:
         with waits.for_others():

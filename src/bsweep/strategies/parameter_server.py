@@ -195,8 +195,8 @@ class ParameterServer(TorchStrategy, Rounds):
         return ToRemoteServer(server)
 
     def _exchange(self, request: Request) -> None:
-        """Send a request to every server, and wait until every server has answered with its
-        parameters.
+        """Send a request to every server, wait for the answers, and copy the parameters in the
+        answers to this worker's vector.
 
         Each worker begins with another server.
         """
@@ -250,7 +250,9 @@ class _Part:
         self.link.wait()
 
     def load_parameters(self) -> None:
-        """Send the server the initial values of its parameters, and wait until it has them."""
+        """Send a server the initial values of the parameters that it holds, and wait until the
+        server has received them.
+        """
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 

@@ -134,8 +134,8 @@ class ToWorker(ABC):
 
     @abstractmethod
     def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        """Start to send the worker an answer: the number `held_seconds` and, if given, the tensor
-        `payload`.
+        """Start to send an answer to the worker. It consists of the number `held_seconds` and, if
+        given, the tensor `payload`.
 
         `payload` must not change until `sent` returns.
         """

@@ -96,8 +96,8 @@ def is_running(config: RunConfig) -> bool:
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the final status of a point that another process ran; return None if that process left
-    the run unfinished.
+    """Return the final status of a point that another process ran, or None if the run is
+    unfinished.
     """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):

@@ -46,7 +46,7 @@ def _is_written(folder: Path) -> bool:
 
 
 def has_workers(folder: Path) -> bool:
-    """Return True if workers or parameter servers of a run still work."""
+    """Return True if a worker or a parameter server of the run in `folder` still works."""
     return any(map(is_claimed, RunPaths(folder).worker_claims))
 
 

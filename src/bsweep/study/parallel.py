@@ -186,9 +186,10 @@ class _Crew:
         signals.look_after()
 
     def _is_over(self, place: int, config: RunConfig) -> bool:
-        """Return True if a waiting point need not be started.
+        """Return True if a waiting point need not be started, because it has a result already or
+        the search for one failed.
 
-        It has a result already and is skipped, or the search for a result failed.
+        A point with a result is skipped. A point whose search failed gets the status `failed`.
         """
         try:
             if not attempts.result_of(config):

@@ -97,7 +97,9 @@ class Progress:
         self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
-        """Print that a point ended because its files could not be written."""
+        """Print that a point was interrupted because its files could not be written; `why` is the
+        message to show.
+        """
         self._end_live_line()
         self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
 

@@ -257,7 +257,7 @@ def _spread(batches: Sequence[int]) -> list[int]:
 
 
 def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Time the step of each training job at one batch size in several rounds, and return the
+    """Time one training step of each job in several rounds, at one batch size, and return the
     seconds per step.
 
     There is a list for each job, with a value for each round in which it was timed. The jobs take

@@ -81,7 +81,7 @@ def captured(
 
 def no_graph(job: Job) -> str:
     """Return the reason why the passes of this worker's steps cannot be captured as a CUDA graph;
-    "" if they can be captured.
+    return "" if there is none.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":

@@ -143,8 +143,8 @@ class NoiseHook:
 
 
 class NoiseMeter(NoiseHook):
-    """The gradient noise meter of one worker; the workers add up their measurements when a record
-    is due.
+    """The gradient noise meter of one worker, whose measurements are summed with those of the other
+    workers when a record is due.
 
     No step waits for a GPU or for other workers. All sums are linear in the workers' own squared
     norms, so that they can be added up across workers much later.
@@ -312,8 +312,8 @@ class NoiseMeter(NoiseHook):
         return torch.stack([squared_norm(part) for part in parts])
 
     def _scale(self) -> Tensor | float:
-        """Return the factor by which this worker's gradient was multiplied before the sum over
-        workers.
+        """Return the factor by which this worker's gradient was multiplied before the workers sum
+        their gradients.
         """
         scale = self._vector.scale
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
