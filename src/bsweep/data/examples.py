@@ -61,8 +61,8 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
         raise Unfit(f"a label is {min(classes)}: classes are counted from 0.")
     if names and max(classes) >= len(names):
         raise Unfit(
-            f"a label is {max(classes)}, but `classes` names only {len(names)} classes, which are "
-            "counted from 0: name all classes, or correct the labels."
+            f"a label is {max(classes)}, but the number of names in `classes` is {len(names)}, and "
+            "labels are counted from 0: name all classes, or correct the labels."
         )
     return len(names) or 1 + max(classes)
 
