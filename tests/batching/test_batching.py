@@ -467,7 +467,7 @@ def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_pa
     words = ("batching=noise_scale", "model=tiny_cnn", "strategy=allreduce", "num_workers=2")
     save_config(compose(*words, "global_batch=64"), tmp_path / "config.yaml")
     with pytest.raises(
-        ConfigError, match="batching=noise_scale decided for the batch and the workers"
+        ConfigError, match="batching=noise_scale chose its batch sizes for the global batch"
     ):
         branching.check_branch(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
 

@@ -171,7 +171,7 @@ def test_data_that_cannot_be_stacked_are_described(train: Any, test: Any, expect
 def test_a_label_beyond_the_names_of_the_classes_is_refused() -> None:
     split = pairs(4)
     split.classes = ["only"]  # type: ignore[attr-defined]
-    with pytest.raises(Unfit, match="a label is 1, but `classes` has 1 names"):
+    with pytest.raises(Unfit, match="a label is 1, but the number of names in `classes` is 1"):
         examples.collected(split, pairs(2))
 
 

@@ -155,7 +155,7 @@ def test_a_text_shorter_than_a_sequence_is_refused(
     parts = (
         "data.sequence_length=4",
         f"has {num_bytes} tokens",
-        "need 5 tokens in each",
+        "each need 5 tokens",
         "a longer text",
     )
     refuses(text(path, test_share=test_share), *parts)

@@ -182,7 +182,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
                 "+strategy.options.scale=1",
                 "launch=inline",
             ),
-            "Sum exchanges over torch.distributed, whose processes torchrun starts",
+            "Sum exchanges over torch.distributed, which needs processes that torchrun starts",
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),

@@ -1,4 +1,5 @@
-"""Facts about this process and the machine that it runs on, and tools that several packages share.
+"""Information about this process and its machine, and helper functions that several packages of
+bsweep share.
 
 Its inputs are the operating system, the environment and the hardware. Its results are which worker
 this process is, how many cores and GPUs it may use, and how much memory and energy there is. It

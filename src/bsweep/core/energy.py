@@ -48,16 +48,16 @@ class Meter:
         self._left_out = 0.0
 
     def joules(self) -> float:
-        """Return the joules that were used since this meter was created, except those used inside
-        `with` blocks of `paused`. Return NaN if the hardware does not report them, and 0 for a
+        """Return the joules used since this meter was created, without those used inside `with`
+        blocks of the method `paused`. Return NaN if the hardware does not report them, and 0 for a
         worker that counts nothing.
         """
         return self._all_joules() - self._left_out
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Make this energy meter leave out the energy that is used inside the `with` block. The
-        caller must wait for the GPU's work before the block and at its end.
+        """Leave the energy that is used inside the `with` block out of the result of the method
+        `joules`. The caller must wait for the GPU's work before the block and at its end.
         """
         before = self._all_joules()
         yield
@@ -75,8 +75,8 @@ class Meter:
 
 
 def _joules_of(packages: list[Path], name: str) -> Reading | None:
-    """Return the energy in joules that the file `name` of each CPU package (socket) holds, by the
-    package's name. Return None if there is no package, or a file must not be read.
+    """Return a mapping from each CPU package (socket) to the joules that its file `name`, such as
+    `energy_uj`, shows. Return None if there is no package, or a file cannot be read.
     """
     try:
         found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}

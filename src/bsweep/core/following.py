@@ -11,8 +11,8 @@ from bsweep.core.regular_files import open_regular
 
 
 class GrowingFile:
-    """A text file to which other processes append lines, sometimes after they have removed its last
-    lines. The file need not exist yet.
+    """A reader of a text file to which other processes append lines and from which they sometimes
+    remove the last lines. The file need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:

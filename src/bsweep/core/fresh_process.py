@@ -1,4 +1,5 @@
-"""A function call in a new process, which has done nothing before and ends after the call.
+"""A function that calls another function in a new process, and functions that end a process
+together with its parent.
 
 Running out of memory can damage a process. If oneDNN finds no room for a kernel, the process may
 crash. Or oneDNN's code generator keeps the error for the rest of the thread, even when memory is
@@ -92,8 +93,8 @@ def _death(exit_code: int) -> Exception:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Have Linux send this process a signal when its parent process ends, so that no orphan keeps
-    using the machine; do nothing on other systems.
+    """Make Linux send this process a signal when its parent process ends, so that this process does
+    not run on alone. Do nothing on other systems.
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -101,15 +102,15 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def end_with_launcher() -> None:
-    """Exit if the process that started this one has already ended; otherwise have Linux end this
-    process as soon as that other process ends.
+    """Exit if the launcher of this process has already ended; otherwise make Linux end this process
+    together with the launcher.
 
     Raises:
         SystemExit: If the parent is not the process that the variable `LAUNCHER` names.
     """
     end_with_parent()
     if os.environ.get(LAUNCHER, parent := str(os.getppid())) != parent:
-        raise SystemExit("bsweep: the process that started this one has ended")
+        raise SystemExit("bsweep: this process exits because the process that started it has ended")
 
 
 LAUNCHER = "BSWEEP_LAUNCHER"

@@ -96,7 +96,9 @@ def _counted(count: int, listed: list[list[str]]) -> str:
 
 
 def _reason(listed: list[list[str]]) -> str:
-    """Return a sentence that says why torch can use no GPU, and what to install."""
+    """Return the reason why torch cannot use this machine's GPUs, and what the user can install or
+    update.
+    """
     import torch
 
     build, cuda = f"torch {torch.__version__}", torch.version.cuda

@@ -45,8 +45,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def limited(mebibytes: float | None) -> Iterator[None]:
-    """Let this process take, inside the `with` block, at most `mebibytes` MiB of memory more than
-    it holds now; None sets no limit.
+    """Limit this process, inside the `with` block, to `mebibytes` MiB more memory than it uses now;
+    None sets no limit.
 
     Beyond the limit, allocations fail: torch and Python raise errors that `is_out_of_memory`
     recognises. A compiled kernel that finds no memory leaves oneDNN broken in its thread, or
@@ -80,7 +80,7 @@ def unlimited() -> Iterator[None]:
 
 
 def give_back_at_once() -> None:
-    """Make glibc return every large block of memory to the system at once when it is freed.
+    """Make glibc return every large block of memory to the system as soon as the block is freed.
 
     By default glibc keeps such blocks and splits them, so that what fits at one step may not fit at
     a later one. Under a limit that stands in for a GPU's memory, slower steps are better than steps
@@ -91,7 +91,8 @@ def give_back_at_once() -> None:
 
 
 def keep_for_next_step() -> None:
-    """Make glibc keep every freed block of memory in this process, until the process ends.
+    """Make glibc keep freed blocks of memory in this process, so that the next training step gets
+    them without the system's help.
 
     By default glibc returns large blocks to the system, which fills them with zeros when the next
     step asks for them again. That takes a third of a small step's time.
@@ -120,8 +121,8 @@ _LIBC = ctypes.CDLL(None)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of a device's peak memory, which begins with the memory that this
-    process holds now.
+    """Reset the peak memory that `peak_bytes` reports for a device to the memory that this process
+    uses now.
     """
     if device.type == "cuda":
         import torch
@@ -151,8 +152,8 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Return the bytes that this process's tensors take on a GPU now; 0 on a CPU, where nothing
-    counts them.
+    """Return the bytes that this process's tensors occupy on a GPU now; return 0 on a CPU, where
+    torch does not count these bytes.
     """
     if device.type != "cuda":
         return 0
@@ -167,7 +168,9 @@ def can_limit() -> bool:
 
 
 def available_bytes() -> int:
-    """Return the bytes that all processes of this machine or container together may still take."""
+    """Return how many bytes of memory are still free for all processes of this machine, or of this
+    container, together.
+    """
     available: int = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # outside a container, or "max" in one without a limit
@@ -177,7 +180,7 @@ def available_bytes() -> int:
 
 
 def _held_bytes() -> int:
-    """Return the bytes of this process that Linux counts against the limit RLIMIT_DATA."""
+    """Return how many bytes of this process count against the Linux limit RLIMIT_DATA."""
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found, "no VmData in /proc/self/status"
     return int(found[1]) * 1024

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def interfaces() -> dict[str, str]:
-    """Return the address of each network interface that is up: the IPv4 one if it has one, else an
-    IPv6 one.
+    """Return a mapping from each network interface that is up to its IPv4 address, or to an IPv6
+    address if it has no IPv4 address.
     """
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found: dict[str, str] = {}
@@ -33,7 +33,8 @@ def loopback() -> str | None:
 
 
 def listening(address: str, port: int = 0) -> socket.socket:
-    """Return a TCP socket that listens at one address of this machine, or at all for an empty text.
+    """Return a TCP socket that listens at one address of this machine, or at all of its addresses
+    if `address` is empty.
 
     Args:
         address: The IPv4 or IPv6 address.
@@ -47,9 +48,10 @@ def listening(address: str, port: int = 0) -> socket.socket:
 def store_at(
     host: str, port: int, interface: str | None, num_processes: int, timeout: timedelta
 ) -> TCPStore | None:
-    """Return a store in which processes meet, and which listens at one interface of this machine.
+    """Return a torch store through which processes find each other, and which listens at only one
+    network interface.
 
-    By default, torch's stores listen at all of them.
+    By default, torch's stores listen at all network interfaces of the machine.
 
     Args:
         host: The name or the address by which the processes find this machine.

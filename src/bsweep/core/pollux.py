@@ -15,8 +15,8 @@ Numbers = float | npt.NDArray[np.float64]
 def step_seconds(
     pass_seconds: Numbers, sync_seconds: Numbers, overlap: Numbers, passes: Numbers = 1
 ) -> Any:
-    """Return the seconds of a training step whose last pass overlaps with the exchange: (p - 1)
-    T_grad + (T_grad^g + T_sync^g)^(1/g).
+    """Return the seconds of a training step in which the gradient exchange overlaps with the last
+    pass. The formula is (p - 1) T_grad + (T_grad^g + T_sync^g)^(1/g).
 
     Args:
         pass_seconds: T_grad, the seconds of one pass.
@@ -32,7 +32,8 @@ def step_seconds(
 
 
 def efficiency(noise_scale: float, global_batch: float, reference_batch: float) -> float:
-    """Return the training progress per example at `global_batch` divided by the progress per
-    example at `reference_batch`: (phi + B0) / (phi + B).
+    """Return the training progress per example at `global_batch` divided by that at
+    `reference_batch`. The formula is (phi + B0) / (phi + B), where phi is `noise_scale`, B0 is
+    `reference_batch` and B is `global_batch`.
     """
     return (noise_scale + reference_batch) / (noise_scale + global_batch)

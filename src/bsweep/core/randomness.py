@@ -1,5 +1,5 @@
-"""Functions for random numbers that depend only on a key, such as (seed, epoch), and not on what
-was drawn before.
+"""Functions for random numbers that are computed from a key, such as (seed, epoch), without the
+state of a generator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
 
 
 def stream_of(*key: int | str) -> int:
-    """Return the int64 at which the stream of random bits starts that belongs to a key, such as
+    """Return the start (an int64) of the stream of random bits that belongs to a key, such as
     (purpose, seed, epoch).
     """
     return int.from_bytes(_digest(key), "little", signed=True)

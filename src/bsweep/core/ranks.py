@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of a process among all processes of a run, and its local rank among those on its
-    host. Parameter servers come after the workers.
+    """The rank of a process in its run and on its host, and the number of workers in the run and on
+    the host. Parameter servers come after the workers.
     """
 
     rank: int = 0
@@ -24,8 +24,8 @@ class Place:
         return self.rank >= self.num_workers
 
     def threads(self, wanted: int | None) -> int:
-        """Return the number of threads with which this process computes: the wanted number, or by
-        default its share of the machine's cores.
+        """Return the number of threads with which this process computes: `wanted`, or by default
+        the process's equal share of the host's cores.
         """
         return wanted or max(1, num_cores() // self.local_workers)
 

@@ -14,7 +14,9 @@ from bsweep.core.whole_files import replacing
 
 
 class _Hashed:
-    """A file that is written without seeking, and the SHA-256 of everything written to it."""
+    """A wrapper of a binary file that writes to the file and computes the SHA-256 of all written
+    bytes.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256 = file, hashlib.sha256()

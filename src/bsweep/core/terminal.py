@@ -1,5 +1,5 @@
-"""Functions for the terminal in which a command was typed, and which may be closed while the
-command runs.
+"""Functions for the terminal in which the user typed a command, and which the user may close while
+the command runs.
 
 Other functions show the command's log records on standard error.
 """
@@ -72,8 +72,8 @@ def end_with_reader() -> None:
 
 
 def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Repeat a KeyboardInterrupt that was raised in a destructor or a callback, where Python drops
-    exceptions.
+    """Repeat a KeyboardInterrupt that Python has dropped because it was raised in a destructor or a
+    callback.
 
     The interrupt is sent again as SIGTERM, which is never ignored.
     """
@@ -161,8 +161,8 @@ def console_of(**options: Any) -> Console:
 
 
 class _Escaping:
-    r"""A text stream that replaces control characters in what is written to it by visible escapes
-    such as `\x1b`, and passes the result on.
+    r"""A text stream that writes to another stream, with control characters replaced by visible
+    escapes such as `\x1b`.
 
     A carriage return at the beginning stays, because progress bars of other packages begin so.
     """

@@ -30,8 +30,8 @@ def import_torchvision() -> ModuleType:
 
 
 def _operators_load() -> bool:
-    """Load torchvision's compiled operators as torchvision itself does, and return True if that
-    works.
+    """Try to load torchvision's compiled operators as torchvision itself does, and return True if
+    they could be loaded.
     """
     spec = importlib.util.find_spec("torchvision")
     folders = spec.submodule_search_locations if spec else None

@@ -9,8 +9,9 @@ _NOT_TO_SHOW = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with an escape, such as `\u001b` or `\xff`, for each character that could
-    change a terminal or deceive a reader, and for each byte of a file's name that is not UTF-8.
+    r"""Return a text in which unsafe characters are replaced by visible escapes, such as `\u001b`
+    or `\xff`. These are the characters that could change a terminal or deceive a reader, and the
+    bytes of file names that are not UTF-8.
 
     Line ends and tabs stay. The escape of a control character is also valid in JSON.
     """

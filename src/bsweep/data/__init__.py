@@ -43,8 +43,8 @@ def prepare(config: DataConfig) -> DataInfo:
 
 @functools.cache
 def _prepared(config: DataConfig) -> DataInfo | ValueError:
-    """Return the sizes and classes of a data set, or the error that was raised while the data set
-    was prepared.
+    """Return the sizes and classes of a data set, or the ValueError that preparing the data set
+    raised.
 
     The result is cached, errors too: a sweep asks for every point, and an answer may take a while.
     """

@@ -15,8 +15,8 @@ from bsweep.core.randomness import random_bits, stream_of
 
 
 def crop_stream(seed: int, epoch: int) -> int:
-    """Return the start of the random stream that decides how an epoch's images are cropped and
-    mirrored.
+    """Return the start (an int64) of the random stream from which the crops and mirrorings of an
+    epoch are drawn.
     """
     return stream_of("crop", seed, epoch)
 
@@ -61,8 +61,8 @@ def crop_and_flip(
 def _constants(
     height: int, width: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four int64 tensors of bit and pixel positions that are the same for all random
-    crops of images of one size.
+    """Return four int64 tensors of bit and pixel positions that `crop_and_flip` needs for images of
+    one size.
 
     Returns:
         The position of the first random bit that the top and the left offset use, (2, 1, 1, 1).

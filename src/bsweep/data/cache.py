@@ -91,9 +91,8 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as slices that are read from the disk only when they are
-    used, and the text that the file holds beside its tensors. If the file is missing, write it
-    first.
+    """Return a cache file's tensors as slices, which are read from disk only when used, and the
+    text stored with the tensors. If the file is missing, write it first.
 
     The shape of a slice is known without reading it and without torch. The content is not checked
     here; `cached_tensors` checks it.
@@ -177,8 +176,8 @@ _CLOCK_SECONDS = 1  # Two versions of a file written within this time may have t
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as unread safetensors slices, and the JSON text with the
-    class names, or their number, from the file's header.
+    """Return the tensors of a cache file as unread safetensors slices, and the text with the
+    classes from the file's header. The text is JSON: the names of the classes, or their number.
 
     If the file is missing or its header is damaged, raise the errors of `_read`.
     """

@@ -82,7 +82,7 @@ def _tensors(split: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Limit the seconds for which a download inside the `with` block may wait for the next bytes.
+    """Limit how many seconds a download inside the `with` block may wait for the next bytes.
 
     Without a limit torchvision would wait for ever behind some firewalls.
     """

@@ -50,7 +50,7 @@ class Dataset:
 
     @property
     def tokens_per_example(self) -> int | None:
-        """The number of tokens T of an example of a text; None for other data."""
+        """The number of tokens in each example of a text data set; None for other data sets."""
         is_text = self.train_labels.dim() == 2 and not self.is_regression
         return self.train_labels.shape[1] if is_text else None
 
@@ -71,8 +71,8 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """Return a data set whose tensors are on the device that trains or on the CPU, as `wanted`
-    says.
+    """Return a data set with its tensors moved to the training device or left on the CPU, as
+    `wanted` says.
 
     Args:
         dataset: The data set; its tensors are on the CPU.

@@ -51,8 +51,8 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
 
 
 def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
-    """Return a data set's number of classes or, for floating-point targets, the size of one
-    target.
+    """Return the number of classes of a data set or, if its labels are floating-point numbers, the
+    number of values in one label.
     """
     if labels[0].is_floating_point():
         return labels[0][0].numel()
@@ -61,15 +61,15 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
         raise Unfit(f"a label is {min(classes)}: classes are counted from 0.")
     if names and max(classes) >= len(names):
         raise Unfit(
-            f"a label is {max(classes)}, but `classes` has {len(names)} names, which are counted "
-            "from 0."
+            f"a label is {max(classes)}, but the number of names in `classes` is {len(names)}, and "
+            "labels are counted from 0: name all classes, or correct the labels."
         )
     return len(names) or 1 + max(classes)
 
 
 def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
-    """Return the inputs (N, ...) and the labels (N,), (N, T) or (N, ...) of a training or test
-    split.
+    """Return the inputs and the labels of a training or test split, as two tensors with one row for
+    each example. The inputs are (N, ...), and the labels are (N,), (N, T) or (N, ...).
 
     `split_name` is the name of the split in messages.
     """
@@ -89,7 +89,7 @@ def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tenso
     if not len(labels) or len(inputs) != len(labels):
         raise Unfit(
             f"the {split_name} data have {len(inputs)} inputs and {len(labels)} labels: give one "
-            "label for each input, and at least one of both."
+            "label for each input, and at least one example."
         )
     if not labels.is_floating_point():
         labels = labels.long()

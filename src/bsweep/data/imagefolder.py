@@ -62,8 +62,8 @@ def load(config: ImageFolderConfig) -> Dataset:
 
 
 def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
-    """Return the name under which the cache keeps the decoded images, and the function that decodes
-    them.
+    """Return the name under which the cache keeps the decoded images of a folder, and a function
+    that decodes these images.
     """
     root = Path(config.root).expanduser()
     try:

@@ -34,8 +34,8 @@ def step_indices(order: Tensor, start: int, num_examples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """The number of steps that one worker takes in a round, and the numbers of examples and passes
-    of such a step.
+    """The part of a round that one worker computes: its number of steps, and the examples and
+    passes of each step.
     """
 
     worker_batch: int  # examples of one optimizer step
@@ -55,8 +55,8 @@ def global_batch(shares: Sequence[Share]) -> int:
 
 
 def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
-    """Return all workers' shares of a round, with 0 steps for lost workers, which `members` leaves
-    out.
+    """Return all workers' shares of a round, with 0 steps for each lost worker, whose rank is
+    missing in `members`.
     """
     return tuple(
         share if rank in members else replace(share, num_steps=0)

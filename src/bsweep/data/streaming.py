@@ -74,8 +74,8 @@ class Part:
             yield inputs, labels
 
     def _arrived(self, indices: Tensor) -> _Fetched:
-        """Return the fetched examples of the step that begins with `indices`. Fetch them now if
-        `expect` was not called for this step.
+        """Return the inputs, labels and indices that `expect` has fetched for the step whose
+        examples begin with `indices`. Fetch them now if `expect` was not called for this step.
 
         On a GPU, the current stream waits until the examples have arrived.
         """

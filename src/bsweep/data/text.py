@@ -86,10 +86,10 @@ def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
     num_train = num_tokens - num_test
     if min(num_train, num_test) <= config.sequence_length:
         raise ValueError(
-            f"data.path={config.path} has {num_tokens} tokens, {num_train} to train on and "
-            f"{num_test} to test on by data.test_share={config.test_share:g}. A sequence of "
-            f"data.sequence_length={config.sequence_length} and the token after it need "
-            f"{config.sequence_length + 1} tokens in each of the two parts: use a longer text, a "
+            f"data.path={config.path} has {num_tokens} tokens: with "
+            f"data.test_share={config.test_share:g}, {num_train} are for training and {num_test} "
+            f"for testing. Training and testing each need {config.sequence_length + 1} tokens or "
+            f"more, since data.sequence_length={config.sequence_length}: use a longer text, a "
             "smaller data.sequence_length, or another data.test_share."
         )
     return num_train, num_test
@@ -121,8 +121,8 @@ def _read(path: str, key: str, wanted_file: str) -> bytes:
 
 
 def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Return the arguments with which `cached_tensors` finds or makes the tokens and the vocabulary
-    size of a text.
+    """Return arguments for `cached_tensors`: the cache name of a text's tokens, the names of the
+    tensors, and the function that tokenizes the text.
 
     The tokens are int32 (n,). The cache has one file for each content of the text and the
     tokenizer.

@@ -49,8 +49,8 @@ def load(config: TorchvisionConfig) -> Dataset:
 
 
 def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keyword arguments with which torchvision's class of a data set gives the training
-    images, and those with which it gives the test images.
+    """Return two sets of keyword arguments for torchvision's class of a data set: those that select
+    the training images, and those that select the test images.
     """
     return _SPLITS.get(dataset, _BY_NAME)
 

@@ -33,8 +33,8 @@ def launch(
     entry: Entry = "bsweep.train.worker",
     pool: ProcessPool | None = None,
 ) -> Outcome:
-    """Launch a point, wait until its run ends, and return the run's status and, after a failure,
-    the cause.
+    """Launch a point and wait until its run ends. Return the run's status and, after a failure, the
+    cause of the failure.
 
     Args:
         config: The point.

@@ -87,8 +87,8 @@ def _check_inside_horovodrun(config: RunConfig) -> None:
         )
     if most_at_once(config.launch) > 1:
         raise ValueError(
-            "launch.parallel inside horovodrun: its processes train one point after another. Leave "
-            "launch.parallel or horovodrun out."
+            "launch.parallel inside horovodrun: the processes of horovodrun train only one point "
+            "at a time. Leave launch.parallel or horovodrun out."
         )
     if config.num_workers != (started := Place.from_environment().num_workers):
         raise ValueError(
@@ -113,14 +113,14 @@ def _check_without_gpus(config: RunConfig) -> None:
 def _check_memory_limit(on_gpus: bool) -> None:
     if on_gpus or not memory.can_limit():
         raise ValueError(
-            "launch.memory_limit_mb limits the memory of a Linux process, which does not include "
-            "GPU memory: set device=cpu, or leave launch.memory_limit_mb out."
+            "launch.memory_limit_mb limits only the main memory of processes on Linux, not the "
+            "memory of GPUs: set device=cpu, or leave launch.memory_limit_mb out."
         )
     if inside_horovodrun():
         raise ValueError(
-            "launch.memory_limit_mb inside horovodrun: its processes train several points, and a "
-            "point that runs out of memory would spoil the next one. Leave horovodrun out, so that "
-            "each point has its own processes."
+            "launch.memory_limit_mb inside horovodrun: the processes of horovodrun train several "
+            "points, and a point that runs out of memory would spoil the next one. Leave "
+            "horovodrun out, so that each point has its own processes."
         )
 
 
@@ -141,7 +141,8 @@ def _check_variables(launch: ProcessesConfig) -> None:
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    """Return True if the workers of a point train on GPUs, as far as this machine can tell.
+    """Return True if the workers of a point train on GPUs, or may train on GPUs of hosts that this
+    machine cannot see.
 
     GPUs of other hosts are not visible from here. For named hosts the answer is therefore True
     unless device=cpu.
@@ -199,9 +200,9 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
             else f"{here} workers are to run here"
         )
         raise ValueError(
-            f"num_workers={workers}: {placed}, but this machine has {counted(gpus, 'GPU')}, "
-            "and NCCL takes one worker for each GPU: give each host no more slots than GPUs, name "
-            "more hosts in launch.hosts, use fewer workers, or set device=cpu."
+            f"num_workers={workers}: {placed}, but this machine has {counted(gpus, 'GPU')}, and "
+            "NCCL needs a separate GPU for each worker. Give each host no more slots than GPUs, "
+            "name more hosts in launch.hosts, use fewer workers, or set device=cpu."
         )
     if hosts:
         return [*_servers_beside_workers(config, hosts), *_idle_nodes(config, hosts)]

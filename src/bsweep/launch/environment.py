@@ -56,8 +56,8 @@ def missing(launch: ProcessesConfig) -> list[str]:
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables of the launcher's command, such as horovodrun, which all
-    users of a host can read.
+    """Return the environment variables that may appear on command lines, which all users of a host
+    can read.
     """
     return {
         name: value
@@ -115,7 +115,8 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:
-    """Remove a run's file of environment variables if all processes of the run have read it.
+    """Remove a run's file of environment variables once all processes of the run have read the
+    file.
 
     The sign is that each process has opened its output file, which it does only after it has read
     the variables.

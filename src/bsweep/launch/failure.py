@@ -70,7 +70,8 @@ def _outcome_of_codes(
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
 ) -> Outcome:
-    """Return which process of a point failed first, and why, judged by exit codes alone.
+    """Return which process of a failed point failed first, and why, judged by the exit codes and by
+    what the process printed.
 
     The ranks in `silent` are those failures that recorded no error.
     """
@@ -98,7 +99,8 @@ def _outcome_of_codes(
 
 
 def _full_disk(paths: RunPaths, said: str) -> str:
-    """Return which disk is full and what to do; an empty text if none is known to be full.
+    """Return a message that names the full disk and says what to do; return an empty text if no
+    disk is known to be full.
 
     Args:
         paths: The files of the run that failed.
@@ -221,8 +223,8 @@ def _cause(code: int) -> str:
 
 
 def _signal(code: int) -> signal.Signals | None:
-    """Return the signal that ended a process, or None, given the exit code of the process or of the
-    shell around it.
+    """Return the signal that ended a process, or None if no signal ended it. The exit code `code`
+    is that of the process or of the shell around it.
     """
     number = -code if code < 0 else code - 128
     return signal.Signals(number) if number in set(signal.Signals) else None

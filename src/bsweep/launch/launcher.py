@@ -54,13 +54,15 @@ class LaunchRequest:
 
     @property
     def card(self) -> ProcessesConfig:
-        """The card of the point's launcher, which must be a launcher that starts processes."""
+        """The card of the point's launcher, which must be one that starts processes, unlike
+        `inline`.
+        """
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
 
 
 class Pool(Protocol):
-    """The interface of the pool in which a sweep keeps worker processes from one point to the next.
+    """The interface of the pool that keeps worker processes running for the next point of a sweep.
 
     A `bsweep.launch.team.ProcessPool` has this interface.
     """
@@ -68,8 +70,8 @@ class Pool(Protocol):
     def processes_for(
         self, request: LaunchRequest, launcher: HostLauncher
     ) -> AbstractContextManager[Any]:
-        """Provide the processes that run a point: kept from an earlier point if they can train this
-        one, otherwise fresh.
+        """Provide the processes for a point: those of an earlier point if they can train this one,
+        otherwise new processes.
 
         Args:
             request: The point.

@@ -56,17 +56,17 @@ _GRACE_SECONDS = 5.0
 
 
 def begin(path: Path) -> None:
-    """Write a new random name to the lifeline file that a launcher's processes watch, so that those
-    started earlier exit.
+    """Write a new random name to a lifeline file, by which the processes that start next recognise
+    their own start.
 
-    Processes of an earlier start that are left on other hosts then end themselves.
+    Processes of an earlier start, which may be left on other hosts, read the new name and exit.
     """
     path.write_text(f"{os.urandom(8).hex()}\n")
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Write to the lifeline files of running processes and of a run, which these processes watch,
-    that they now train this run.
+    """Record that running processes now train another run, in the lifeline file of the processes
+    and in that of the run.
 
     The processes end when another start of processes writes its name to the run's file.
 
@@ -80,8 +80,8 @@ def go_on(path: Path, run: Path) -> None:
 
 
 def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
-    """Return a command line that runs a given command until it ends, its launcher is lost, or its
-    launcher replaces it.
+    """Return a command line that runs a command, and ends it early if its launcher is lost or has
+    started other processes instead.
 
     Args:
         path: The lifeline file.
@@ -151,8 +151,8 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Return True if the processes that this program watches must go on, and False if the launcher
-    has started other processes in their place.
+    """Return True if the watched processes belong to their launcher's latest start, and False if
+    the launcher has started others in their place.
 
     The processes must go on while two lifeline files name `start`, the start of these processes:
     the file whose text is `said`, and the file of their latest run. A file that cannot be read
@@ -166,7 +166,7 @@ def _belongs_to(said: str | None, start: str) -> bool:
 
 
 def _seen(path: str) -> tuple[int, str | None]:
-    """Return the modification time of a file, in nanoseconds, and its text.
+    """Return the modification time of a file in nanoseconds, and the text of the file.
 
     The result is (-1, "") if the file is gone, and (-1, None) if it cannot be read. The file is
     opened because only then a file system that hosts share shows its current state.

@@ -50,8 +50,8 @@ class Request:
 
 
 def facts(request: Request) -> dict[str, Any]:
-    """Return facts about this machine by name, such as its versions, cores, GPUs and network
-    interfaces.
+    """Return a dictionary of facts about this machine, such as its package versions, cores, GPUs
+    and network interfaces.
 
     A fact that could not be found out is None, and `problems` holds the reason.
     """
@@ -113,8 +113,8 @@ def fingerprint(card: DataConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the path and the size of each file in a folder, up to 5,000 files in a fixed order, or
-    of a single file.
+    """Yield the path and the size of each file in the folder `path`, up to 5,000 files in a fixed
+    order. If `path` is a file, yield its own path and size.
     """
     if path.is_file():
         yield path, path.stat().st_size
@@ -130,8 +130,8 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return the hash of a point's configuration file, and facts about the point's data, both as
-    this machine reads them; `preflight` compares the hosts by these values.
+    """Return facts about a point as this machine reads them: the hash of the point's configuration
+    file, and facts about its data. `preflight` compares these values between hosts.
     """
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()

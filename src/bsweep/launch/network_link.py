@@ -48,8 +48,8 @@ def listen(address: str) -> None:
 
 
 def reach(address: str, port: int) -> dict[str, float]:
-    """Return the median round-trip time and the bandwidth to a listening process, and how far the
-    clock of its host is ahead.
+    """Return the median round-trip time and the bandwidth to a listening process on another host,
+    and the seconds by which that host's clock is ahead of this one's.
 
     The clock offset comes from the fastest round trip. It may be wrong by half of that time.
 

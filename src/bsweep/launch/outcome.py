@@ -20,8 +20,8 @@ class Outcome:
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
-    """Return the end of a run as its workers recorded it (completed, diverged or interrupted); None
-    if they recorded none.
+    """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
+    return None without such a record.
     """
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
@@ -30,8 +30,8 @@ def recorded(paths: RunPaths) -> Outcome | None:
 
 
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
-    """Return the rank and the error of the process that failed first, not counting processes that
-    failed only because another did.
+    """Return the rank, the error and the traceback of the process that failed first. Processes that
+    failed only because another one failed do not count.
 
     The third value is the traceback if the error came from the user's own code, an empty text if
     the message says all that a user needs, else None. Return None if no process recorded such an

@@ -51,8 +51,8 @@ The keys are the settings of a point on which the checks depend.
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """Check all hosts that the given points name, and return a message for each problem that keeps
-    a host from running a point; the list is empty if there is no problem.
+    """Check all hosts that the given points name, and return one message for each problem of a
+    host. The list is empty if all hosts can run the points.
 
     Hosts that were found ready are not asked again until a point fails on them.
     """

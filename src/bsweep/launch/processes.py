@@ -1,5 +1,5 @@
-"""The part that all launchers with commands such as torchrun share: start a point's processes, wait
-for them, end them.
+"""The code that the launchers `horovodrun`, `torchrun` and `srun` share: it starts a point's
+processes, waits for them and ends them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProcessLauncher(HostLauncher):
         return failure.outcome(config, paths, found, started.console, codes)
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
-        """Start the processes of a point, or take those kept from the point before; wait until they
+        """Start the processes of a point, or reuse those of an earlier point; then wait until they
         have trained or measured the point.
 
         Returns:
@@ -98,8 +98,8 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
 
 
 def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command line that runs a given command on another host until it ends, this launcher
-    is lost, or this launcher replaces it.
+    """Return a command line for another host that runs a command, and ends it early if this
+    launcher is lost or has started other processes instead.
 
     Args:
         launch: The card of the launcher.
@@ -156,7 +156,9 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _cause_of_stall(started: Started, request: LaunchRequest, seen: Seen) -> str:
-    """Return which processes of a point have stopped, as far as their signs tell."""
+    """Return a message that says which processes of a stalled point have stopped, judged by the
+    sign that each process writes to a file.
+    """
 
     def signs() -> dict[int, str]:
         return {rank: waits.sign_in(request.paths.waits(rank)) for rank in request.ranks}

@@ -40,8 +40,8 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return the first cores and GPUs of this set, as many as are asked for; None if the set
-        has too few.
+        """Return a set of the first cores and GPUs of this set, in the number that `size` asks for;
+        return None if there are too few.
         """
         return (
             Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])

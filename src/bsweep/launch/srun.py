@@ -89,8 +89,8 @@ class Srun(processes.ProcessLauncher):
 
 
 def _step(ranks: Sequence[str]) -> list[str]:
-    """Return the first part of an srun command line that starts one task for each rank, on the host
-    of that rank.
+    """Return the first words of an srun command that starts one task for each rank, on the host of
+    that rank.
 
     Args:
         ranks: The host of each rank; a host may come several times.

@@ -37,8 +37,8 @@ def as_others_say(host: str) -> str:
 
 
 def options(launch: SshConfig) -> list[str]:
-    """Return ssh options: those of the user, then bsweep's. Of an option given twice, ssh uses the
-    first value.
+    """Return the options for ssh commands: first those of the user (`launch.ssh_options`), then
+    bsweep's own. Of an option given twice, ssh uses the first value.
 
     By bsweep's options, ssh asks for no password, accepts a host that it does not know yet but not
     another key of one that it knows, and gives up a silent host well before
@@ -74,7 +74,7 @@ def command(host: str, launch: SshConfig, script: str) -> list[str]:
 
 
 class OverSsh:
-    """The part of a launcher that runs commands on other hosts by ssh."""
+    """A mixin class for launchers that run commands on other hosts over ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
         """Return the ssh command that runs a given command on a host, in this process's working

@@ -117,8 +117,8 @@ class Stopping:
             raise KeyboardInterrupt
 
     def _look_at_steps(self) -> None:
-        """Measure how long the steps of worker 0 take, so that a stop waits long enough for the end
-        of a step.
+        """Measure how long worker 0's steps take, and set how long a stop waits for the current
+        step to end.
         """
         with suppress(OSError):  # no worker has begun
             shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
@@ -219,8 +219,8 @@ class Signals:
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
-        """After a signal, also ask the points to stop that began while this process asked the other
-        points.
+        """After a signal, also send the request to stop to points that began while this process
+        asked the other points.
 
         Call this method a few times a second.
         """
@@ -243,8 +243,8 @@ class Signals:
 
 
 def leave_it_to_first_worker() -> None:
-    """Make this process ignore the first signal to stop, since rank 0 receives it, too, and decides
-    for all ranks.
+    """Make this process ignore the first signal to stop, because rank 0 also receives the signal
+    and decides for all ranks when to stop.
 
     The second signal raises KeyboardInterrupt.
     """

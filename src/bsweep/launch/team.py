@@ -166,8 +166,7 @@ class Team(Started):
 
 
 def key_of(config: RunConfig) -> Hashable:
-    """Return a key that is the same for all points that one group of processes can train, one after
-    another.
+    """Return a key that is equal for points that the same processes can train, one after another.
 
     Return None for a point that needs processes of its own.
     """
@@ -203,16 +202,16 @@ class ProcessPool:
         self._idle: Team | None = None
 
     def expect(self, configs: Iterable[RunConfig]) -> None:
-        """Tell the pool which points the sweep will launch next. They replace the points given
-        earlier.
+        """Store which points the sweep will launch next, so that the pool keeps only processes that
+        one of these points can use. They replace the points given earlier.
         """
         keys = ((config.study_dir / config.run_id, key_of(config)) for config in configs)
         self._coming = {folder: key for folder, key in keys if key}
 
     @contextmanager
     def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
-        """Provide the processes that run a point: kept from the point before if they can train this
-        one, otherwise fresh.
+        """Provide the processes for a point: those of the point before if they can train this one,
+        otherwise new processes.
 
         After the block, the processes are kept for the next point if they can train it, else ended.
         """

@@ -99,8 +99,8 @@ def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:
 
 
 def _address(host: str, launch: TorchrunConfig) -> str:
-    """Return where other hosts find a host: by the chosen interface if it is this machine, else by
-    its name.
+    """Return the address by which other hosts reach a host: for this machine its address at the
+    chosen interface, otherwise the host's name.
     """
     if ssh.is_here(host) and (address := network.interfaces().get(launch.network_interface or "")):
         return f"[{address}]"

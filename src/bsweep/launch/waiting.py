@@ -1,4 +1,4 @@
-"""The decision how long a launcher waits for the processes of a point.
+"""The rule that decides how long a launcher waits for the processes of a point.
 
 It depends only on a clock and on facts that the launcher passes in.
 """
@@ -18,8 +18,8 @@ _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed 
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a point's processes as the launcher saw it at one moment: exit codes and signs
-    of life.
+    """A snapshot of a point's processes that the launcher took: the exit codes of its commands and
+    the workers' signs of life.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class Waiting:
         """True if that time-out was for processes that had begun to train."""
 
     def is_over(self, seen: Seen) -> bool:
-        """Return True if the launcher must not wait any longer for the processes of the point.
+        """Return True if the launcher is to stop waiting for the processes of the point.
 
         Call this method while a command runs. The wait is over if the grace period after a failure
         has passed, if the workers that still run were given up by the others, or after a time-out.
@@ -92,8 +92,8 @@ class Waiting:
         return self._config.strategy.can.outlives_workers
 
     def _has_failed(self, seen: Seen) -> bool:
-        """Return True if a launcher command such as torchrun failed and the workers of the other
-        commands cannot train on.
+        """Return True if a launcher command such as torchrun failed, and the workers of the other
+        commands cannot train on or have recorded the run's end.
         """
         if not any(seen.codes):
             return False
@@ -120,8 +120,8 @@ class Waiting:
 def cause_of_stall(
     config: RunConfig, before: Mapping[int, str], after: Mapping[int, str], seen: Seen
 ) -> str:
-    """Return a message that names the processes for which the others wait, judged by two looks at
-    the signs of `bsweep.runlog.waits`.
+    """Return a message that names the processes for which the others wait, found from each
+    process's sign at two moments. The signs are those of `bsweep.runlog.waits`.
 
     Args:
         config: The point.

@@ -1,4 +1,5 @@
-"""Sweeps that the user starts inside horovodrun, whose processes train one point after another.
+"""The launcher for sweeps that the user starts inside horovodrun; the processes of horovodrun train
+one point after another.
 
 Rank 0 composes, checks and writes, as the parent of a sweep always does. Its launcher sends each
 point to the other ranks and trains it together with them. They follow until rank 0 has no more
@@ -160,8 +161,9 @@ class WarmRank:
         variables = (variable for variable, *_ in HorovodConfig.knobs.values())
         if knobs := ", ".join(variable for variable in variables if variable in os.environ):
             raise SystemExit(
-                f"bsweep: {knobs} is set, and with it Horovod 0.28.1 cannot train another point "
-                "after a failed point: type the same command again for the remaining points"
+                f"bsweep: {knobs} is set in the environment, and Horovod 0.28.1 then cannot train "
+                "another point after a failed one: type the same command again for the remaining "
+                "points"
             )
         assert self._meeting_point, "run() has not begun"
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = (
@@ -192,8 +194,8 @@ class WarmRank:
 
 
 def _send(message: object) -> Any:
-    """Send a message of rank 0 to all ranks, and return it on each of them; the other ranks pass
-    None.
+    """Broadcast a message from rank 0 to all ranks, and return it on each rank. The other ranks
+    pass None.
 
     The exchange has a fixed name, for Horovod would otherwise name it by the type of the message,
     which differs between ranks.
@@ -244,8 +246,8 @@ def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) ->
 
 
 class _Registry(RendezvousHandler):  # type: ignore[misc]
-    """The HTTP handler of a Horovod registry that ignores deletions, since the registry serves only
-    one meeting of the ranks.
+    """The HTTP handler of a Horovod registry, which ignores requests to delete entries because the
+    registry serves only one meeting of the ranks.
     """
 
     def do_DELETE(self) -> None:

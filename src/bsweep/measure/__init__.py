@@ -1,4 +1,4 @@
-"""Worker processes that measure the speed of a model's training instead of training it.
+"""Worker processes that measure how fast a model trains, without training the model.
 
 The input is a run's folder, as for training. `probe_worker` writes `probe.json` there: how fast
 each worker steps at which batch, which batches fit, and how long an exchange takes.

@@ -63,7 +63,8 @@ class NoiseScale:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The running estimate of |G|^2 and tr(Sigma), the two parts of the gradient noise scale.
+        """The running estimate of |G|^2 and tr(Sigma), whose ratio tr(Sigma) / |G|^2 is the
+        gradient noise scale.
 
         It is None before the first measurement.
         """
@@ -71,7 +72,9 @@ class NoiseScale:
 
     @property
     def noise_scale(self) -> float | None:
-        """The gradient noise scale in examples; None if the measurements do not determine it."""
+        """The gradient noise scale in examples; None before the first measurement, or if the true
+        gradient may be zero.
+        """
         return self.noise.noise_scale if self.noise else None
 
     def __str__(self) -> str:
@@ -150,7 +153,9 @@ def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _mean_over_processes(values: Tensor) -> Tensor:
-    """Return the mean of a small tensor over all processes; all of them call this together."""
+    """Return the mean of a small tensor over all processes; all processes must call this function
+    together.
+    """
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(values)
         return values / dist.get_world_size()

@@ -84,7 +84,7 @@ def _with_exchange(config: RunConfig) -> RunConfig:
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """Return a tensor as large as the memory that the configured strategy takes besides model and
+    """Return a tensor as large as the memory that the run's strategy needs beyond the model and the
     optimizer.
 
     Return None if the strategy holds nothing more. The strategy that replaces it in the probe does
@@ -176,8 +176,8 @@ def _measure_batches(
 
 
 def _next(batch: int, own_batch: int) -> int:
-    """Return the batch size to measure after `batch`: the next power of two, or the run's own batch
-    size if that comes first.
+    """Return the next batch size to measure after `batch`: the next power of two, or the run's own
+    batch size if it is smaller than that power.
     """
     power = 1 << batch.bit_length()
     return own_batch if batch < own_batch < power else power
@@ -238,8 +238,8 @@ def _peak_flops(job: Job) -> float:
 
 
 def _exchange_seconds(job: Job) -> float:
-    """Return the median seconds of an exchange of the whole gradient vector, including its codec's
-    computing.
+    """Return the median seconds of an exchange of the whole gradient vector, including the time
+    that the codec computes.
 
     The workers meet before each exchange, so that no waiting is included.
     """

@@ -177,8 +177,7 @@ class _Rounds:
 
 @contextmanager
 def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
-    """Time each step that the optimizer takes within the block, as the part "optimizer" of a
-    training step.
+    """Time each optimizer step inside the block as the phase "optimizer" of a training step.
 
     This works with any strategy.
     """

@@ -44,7 +44,7 @@ def lone_config(config: RunConfig, rank: int) -> RunConfig:
 
 
 def alone(job: Job) -> Job:
-    """Return this worker's training job as if the worker trained alone: its steps exchange
+    """Return a copy of this worker's training job in which the worker trains alone and exchanges
     nothing.
     """
     config = lone_config(job.config, job.place.rank)

@@ -43,7 +43,7 @@ def initial(
     dtype: torch.dtype,
     layout: torch.memory_format,
 ) -> nn.Module:
-    """Return a run's model with its initial values, the same ones at each call.
+    """Return a run's model with its initial parameters, which are the same at each call.
 
     Args:
         config: The configuration of the run.
@@ -91,7 +91,7 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
 
 @functools.cache  # A sweep asks for every point.
 def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return the model on the meta device: its layers without the values of their parameters."""
+    """Return a model on torch's meta device, which has the layers but no values of parameters."""
     import torch
 
     try:

@@ -24,7 +24,8 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
 
 @contextmanager
 def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn any error that a model library raises inside the `with` block into a ConfigError.
+    """Turn the errors that a model library raises inside the `with` block for unsuitable options
+    into a ConfigError.
 
     Libraries raise many types of errors if an architecture, its options and a shape do not fit.
     """
@@ -42,8 +43,8 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
 
 
 def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a model unchanged; if it is on torch's meta device, check first that it takes images
-    of `shape`.
+    """Return a model unchanged, after a check that it maps images of `shape` to logits if it is on
+    torch's meta device.
 
     The trial passes two images through the model, which costs nothing on the meta device. Many
     models do not take small images.

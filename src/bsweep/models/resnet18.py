@@ -14,8 +14,8 @@ from bsweep.models import taps
 
 
 def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a ResNet-18 whose convolutions leave out the kernel elements (taps) that only ever
-    meet padding.
+    """Return a ResNet-18 whose convolutions leave out the kernel elements (taps) that are only ever
+    multiplied by padding.
     """
     return taps.trim(plain(config.stem, num_classes=num_classes, in_channels=shape[0]))
 

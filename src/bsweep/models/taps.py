@@ -1,4 +1,5 @@
-"""Convolutions that leave out those elements (taps) of their kernels that only ever meet padding.
+"""Convolutions without those elements (taps) of their kernels that are only ever multiplied by
+padding.
 
 A kernel may be larger than its feature map. In the last stage of a ResNet-18 on 32x32 images the
 maps are 1x1, so only the middle tap of a 3x3 kernel meets data. The other taps add zero, and their
@@ -18,8 +19,8 @@ from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:
-    """Make the convolutions of `model` leave out the kernel elements (taps) that only ever meet
-    padding, and return `model`.
+    """Make the convolutions of `model` leave out the kernel elements (taps) that are only ever
+    multiplied by padding, and return `model`.
 
     This changes plain `nn.Conv2d` modules with zero padding whose padding is given in numbers.
     """
@@ -49,8 +50,8 @@ class TrimmedConv2d(nn.Conv2d):
 
 
 class _Taps(torch.autograd.Function):
-    """An autograd function that returns the slice `weight[:, :, top:bottom, left:right]`, and whose
-    backward pass is faster than that of autograd's slicing.
+    """An autograd function that slices a convolution's weight and has a faster backward pass than
+    autograd's own slicing. The slice is `weight[:, :, top:bottom, left:right]`.
 
     The backward pass of autograd's slicing fills a gradient with zeros once for each dimension.
     """
@@ -76,8 +77,8 @@ class _Taps(torch.autograd.Function):
 def useful_taps(
     size: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> tuple[int, int, int]:
-    """Return which elements (taps) of a kernel meet data along one side of a feature map, and the
-    padding that they need.
+    """Return the range of kernel elements (taps) that are multiplied by data along one side of a
+    feature map, and the padding for this range.
 
     Args:
         size: The length of the side.

@@ -1,5 +1,5 @@
-"""Code for training that depends on neither the strategy nor the data: flat parameter vectors,
-optimizers, losses, precision, clocks.
+"""Code for training that does not depend on the strategy or the data, such as parameter vectors,
+optimizers, losses, precision and clocks.
 
 The input is a model and its configuration. The output is tensors and what changes them: all
 parameters and all gradients as one vector each (`vector`), the optimizer and its learning rate

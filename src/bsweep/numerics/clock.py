@@ -74,7 +74,8 @@ The event's moment is when the stream has finished its earlier work.
 
 
 def mark(device: torch.device) -> Mark:
-    """Return a mark of the present moment, from which `seconds_between` computes durations.
+    """Return a time mark for the present moment; `seconds_between` computes the seconds between two
+    such marks.
 
     On a GPU it is the moment when the work submitted so far ends; the host does not wait for it.
     """
@@ -86,7 +87,9 @@ def mark(device: torch.device) -> Mark:
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Return the seconds between two time marks of one device, after a GPU has reached `end`."""
+    """Return the seconds between two time marks of one device; on a GPU, first wait until the GPU
+    has reached `end`.
+    """
     if isinstance(begin, float) or isinstance(end, float):
         assert isinstance(begin, float)
         assert isinstance(end, float)
@@ -101,9 +104,7 @@ Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(_: str) -> AbstractContextManager[None]:
-    """Return a context manager that does nothing; a training step enters it around each of its
-    parts if nobody times these parts.
-    """
+    """Return a context manager that does nothing, for training steps whose parts are not timed."""
     return nullcontext()
 
 
@@ -177,9 +178,10 @@ class Slowdown:
         )
 
     def _busy_seconds(self) -> float:
-        """Return the seconds for which this thread has computed, counted from an arbitrary start.
+        """Return the reading, in seconds, of the clock that times this worker's passes.
 
-        On a CPU the clock stands still while other processes use the core.
+        On a CPU the clock stands still while other processes use the core. On a GPU it is a wall
+        clock, read after the GPU has finished its work.
         """
         if not self._on_gpu:
             return time.thread_time()

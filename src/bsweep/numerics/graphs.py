@@ -53,7 +53,7 @@ class Graph:
         return (len(part), num_all, num_passes) == self._size
 
     def replay(self, part: Tensor, crops: int) -> Tensor:
-        """Replay the captured passes on the examples with the indices `part`.
+        """Replay the captured passes on the training examples whose indices are `part`.
 
         Return the sums of their losses, correct answers and labels, valid until the next call.
         """

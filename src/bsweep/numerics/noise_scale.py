@@ -81,8 +81,8 @@ class Average:
     scatter: float = 0.0  # weighted sum of the squared deviations of `squared_norm` from its mean
 
     def joined(self, squared_norm: float, trace: float, num_samples: int) -> Average:
-        """Return running means of |G|^2 and tr(Sigma) that also include a noise record of
-        `num_samples` steps.
+        """Return the running means of |G|^2 and tr(Sigma) after one more noise record, which
+        averages `num_samples` steps.
         """
         weight = DECAY * self.weight + 1
         deviation = squared_norm - self.squared_norm
@@ -106,8 +106,8 @@ class Average:
         return GradientNoise(self.squared_norm, self.trace, self.num_samples, self._error())
 
     def _error(self) -> float:
-        """Return the standard error of the running mean of |G|^2, or infinity with too few noise
-        records.
+        """Return the standard error of the running mean of |G|^2; infinity if there are too few
+        noise records.
 
         It is that of a weighted mean of independent values (Kish, Survey Sampling, 1965).
         """

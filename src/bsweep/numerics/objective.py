@@ -41,7 +41,9 @@ class Objective:
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:
-        """Return True if the model's correct answers can be counted, given the labels' type."""
+        """Return True if the model's correct answers can be counted: it has its own score function,
+        or the labels are classes or tokens.
+        """
         return bool(self.own_score) or not labels.is_floating_point()
 
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
@@ -67,8 +69,8 @@ class Objective:
         return correct
 
     def checking(self, num_classes: int) -> Objective:
-        """Return an objective that checks the model's outputs each time before it computes the
-        loss.
+        """Return a copy of this objective that also checks the model's outputs each time before it
+        computes the loss.
 
         The check waits for a GPU.
         """
@@ -149,7 +151,8 @@ def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:
 
 
 def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Tensor) -> None:
-    """Raise ValueError if the model's own loss function returns several numbers, or a mean.
+    """Raise ValueError if the model's own loss function does not return one number, or returns a
+    mean instead of a sum.
 
     A sum becomes twice as large if the examples are repeated; a mean does not.
     """

@@ -87,8 +87,8 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            f"optimizer.target={config.target}: its param_groups have no 'lr', but the schedule "
-            "sets the learning rate there: read the rate from group['lr']."
+            f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule "
+            "sets the learning rate: give each group an 'lr', and let step() read it from there."
         )
     return optimizer
 
@@ -184,7 +184,7 @@ _ONE_CYCLE_RISE = 0.3
 
 
 def rehearse(optimizer: Optimizer) -> None:
-    """Make one step of the optimizer, then restore the parameters and the optimizer's state."""
+    """Make a trial step of the optimizer, then restore the parameters and the optimizer's state."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     before = [tensor.detach().clone() for tensor in tensors]
     state = copy.deepcopy(optimizer.state_dict())

@@ -71,7 +71,8 @@ def round_products(precision: str) -> None:
 
 
 def are_rounded(device: torch.device) -> list[str]:
-    """Return the names of the fp32 operations that the device computes with TF32.
+    """Return which fp32 operations ("convolutions", "products") this device computes with the lower
+    precision TF32.
 
     Only GPUs of compute capability 8.0 or more have TF32; for other devices the list is empty.
     """
@@ -149,8 +150,8 @@ class LossScale:
 
     @contextmanager
     def removed(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Divide the gradients by the loss scale before the `with` block, in which a codec
-        exchanges them.
+        """Divide the gradients by the loss scale before the `with` block, so that a codec in the
+        block exchanges unscaled gradients.
 
         The codec's `state` then refers to unscaled gradients. If gradients overflowed, the state is
         restored to its values before the exchange.
@@ -169,7 +170,8 @@ class LossScale:
 
 
 def _begin_momentum(optimizer: SGD) -> None:
-    """Create the momentum of an SGD optimizer as tensors of zeros, before its first step.
+    """Create the momentum tensors of an SGD optimizer, filled with zeros, before the optimizer's
+    first step.
 
     torch 2.13 creates it in the first step. If that step is skipped, the momentum would be whatever
     is in memory.

@@ -1,5 +1,5 @@
-"""A context manager that lets passes through a model change none of the model's buffers, no given
-tensor and no random number generator of torch.
+"""A context manager for forward and backward passes that must not change a model's buffers, given
+tensors, or torch's random number generators.
 """
 
 from __future__ import annotations

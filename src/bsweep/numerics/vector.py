@@ -120,8 +120,8 @@ class Vector(Flat):
             )
 
     def drop_gradients(self) -> None:
-        """Drop all gradients before a step, and let the passes write new ones directly to the
-        gradient vector.
+        """Drop all gradients before a step, and make the backward passes write the new ones into
+        the gradient vector.
         """
         for tensor, view in self._gradient_views.items():
             tensor.grad = None
@@ -150,8 +150,8 @@ class Vector(Flat):
 
 
 class Anchor(Flat):
-    """A copy of a model's parameters that does not change during a round, while the workers' models
-    do.
+    """A copy of a model's parameters that stays fixed during a round, while each worker trains its
+    own model.
 
     `tensors` holds one parameter of its own. The gradients use the vector's memory, which is free
     between two steps, or with `own_gradients` separate memory.

@@ -90,7 +90,8 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Return a drawing function for each figure for which the study has data, by the figure's name.
+    """Return the drawing functions of all figures for which the study has data, each under its
+    figure's name.
 
     Args:
         study: The study.

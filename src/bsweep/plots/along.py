@@ -1,4 +1,4 @@
-"""Functions that the figures with the batch size on their horizontal axis share.
+"""Functions for figures whose horizontal axis shows the batch size.
 
 Such a figure runs over workers if the study has one batch size. It shows a dot for each cell if the
 study has one batch size and one worker count.
@@ -27,7 +27,9 @@ CROSSES = "Crosses on the lower edge are runs that did not complete."
 
 
 def measured_cells(study: Study) -> pd.DataFrame:
-    """Return the table of a study's cells; it has no rows if no cell has a completed run."""
+    """Return the table of a study's cells; return a table without rows if no cell has a completed
+    run.
+    """
     cells = analysis.cells(study.runs)
     return cells if (cells["n"] > 0).any() else cells[:0]
 
@@ -63,8 +65,8 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
 def dots(
     table: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
-    """Draw a figure with a panel for each metric; a panel has a row for each cell, with dots at its
-    values.
+    """Draw a figure with a column of panels for each metric. Each panel has a row for each of its
+    cells, with dots at the cell's values.
 
     Returns:
         The figure, its panels with their cells, and a sentence if cells are left out.
@@ -89,7 +91,7 @@ def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) ->
 
 
 def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
-    """Let the vertical axis begin at zero and show the values of all seeds.
+    """Set the limits of the vertical axis: from zero to above the highest value of any seed.
 
     Intervals that are far wider are cut.
     """
@@ -130,7 +132,9 @@ def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]
 
 
 def beside(places: Sequence[float]) -> list[float]:
-    """Return the positions for a logarithmic axis, with equal positions moved apart."""
+    """Return positions for a logarithmic axis in which equal values of `places` are moved apart, so
+    that their marks do not overlap.
+    """
     sharing, seen = Counter(places), Counter[float]()
     moved = []
     for place in places:

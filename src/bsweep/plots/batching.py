@@ -21,8 +21,8 @@ _FORGETS = 0.1  # weight of a new record in the running mean, as in training
 
 
 def batches(study: Study) -> pd.DataFrame:
-    """Return the recorded steps of the runs whose batch size changed, each with the noise scale at
-    that step.
+    """Return the table of recorded steps of the runs whose batch size changed, with the noise scale
+    that was known at each step.
 
     The columns also tell the runs' cells apart.
     """

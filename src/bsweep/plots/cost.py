@@ -117,7 +117,7 @@ def _look(counts: list[int], count: int) -> dict[str, Any]:
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
-    """Draw, for each worker count, the seconds that the next larger count saves and the
+    """Draw, for each step to the next larger worker count, the seconds that the step saves and the
     worker-seconds that it adds.
 
     Each worker count has its best batch.

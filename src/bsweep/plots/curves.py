@@ -98,8 +98,8 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
-    """Return for each row of a table the place of its value among the sorted values of one index
-    level.
+    """Return, for each row of a table, the position of the row's value of the index level `name` in
+    the order of display.
     """
     found = table.index.get_level_values(name)
     values = _values(found)
@@ -114,8 +114,8 @@ def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
 
 
 def _values(found: pd.Index[Any]) -> list[Any]:
-    """Return the distinct values of an index: numbers in ascending order, others in the order of
-    the table.
+    """Return the distinct values of an index: numbers in ascending order, other values in the order
+    of the table.
     """
     return (
         sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
@@ -149,13 +149,15 @@ def _each(batches: str) -> str:
 
 
 def said(name: str, value: object) -> str:
-    """Return the value of a setting in words for a label; a variant's name is in words already."""
+    """Return the value of a setting in words for a label; the value of `variant` is returned as it
+    is.
+    """
     return str(value) if name == "variant" else words(name, value)
 
 
 def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_batch")) -> str:
-    """Return in words the worker count and the batch size, each only if it is the same in all
-    cells.
+    """Return a text with the worker count and the batch size, leaving out each of them that differs
+    between cells.
 
     The text is empty if the cells differ in no setting.
     """
@@ -234,8 +236,8 @@ def _look(color: int, line: int) -> dict[str, Any]:
 def _alike(
     groups: dict[Any, pd.DataFrame], names: Sequence[str], along: str, columns: Sequence[str]
 ) -> dict[Any, tuple[str, ...]]:
-    """Find variants whose values coincide, so that they share a line; return their names by the key
-    of the first one.
+    """Group the variants whose plotted values are equal, so that they share one line. Return the
+    names of each group by the key of its first variant.
     """
     firsts: dict[Any, Any] = {}
     members: dict[Any, tuple[str, ...]] = {}
@@ -256,7 +258,7 @@ def _alike(
 
 
 def alike_words(curves: Sequence[Curve]) -> str:
-    """Return a text with a sentence for each line that stands for several variants with equal
+    """Return one sentence for each line of a figure that represents several variants with equal
     values.
     """
     said = []
@@ -309,10 +311,10 @@ def _left_out(panels: Collection[Any]) -> str:
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
-    """Return the legend's entries for lines: one for each line, or one for each colour and each
-    dash pattern.
+    """Return the legend's entries for lines: one for each line, or one for each colour and one for
+    each dash pattern.
 
-    The latter is so if colours and dashes both tell something apart.
+    The second form is used if the lines differ in their dash pattern.
     """
     if len({curve.line_label for curve in curves}) < 2:
         return [handle(curve.look, curve.label) for curve in curves]
@@ -324,8 +326,8 @@ def handles(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def colors(curves: Sequence[Curve]) -> list[Line2D]:
-    """Return a legend entry for each colour, for figures whose panel titles name the dash
-    patterns.
+    """Return one legend entry for each colour, for figures whose panel titles already explain the
+    dash patterns.
     """
     looks = {
         curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves

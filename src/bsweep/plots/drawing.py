@@ -185,8 +185,8 @@ def extent(values: Iterable[float]) -> tuple[float, float]:
 
 
 def repeats(n: pd.Series[int], drawn_as: str = "point") -> str:
-    """Return sentences for a caption: how many seeds each point has, and how the figure shows their
-    scatter.
+    """Return sentences for a figure's caption that say how many seeds each point has, and how the
+    scatter of the seeds is drawn.
     """
     counts = sorted({int(count) for count in n if count})
     if not counts:
@@ -272,10 +272,11 @@ def _width(axes: Axes) -> float:
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
-    """Return the batch sizes or worker counts whose labels have room below an axis: all, every
+    """Return the batch sizes or worker counts whose tick labels fit below an axis: all, every
     second, every third, and so on.
 
-    If the sizes are uneven, the result may be those that find room.
+    If this leaves out many of unevenly spaced sizes, the result is each size whose label fits
+    beside the label before it.
     """
 
     def fits(one: int, other: int) -> bool:
@@ -396,8 +397,8 @@ def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float
 
 
 def has_learned(study: Study) -> bool:
-    """Return True if a cell is more accurate than random guessing, or if this is unknown for a
-    cell.
+    """Return True if some cell is more accurate than random guessing, or if this is unknown for
+    some cell.
     """
     cells = analysis.cells(study.runs)
     known = cells.loc[cells["n"] > 0, "has_learned"]
@@ -419,9 +420,8 @@ def draw_line(axes: Axes, look: dict[str, Any], cells: pd.DataFrame, metric: str
 def draw_spread(
     axes: Axes, cells: pd.DataFrame, metric: str, color: str, marker: str = "o", flat: bool = False
 ) -> None:
-    """Draw how the seeds of each cell scatter: an interval and small circles, or two points.
-
-    A cell with two seeds has two points. The cells' index gives the position on the other axis.
+    """Draw how the seeds of each cell scatter: an interval with small circles, or two points for a
+    cell with two seeds. The cells' index gives the position on the other axis.
     """
     half = cells[f"{metric}_ci95"]
     if half.notna().any():

@@ -79,7 +79,8 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def server_load(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw how parameter servers share the model, and how busy the busiest of them is.
+    """Draw which share of the parameters each server holds, and for what part of the training time
+    the busiest server works.
 
     The fullest server is dark.
     """
@@ -115,8 +116,8 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """Draw the gain in training speed from sharding parameters by memory instead of by layer, over
-    the number of workers.
+    """Draw by how much training is faster if parameters are sharded by memory instead of by layer,
+    over the number of workers.
 
     The gains are published, modelled and measured.
     """

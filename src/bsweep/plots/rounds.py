@@ -101,8 +101,8 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def scaled_rounds(table: pd.DataFrame) -> str:
-    """Return a sentence which says that idle times are scaled to the number of rounds of the
-    baseline.
+    """Return a sentence for a caption which says that idle times were scaled to the baseline's
+    number of rounds.
 
     It is empty if no idle time in the table is scaled.
 
@@ -222,8 +222,8 @@ def _draw_loss(axes: Axes, curve: Curve) -> None:
 
 
 def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: float) -> None:
-    """Limit the axes to the time between `first` and `last`, and to the losses of the lines in that
-    time.
+    """Limit the axes to the times from `first` to `last`, and to the losses that the lines reach in
+    these times.
     """
     seen = [
         np.interp(np.linspace(first, last), loss.index, loss, left=np.nan, right=np.nan)

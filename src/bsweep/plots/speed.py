@@ -88,8 +88,8 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
 def _draw_speedup(
     axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
 ) -> list[Curve]:
-    """Draw the measured and the ideal speed-up over the number of workers; return a `Curve` for
-    each line of measured values.
+    """Draw the measured and the ideal speed-up over the number of workers, and return the measured
+    lines.
     """
     lines = curves(
         scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells
@@ -108,7 +108,7 @@ def _draw_speedup(
 
 
 def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
-    """Return the rows of the table of speed-ups for the cells that one panel shows."""
+    """Return the rows of the table of speed-ups that belong to the cells of one panel."""
     names = [name for name in panel.curves[0].key if name != "num_workers"]
     keys = {tuple(curve.key[name] for name in names) for curve in panel.curves}
     places = zip(*(scaling.index.get_level_values(name) for name in names), strict=True)

@@ -88,8 +88,8 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw for each cell which part, such as the exchange, takes most of the time to the target,
-    and its share.
+    """Draw for each cell the largest part of the time to the target, such as the exchange, and the
+    fraction that this part takes.
     """
     figure, panels = _maps(
         cells, f"Largest part of the time to {targets_in_words(cells)}, and its share"
@@ -251,8 +251,8 @@ def _marked(cells: pd.DataFrame) -> str:
 
 
 def targets_in_words(cells: pd.DataFrame) -> str:
-    """Return the target of all cells in words, or `each part's target` if cells have different
-    targets.
+    """Return a phrase that names the target of all cells; it is `each part's target` if cells have
+    different targets.
 
     Args:
         cells: A table of `bsweep.analysis.surface`.

@@ -113,8 +113,8 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
 
 
 def idle_text(study: Study) -> str:
-    """Return a text table of each worker's idle seconds, with the total and the total's change from
-    the baseline.
+    """Return a text table of each worker's idle seconds, of their total, and of the total's change
+    from the baseline.
 
     The text is empty for a study without rounds.
 
@@ -238,8 +238,8 @@ def _definitions(entries: dict[str, str]) -> str:
 
 
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
-    """Return one text for each field of the runs' `meta.json`, with the values that the runs have
-    in it.
+    """Return, for each field of the runs' `meta.json`, one text that lists the values that the runs
+    have in this field.
 
     Where runs differ, each value has its number of runs.
     """

@@ -103,7 +103,8 @@ def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
 
 
 def _are_numbers(table: Table) -> list[bool]:
-    """Return True for each column of a table that holds numbers, and False for the others.
+    """Return a list with True for each column of a table that holds numbers, and False for each
+    other column.
 
     Numbers are aligned on the right.
     """

@@ -93,8 +93,8 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """Return as text the range, over all cells, of a worker's sent bytes divided by those of a ring
-    all-reduce.
+    """Return a text with the range, over all cells, of a ratio: a worker's sent bytes divided by
+    those of a ring all-reduce.
     """
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]

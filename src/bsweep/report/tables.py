@@ -46,7 +46,11 @@ def tables(study: Study) -> Iterator[Table]:
     if len(idle := analysis.idle_table(study)):
         yield idle_seconds(study, idle)
         shares = idle[["rounds", "idle_share", "exchange_share"]]
-        yield _table(study, "Rounds, and how workers spend their time in them.", shares)
+        yield _table(
+            study,
+            "Rounds, and the parts of the time that workers are idle or exchange data.",
+            shares,
+        )
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
@@ -75,7 +79,9 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
 
 
 def _of_seeds(n: pd.Series[int]) -> str:
-    """Return sentences that explain how a table shows means, intervals and pairs of values."""
+    """Return sentences for a table's caption that explain the sign ± and the pairs of values in the
+    table.
+    """
     counts = set(n[n > 0])
     told = (
         ["± is the half-width of the 95 % t-interval over seeds."]
@@ -132,8 +138,8 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table that says how fast the seconds of an epoch grow with the batch size or the
-    worker count: the exponent of a power law, one row for each series of cells.
+    """Return a table of how fast the seconds of an epoch grow with the batch size or the worker
+    count. Each series of cells has a row with the exponent of a power law.
 
     It is empty for a single series, which the section on costs covers.
     """
@@ -241,7 +247,8 @@ def _idle_caption(table: pd.DataFrame) -> str:
 
 
 def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
-    """Turn rows of numbers, indexed by cells or by series of cells, into a report's table of text.
+    """Turn rows of numbers into a table of text for the report. The rows are indexed by cells or by
+    series of cells.
 
     A setting that all rows share is named once, in the caption.
     """
@@ -284,8 +291,8 @@ def _sentence(parts: Sequence[str]) -> str:
 
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table's rows, with the list of the workers' batches in place of the local batch
-    where workers differ.
+    """Return a table's rows in which the local batch of uneven workers is replaced by the list of
+    all workers' batches.
     """
     cells = analysis.cells(study.runs)
     if analysis.levels(rows) != analysis.levels(cells):

@@ -1,4 +1,5 @@
-"""The calibration of a study, which decides the precision and memory format that `auto` stands for.
+"""The calibration of a study, which decides the precision and memory format to use where a setting
+is `auto`.
 
 A sweep that is long enough requests a calibration (`request`). The workers of its first point
 measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
@@ -82,7 +83,7 @@ class Timed:
 @dataclass(frozen=True)
 class Calibration:
     """The content of a calibration file: the request to find the fastest precision and memory
-    format, and the answer once there is one.
+    format, and later the answer.
 
     `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
     GPUs, and if other runs of the study have decided already.
@@ -113,7 +114,7 @@ class Calibration:
         if not are_timed or any(
             len(one.step_seconds) != len(self.measured_batches) for one in self.timed
         ):
-            raise ValueError("there must be one time of a step for each measured batch")
+            raise ValueError("each candidate needs one time of a step for each measured batch")
 
     @property
     def is_open(self) -> bool:
@@ -121,8 +122,8 @@ class Calibration:
 
     @property
     def was_worth_it(self) -> bool:
-        """True if workers measured the precision and memory format, or took those of their kind of
-        GPU.
+        """True if workers measured the precision and memory format, or took those that are known
+        for their type of GPU.
 
         Then a sweep with enough steps to pay for a measurement asked for them. False if the request
         has no answer yet, or if the answer was taken over from earlier runs.
@@ -188,8 +189,8 @@ class Calibration:
 
 
 def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
-    """Return a sentence that names the precision and memory format of a run without a calibration
-    and says why it uses them.
+    """Return a sentence that names the precision and memory format of a run without a calibration,
+    and the reason for both.
 
     Args:
         start: The run's `start` record.
@@ -226,8 +227,8 @@ def path_in(folder: Path, config: RunConfig) -> Path:
 
 
 def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
-    """Return a study's calibration for the given hardware, whether measured or only requested; None
-    if there is none.
+    """Return a study's calibration for the given hardware, which may be measured or only requested.
+    Return None if there is none.
 
     The request may come from a machine of another kind. Then this hardware has no request of its
     own yet, and nobody has looked at the runs on it; this function does both.
@@ -280,8 +281,8 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Request a calibration from the first point that runs, if a calibration is needed and saves
-    time.
+    """Write a request for a calibration, if one is needed and saves time. The workers of the first
+    point that runs then answer the request.
 
     It is needed if a point's precision or memory format is `auto`. It saves time if the points take
     enough steps. If earlier runs or an earlier answer decide already, the request costs nothing and
@@ -338,8 +339,8 @@ def is_asked(config: RunConfig) -> bool:
 
 
 def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
-    """Return a run's precision and memory format: as configured, else the calibration's, else
-    `default`.
+    """Return a run's precision and memory format: each as configured or, where it is `auto`, from
+    the calibration or else from `default`.
     """
     found = default
     if calibration and calibration.settled:
@@ -364,8 +365,8 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
-    """Return a calibration that holds the precision and memory format with which a run began; None
-    for a new run.
+    """Return a calibration that fixes the precision and memory format with which a run began;
+    return None for a new run.
 
     So the run resumes with them. The hardware on which the run began does not matter.
     """
@@ -393,7 +394,8 @@ _RUNS = "*/metrics.jsonl"
 
 
 def _starts(metrics: Path) -> list[dict[str, Any]]:
-    """Return the `start` records that a run wrote itself, without those copied from another run.
+    """Return the `start` records that a run wrote itself. Records that a run copied from the run
+    that it continues do not count.
 
     If the run began at a checkpoint of another run, its file begins with a copy of that run's
     records.

@@ -72,12 +72,14 @@ class Checkpoint:
         return facts
 
     def complete(self, facts: Mapping[str, Any]) -> None:
-        """Write `complete.json`, with a checksum of `facts`, the other keys of a `Saved`."""
+        """Write the mapping `facts` and a checksum of it to `complete.json`, in the form of
+        `Saved`.
+        """
         write_json(self._marker, {**facts, "facts_crc32": _crc32_of_facts(facts)})
 
     def damage(self, metrics: Path) -> str:
-        """Return which file of this checkpoint or of its run's records is not as it was written;
-        empty if all are, or if the checkpoint was never completed.
+        """Return a text that names the first damaged file of this checkpoint or of the run's
+        records. The text is empty if nothing is damaged, or if the checkpoint was never completed.
 
         Args:
             metrics: The run's `metrics.jsonl`.
@@ -121,8 +123,7 @@ def checkpoints(paths: RunPaths) -> list[Checkpoint]:
 
 
 def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
-    """Return a run's latest checkpoint without damage, and what is damaged in the latest one of
-    all.
+    """Return a run's latest checkpoint without damage, and a text on the damage of a later one.
 
     Args:
         paths: The paths of the run.

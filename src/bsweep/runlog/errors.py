@@ -19,7 +19,7 @@ from bsweep.runlog.shared_clock import file_system_time
 
 
 class WorkerLost(RuntimeError):
-    """The error of a worker that had to wait for another worker, which had ended.
+    """The error of a process that cannot go on because a worker of its run has ended or has left.
 
     This error is a consequence of a failure, not its cause.
     """
@@ -96,8 +96,8 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
 
 
 def _told_traceback(error: BaseException) -> str | None:
-    """Return the traceback that a user needs besides the message of an error; None for the last
-    lines of what the process printed.
+    """Return the traceback that a user needs besides an error's message; None to show the last
+    lines of the process's output instead.
 
     It is empty for a ValueError that bsweep's own code raised: its message says what to change.
     """
@@ -124,8 +124,8 @@ def described(error: BaseException) -> str:
 
 
 def _is_reported(error: BaseException | None) -> bool:
-    """Return True if `error.json` has this error, or an error that was being handled when this one
-    was raised.
+    """Return True if `error.json` has this error, or an error during whose handling this one was
+    raised.
     """
     return error is not None and (_REPORTED in vars(error) or _is_reported(error.__context__))
 
@@ -141,7 +141,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def spoils_process(error: BaseException) -> bool:
-    """Return True if, after this error, the process should train no further run.
+    """Return True if this process should train no further run after the given error.
 
     After the host ran out of memory oneDNN may fail from then on, see `bsweep.core.fresh_process`.
     """

@@ -23,8 +23,8 @@ from bsweep.runlog.records import SCHEMA, Record
 
 
 def no_such_study(study_dir: Path) -> str:
-    """Return the error message for a study folder that does not exist, with the folder of a similar
-    name that the user may have meant: beside it, or in `results`.
+    """Return the error message for a study folder that does not exist. The message suggests a
+    folder of a similar name, beside it or in `results`.
     """
     beside = dict.fromkeys([study_dir.parent, Path("results")])
     known = [
@@ -70,9 +70,8 @@ class RunPaths:
 
     @property
     def stop(self) -> Path:
-        """The file that stops a run as soon as it is not empty.
-
-        Write into it to have the workers save a checkpoint and end.
+        """The file that asks a run to stop: if it contains any text, the workers save a checkpoint
+        and end.
         """
         return self.folder / "stop"
 
@@ -98,8 +97,8 @@ class RunPaths:
         return self.folder / ".claim"
 
     def worker_claim(self, rank: int) -> Path:
-        """Return the path of the file that the process `rank` holds as long as it may write to this
-        folder.
+        """Return the path of the file that the process `rank` keeps locked while it may write to
+        this folder.
 
         A launcher that is killed may leave its processes behind for some seconds.
         """
@@ -137,15 +136,18 @@ class RunPaths:
         return self.rank_logs(rank) / "alive"
 
     def waits(self, rank: int) -> Path:
-        """Return the file in which a process without progress says whether it waits for others."""
+        """Return the path of the file in which a process that makes no progress says whether it
+        waits for other processes or works.
+        """
         return self.rank_logs(rank) / "waits"
 
     def server_clocks(self, server: int) -> Path:
-        """Return the path of the CSV file that lists every push from a worker to a parameter
-        server.
+        """Return the path of the CSV file that lists every push from a worker that a parameter
+        server has answered.
 
-        Its columns are the worker, the worker's clock, and the slowest worker's clock when the
-        server answered.
+        Its columns are the time of the answer, the worker, the worker's clock, the slowest worker's
+        clock, and the seconds that the push waited in the queue. A worker's clock is its number of
+        pushes.
         """
         return self.folder / f"server.{server}.csv"
 
@@ -190,7 +192,7 @@ class RunLog:
         if not _is_open_file(self._path, self._file):
             raise OSError(
                 f"{self._path} was removed or replaced while the run wrote to it, so its records "
-                "are lost. The same sweep repeats the run."
+                "are lost. Start the same sweep again to repeat the run."
             )
         with space_for(self._path):
             self._file.write(text)

@@ -12,8 +12,8 @@ from bsweep.runlog.reading import Damaged, checked
 
 
 class Following:
-    """A reader of a `metrics.jsonl` that other processes write, and cut when they resume the
-    run.
+    """A reader of a `metrics.jsonl` that other processes write; they remove its last records when
+    they resume the run.
     """
 
     def __init__(self, path: Path) -> None:

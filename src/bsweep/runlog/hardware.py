@@ -1,5 +1,5 @@
-"""The description of a run's hardware; the times of two runs compare only if it is the same for
-both.
+"""The description of a run's hardware. The times of two runs can be compared only if their
+descriptions are equal.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Summary:
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """The content of `complete.json`: how far a run had trained when its checkpoint was saved, and
-    checksums by which damage to the checkpoint and to the earlier records is noticed.
+    checksums that reveal damage to the checkpoint and to the earlier records.
 
     `position` is the number of examples of the epoch that the run has trained on. Checksums are
     missing in the checkpoints of earlier versions of bsweep.

@@ -1,4 +1,5 @@
-"""Claims, each of which only one process can hold, so that for example only one sweep runs a point.
+"""Claims (locks), each of which only one process can hold, so that for example only one sweep runs
+a point.
 
 A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
 a file that the owner touches regularly.
@@ -48,8 +49,7 @@ _SAID: set[Path] = set()
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Try to take the claim of the file `path`; yield True if this process now holds the claim,
-    else False.
+    """Try to claim the file `path`; yield True if this process now holds the claim, else False.
 
     The claim ends with the context, and with the process, even if the process is killed.
     """
@@ -70,8 +70,8 @@ def claimed(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def held(path: Path, otherwise: str) -> Iterator[None]:
-    """Hold the claim of a file that no other process should want; try again for some seconds while
-    another process holds it.
+    """Hold the claim of a file inside the `with` block; if another process holds the claim, try
+    again for some seconds.
 
     A process that checks whether the file is claimed holds it for a moment.
 
@@ -206,8 +206,8 @@ def _read_lease(path: Path) -> dict[str, Any] | None:
 
 
 def _beat(path: Path, lease: dict[str, object], is_over: threading.Event) -> None:
-    """Touch a lease regularly until `is_over` is set; end this process if another one has taken the
-    lease over.
+    """Touch the lease file `path` regularly until `is_over` is set; end this process if another
+    process has taken the lease over.
 
     That happens if this process was suspended. It ends at once, with all that it started, because
     whatever it wrote would damage what the other process writes.

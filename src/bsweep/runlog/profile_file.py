@@ -47,7 +47,7 @@ class Anatomy:
 
     def __post_init__(self) -> None:
         if not 0 < sum(self.parts.values()) < math.inf:
-            raise ValueError("the parts of a step must add up to more than 0 seconds")
+            raise ValueError("the seconds of a step's parts must add up to a finite number above 0")
 
     @property
     def adds_up_to(self) -> float:

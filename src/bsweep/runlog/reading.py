@@ -99,7 +99,8 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
 
 def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None:
-    """Raise Damaged unless the epochs of a run's records are 1, 2, 3 and so on, each once.
+    """Raise Damaged unless the `epoch` records of a run are numbered 1, 2, 3 and so on, each number
+    once.
 
     An epoch is on record twice if two processes trained the run at the same time.
     """
@@ -132,13 +133,14 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     for key, number in found.items():
         if (wanted := ends[-1].get(key)) is not None and wanted != number:
             raise Damaged(
-                f"{metrics}: {key}={number} on record, but the run trained {wanted}. {REMEDY}"
+                f"{metrics}: the epoch records add up to {key}={number}, but the end record says "
+                f"{key}={wanted}. {REMEDY}"
             )
 
 
 def read_told(folder: Path) -> Run:
-    """Read a run's folder and return its content, with only the records that the tables of the
-    analysis need.
+    """Return the content of a run's folder, with only those records that the tables of the analysis
+    need.
 
     The `step` records are included only if the run's batch size changed.
     """

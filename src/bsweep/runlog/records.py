@@ -74,7 +74,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """The part of a run's configuration that the tables of the analysis read."""
+    """The settings of a run that the tables of the analysis read from its `start` record."""
 
     num_workers: Processes
     local_batch: Count | None = None
@@ -171,7 +171,8 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The bytes and the seconds of an epoch's exchanges; None for a value that was not measured.
+    """The bytes and the seconds of the exchanges in one epoch; a value that was not measured is
+    None.
 
     `sent_bytes` and `received_bytes` are means over workers. `exchange_steps` counts the messages
     that had to follow one another, on the worker with the most. `exchange_seconds` is the time in
@@ -303,7 +304,9 @@ class Round:
             *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
         )
         if any(len(values) != len(self.workers) for values in by_worker):
-            raise ValueError(f"there must be {len(self.workers)} values, one for each worker")
+            raise ValueError(
+                f"a list of the round does not have {len(self.workers)} values, one for each worker"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

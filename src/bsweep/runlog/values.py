@@ -29,7 +29,10 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     for value in _leaves(tree):
         for one in value if isinstance(value, list | tuple) else (value,):
             if not isinstance(one, str | int | float | None) or not _is_bounded(one):
-                raise ValueError(f"{str(one)[:40]} cannot be the value of a setting")
+                raise ValueError(
+                    f"{str(one)[:40]} cannot be the value of a setting, which is a text, true, "
+                    "false, null, a finite number (an integer below 2^63), or a list of these"
+                )
     return tree
 
 

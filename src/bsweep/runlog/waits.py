@@ -1,4 +1,5 @@
-"""The sign by which a process of a run says what it does while it makes no progress.
+"""The file in which a process of a run says, while it makes no progress, whether it waits for other
+processes or works.
 
 Each second, a thread of the process writes to a file whether the main thread waits for other
 processes or works. Only a process that is stopped, as by SIGSTOP or on a host that hangs, gives no
@@ -46,7 +47,8 @@ def for_others() -> Iterator[None]:
 
 @contextmanager
 def shown(path: Path) -> Iterator[None]:
-    """Show in a file what the main thread does inside the block, while it makes no progress.
+    """Write each second to the file `path`, while the block makes no progress, whether the main
+    thread waits or works.
 
     Args:
         path: The file, whose folder exists. Read it with `sign_in`.
@@ -72,8 +74,8 @@ def _show(path: Path, ended: threading.Event) -> None:
 
 
 def sign_in(path: Path) -> str:
-    """Return the last sign of a process, which ends with `WAITS` or `WORKS`; an empty text if there
-    is none.
+    """Return the last sign that a process wrote to its file; the sign ends with `WAITS` or `WORKS`.
+    Return an empty text if there is none.
     """
     with suppress(OSError):
         return path.read_text().strip()

@@ -1,4 +1,5 @@
-"""Strategies, by which all workers of a run agree on one model; each strategy has its own file.
+"""The strategies, each in its own file; a strategy is the way in which all workers of a run agree
+on one model.
 
 A strategy takes each worker's gradients or parameters as one vector. After a step, or a round,
 every worker has the same updated model. `Traffic` reports what that took in bytes and seconds.

@@ -27,8 +27,8 @@ from bsweep.runlog.records import Event, Round, Traffic
 
 @dataclass
 class Meter:
-    """The bytes and the seconds of one worker's exchanges since the last call of
-    `Strategy.traffic`.
+    """A meter of one worker's exchanges since the last call of `Strategy.traffic`: their bytes and
+    seconds.
 
     No step waits for a GPU to finish an exchange in order to time it.
     """
@@ -210,8 +210,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Update this worker's model from its gradient, which most strategies first exchange with
-        the other workers.
+        """Update this worker's model from its gradient. Most strategies first exchange the gradient
+        with the other workers.
         """
 
     def rehearse(self) -> None:  # noqa: B027
@@ -225,8 +225,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
-        """Return the values that all workers pass, as the rows of one tensor in the order of their
-        ranks.
+        """Collect a few values from each worker, and return all of them as the rows of one tensor
+        in the order of the ranks.
 
         All workers call it together, each with a few values.
 
@@ -431,7 +431,7 @@ class InBackward(Strategy):
         """
 
     def passes(self) -> AbstractContextManager[None]:
-        """Return the context manager in which the worker runs each forward and backward pass.
+        """Return the context manager that surrounds each forward and backward pass of this worker.
 
         An exchange may fail within a pass. The context may turn its error into `WorkerLost`.
 
@@ -476,8 +476,8 @@ class Rounds(Strategy):
 
     @abstractmethod
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        """End a round, and synchronise with the other workers if the strategy does so after this
-        round.
+        """End a round and, if the strategy plans a synchronisation after it, synchronise with the
+        other workers.
 
         If the round ends an epoch or the run, all workers have the same parameters afterwards.
 

@@ -150,7 +150,8 @@ class DDP(TorchStrategy, InBackward):
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Show a bucket of gradients to `see_part`, then average the bucket over workers.
+    """Pass a bucket of this worker's gradients to `strategy.see_part`, then average the bucket over
+    all workers.
 
     The result has the same bits as that of DDP without a hook. This function multiplies by the
     reciprocal of the number of workers, whereas torch's own hook divides.
@@ -166,8 +167,8 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def _exchange_lost() -> Iterator[None]:
-    """Turn the error of an exchange that fails in the `with` block into `WorkerLost`; leave other
-    errors unchanged.
+    """Turn the error of an exchange that failed in the `with` block into `WorkerLost`, and raise
+    other errors unchanged.
     """
     try:
         with waits.for_others():

@@ -68,7 +68,7 @@ class Arrivals:
 
 @dataclass
 class OfEpoch:
-    """The seconds of an epoch so far that workers spent on waiting, on exchanging data and on the
+    """The seconds that workers have spent so far in an epoch on waiting, on exchanges and on the
     codec.
 
     See `Traffic`.
@@ -349,8 +349,8 @@ class DiLoCo(Rounds):
         return float(weights[members.index(self.rank)])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
-        """Return the total weight ||a_i||_1 that FedNova gives to the steps of each worker in a
-        round.
+        """Return, for each worker, the total weight ||a_i||_1 that FedNova gives to the worker's
+        steps of a round.
 
         For tau steps of SGD with momentum m it is (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
 

@@ -135,8 +135,8 @@ class EagerDiLoCo(DiLoCo):
         super().close()
 
     def _agree(self) -> None:
-        """Wait until the current exchange ends, and set this worker's parameters to those that all
-        workers then share.
+        """Wait until the current exchange ends, make its outer step, and load the resulting
+        parameters, which all workers share.
         """
         self._land(is_last=True)
         self._last_arrival = float("-inf")
@@ -150,7 +150,8 @@ class EagerDiLoCo(DiLoCo):
             return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))
 
     def _land(self, is_last: bool = False) -> bool:
-        """Wait until the current exchange ends, and make the outer step with its sum.
+        """Wait until the current exchange ends, then make the outer optimizer's step with the
+        summed outer gradient.
 
         Return False if there is no current exchange.
         """
@@ -170,7 +171,7 @@ class EagerDiLoCo(DiLoCo):
 
     def _planned_weight(self) -> float:
         """Return the weight of this worker's parameter change in the workers' mean, computed from
-        the planned numbers of examples and steps.
+        planned numbers of examples and steps.
 
         The numbers of examples that workers really took are not known yet.
         """
@@ -180,7 +181,7 @@ class EagerDiLoCo(DiLoCo):
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
         """Set this worker's model to the parameters that an outer step by `outer_gradient` would
-        reach. The next round begins there, and the outer step itself is not made.
+        give, without making this step. The next round begins with these parameters.
         """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")

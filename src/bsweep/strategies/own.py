@@ -49,7 +49,7 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if not config.launch.starts_processes and issubclass(kind, TorchStrategy):
         raise ConfigError(
             f"launch={config.launch.name} with strategy.target={strategy.target}: {kind.__name__} "
-            "exchanges over torch.distributed, whose processes torchrun starts. Use "
+            "exchanges over torch.distributed, which needs processes that torchrun starts. Use "
             "launch=torchrun, or strategy=single."
         )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):

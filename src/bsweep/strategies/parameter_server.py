@@ -123,7 +123,10 @@ class ParameterServer(TorchStrategy, Rounds):
             return {}
         found = [part.remember(Kind.SAVE, checkpoint) for part in self._parts]
         if None in found:
-            raise OSError("a parameter server could not write its part of the checkpoint")
+            raise OSError(
+                "a parameter server could not write its file of the checkpoint; the server's "
+                "standard error says why"
+            )
         return {checkpoint.server(n).name: sha256 for n, sha256 in enumerate(found) if sha256}
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
@@ -132,8 +135,8 @@ class ParameterServer(TorchStrategy, Rounds):
         return None not in [part.remember(Kind.RESTORE, checkpoint) for part in self._parts]
 
     def _agree(self) -> None:
-        """Fetch the parameters of all servers after these have applied all workers' gradients. All
-        workers call it together.
+        """Fetch the parameters from all servers once the servers have applied the gradients of all
+        workers. All workers call it together.
         """
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
@@ -192,8 +195,8 @@ class ParameterServer(TorchStrategy, Rounds):
         return ToRemoteServer(server)
 
     def _exchange(self, request: Request) -> None:
-        """Send a request to every server, and wait until every server has answered with its
-        parameters.
+        """Send a request to every server, wait for the answers, and copy the parameters in the
+        answers to this worker's vector.
 
         Each worker begins with another server.
         """
@@ -247,7 +250,9 @@ class _Part:
         self.link.wait()
 
     def load_parameters(self) -> None:
-        """Send the server the initial values of its parameters, and wait until it has them."""
+        """Send a server the initial values of the parameters that it holds, and wait until the
+        server has received them.
+        """
         self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
         self.link.wait()
 

@@ -35,8 +35,8 @@ class RollCall:
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all workers that are alive, as the rows of one tensor in the order
-        of ranks.
+        """Collect a row of values from each worker that is alive, and return the rows as one tensor
+        in the order of ranks.
 
         Each worker passes a float64 CPU tensor (n,); the result is (members, n).
 

@@ -105,7 +105,7 @@ class Server:
         if len(self._present) < len(self._links) and (
             kind == Kind.PUSH or self._held or len(set(self._clocks)) > 1
         ):
-            raise WorkerLost("a worker left before the others were done")
+            raise WorkerLost("a worker ended before the other workers were done")
         match kind:
             case Kind.LAYOUT:
                 layout = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
@@ -144,8 +144,8 @@ class Server:
             self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
 
     def _named(self, arrival: Arrival) -> Path:
-        """Receive the name of a checkpoint from a worker; return the path of this server's file in
-        it.
+        """Receive a checkpoint's name from a worker, and return the path of this server's file in
+        that checkpoint.
         """
         name = torch.empty(arrival.request.num_bytes, dtype=torch.uint8)
         self._receive(self._links[arrival.worker], name)
@@ -170,8 +170,8 @@ class Server:
             return None
 
     def _restore(self, path: Path) -> bytes | None:
-        """Restore the state in this server's file of a checkpoint; return zeros, or None if the
-        file cannot be read.
+        """Restore this server's state from its file of a checkpoint. Return a digest of zeros, or
+        None if the file cannot be read.
         """
         state = tensor_files.read_tensors(path)
         if state is None:
@@ -273,7 +273,7 @@ class Server:
     def _next_push(self) -> Arrival:
         arrival = self._next()
         if arrival.request.kind == Kind.BYE:
-            raise WorkerLost("a worker left before the others were done")
+            raise WorkerLost("a worker ended before the other workers were done")
         assert arrival.request.kind == Kind.PUSH, arrival
         return arrival
 
@@ -295,8 +295,9 @@ class Server:
 
 
 class _Tally:
-    """The load that a parameter server counted since worker 0 last asked for it: bytes, seconds,
-    gradient pushes, and by how many steps a worker was at most ahead of the slowest one.
+    """The load that a parameter server has counted since worker 0 last asked for it. It consists of
+    bytes, seconds, gradient pushes, and the largest lead of a worker over the slowest one, in
+    steps.
     """
 
     def __init__(self, num_workers: int) -> None:

@@ -92,7 +92,7 @@ class ToServer(ABC):
     def ask(
         self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
     ) -> None:
-        """Send the server a request and, if given, the tensor `payload`; begin to receive the
+        """Send a request and, if given, the tensor `payload` to the server; start to receive the
         answer.
 
         The answer's tensor is received into `into`, which may be the memory of `payload`.
@@ -100,8 +100,8 @@ class ToServer(ABC):
 
     @abstractmethod
     def wait(self) -> float:
-        """Wait for the server's answer; return the seconds for which the server held the answer
-        back.
+        """Wait for the server's answer, and return the seconds for which the server delayed the
+        answer to wait for other workers.
         """
 
     @abstractmethod
@@ -134,8 +134,8 @@ class ToWorker(ABC):
 
     @abstractmethod
     def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        """Start to send the worker an answer: the number `held_seconds` and, if given, the tensor
-        `payload`.
+        """Start to send an answer to the worker. It consists of the number `held_seconds` and, if
+        given, the tensor `payload`.
 
         `payload` must not change until `sent` returns.
         """

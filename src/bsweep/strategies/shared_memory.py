@@ -26,8 +26,8 @@ GatherJson = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 
 
 def share(like: Tensor, gather_json: GatherJson) -> tuple[tuple[Tensor, ...], str]:
-    """Create, in memory that all workers map, as many tensors of zeros as workers call this
-    function, each of the shape of `like`.
+    """Create one tensor of zeros for each worker, of the shape of `like`, in memory that all
+    workers map.
 
     All workers call this function together, with tensors of the same size and type. Either all of
     them get the tensors, or none does.
@@ -74,7 +74,7 @@ def _first_reason(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
-    """Return a tensor in the memory that another process has offered to share.
+    """Return a tensor whose memory is the file that another process has offered to share.
 
     Raise OSError if the file is missing or is another one. That happens across containers, which
     number their processes separately.
@@ -135,7 +135,7 @@ _BLOCK_ELEMENTS = 32_768  # torch uses one thread for fewer elements
 
 
 def _part(num_elements: int, element_bytes: int, num_workers: int, rank: int) -> tuple[int, int]:
-    """Return the indices (start, stop) of the part of the vectors that the worker `rank` sums.
+    """Return the range (start, stop) of vector elements that the worker `rank` sums.
 
     In Gloo's ring this worker is the last to add to that part (allreduce.cc; torch 2.13).
     """

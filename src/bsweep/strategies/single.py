@@ -1,5 +1,5 @@
-"""The strategy `single`: one worker that exchanges nothing, with which other strategies are
-compared.
+"""The strategy `single`, in which one worker trains without any exchange, as a baseline for the
+other strategies.
 """
 
 from __future__ import annotations

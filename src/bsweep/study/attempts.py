@@ -62,8 +62,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Request that the first point that runs in each study measures the fastest precision and
-    memory format for that study.
+    """Request, for each study, that the first point to run measures which precision and memory
+    format trains fastest.
 
     See `calibration_file.request`.
 
@@ -81,11 +81,10 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
 
 
 def result_of(config: RunConfig) -> str | None:
-    """Return the status of a point if its run ended in a way that a repetition would most likely
-    reach again, else None.
+    """Return the status of a point if it is a result (completed, diverged or out_of_memory), else
+    None.
 
-    Such a status is a result: completed, diverged or out_of_memory. A sweep does not run such a
-    point again.
+    A repetition would most likely end in the same way, so a sweep does not run the point again.
     """
     status = ended(paths_of(config))
     return status if status in states.RESULTS else None
@@ -97,8 +96,8 @@ def is_running(config: RunConfig) -> bool:
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the final status of a point that another process ran; return None if that process left
-    the run unfinished.
+    """Return the final status of a point that another process ran, or None if the run is
+    unfinished.
     """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
@@ -296,7 +295,8 @@ def _set_aside(folder: Path, part: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class _Earlier:
-    """The part of a run that earlier attempts trained and this attempt resumes.
+    """The facts that an attempt takes over from earlier attempts at the same run: seconds, warnings
+    and damage.
 
     `warnings` are on record already. `damage` says which files of earlier attempts are damaged, and
     what happens instead of resuming from them.
@@ -329,7 +329,7 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
 
 def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     """Prepare a run folder for resuming: remove the records and the checkpoints that were written
-    after the checkpoint from which the workers resume.
+    after `checkpoint`, and move the log files away.
     """
     facts = checkpoint.facts()
     assert facts, checkpoint

@@ -32,8 +32,8 @@ def claim_of_run(folder: Path) -> Path:
 
 
 def is_run_claimed(folder: Path) -> bool:
-    """Return True if a process runs the point of a folder, even if somebody has removed the
-    study's folder of locks since.
+    """Return True if some process runs the point of a run folder, even if the study's folder of
+    locks has been removed meanwhile.
     """
     return is_claimed(claim_of_run(folder)) or _is_written(folder)
 
@@ -46,7 +46,7 @@ def _is_written(folder: Path) -> bool:
 
 
 def has_workers(folder: Path) -> bool:
-    """Return True if workers or parameter servers of a run still work."""
+    """Return True if a worker or a parameter server of the run in `folder` still works."""
     return any(map(is_claimed, RunPaths(folder).worker_claims))
 
 
@@ -60,7 +60,7 @@ def run_claimed(folder: Path) -> Iterator[bool]:
 
 
 def folder_locked(folder: Path) -> AbstractContextManager[None]:
-    """Lock a run's folder itself, until the returned context ends.
+    """Lock a run's folder by a file inside this folder, until the returned context ends.
 
     Raises:
         OSError: If another process holds the lock, which it got because somebody removed the

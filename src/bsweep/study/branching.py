@@ -94,7 +94,7 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
             "completed or diverged: give a run that was interrupted after it had saved a "
             "checkpoint."
         )
-    for run, whose in ((config, "this run's"), (other, "its")):
+    for run, whose in ((config, "this run's"), (other, "that run's")):
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
                 f"with {whose} strategy={run.strategy.name} and "
@@ -104,9 +104,9 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (
-            f"batching={config.batching.name} decided for the batch and the workers of that run. "
-            "Give the same local_batch, num_workers and accumulation_steps, or use batching=fixed "
-            "in both."
+            f"batching={config.batching.name} chose its batch sizes for the global batch, "
+            "num_workers and accumulation_steps of that run, and this run has others. Give the "
+            "same values, or use batching=fixed in both runs."
         )
     here, there = flatten(asdict(config)), flatten(asdict(other))
     for key in here.keys() | there.keys():

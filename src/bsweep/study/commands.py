@@ -1,5 +1,5 @@
-"""The file in a study's folder that lists the `bsweep run` commands that were typed for the study,
-or that train the runs of `bsweep recommend`, and the points of each command.
+"""The file in a study's folder that lists the study's `bsweep run` commands and the points of each
+command. A command was typed by the user, or trains the runs of `bsweep recommend`.
 """
 
 from __future__ import annotations

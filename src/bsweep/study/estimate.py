@@ -50,8 +50,8 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
 
 
 class Estimate:
-    """A model of the seconds that the points of a study will take, fitted to points whose steps
-    were timed.
+    """A model that predicts how many seconds a study's points will take, fitted to points whose
+    steps were timed.
 
     `source` names in words the points that the estimate is based on, and its largest error on them.
     """
@@ -118,7 +118,8 @@ class Estimate:
         """Return the seconds that timed points took besides their steps, grouped by (kind of point,
         number of epochs).
 
-        The key None has the seconds of all points.
+        Points of one kind differ only in batch, workers, seed, epochs and learning rate. The key
+        None has the seconds of all points.
         """
         found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
         for one in self._timed:

@@ -47,8 +47,8 @@ def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
     """
     if _asked(configs) > 1:
         raise ConfigError(
-            "launch.parallel with hydra/launcher: the launcher runs points elsewhere. Leave one of "
-            "the two out."
+            "launch.parallel with hydra/launcher: Hydra's launcher, such as submitit, starts the "
+            "points itself. Leave one of these two settings out."
         )
 
 
@@ -186,9 +186,10 @@ class _Crew:
         signals.look_after()
 
     def _is_over(self, place: int, config: RunConfig) -> bool:
-        """Return True if a waiting point need not be started.
+        """Return True if a waiting point need not be started, because it has a result already or
+        the search for one failed.
 
-        It has a result already and is skipped, or the search for a result failed.
+        A point with a result is skipped. A point whose search failed gets the status `failed`.
         """
         try:
             if not attempts.result_of(config):
@@ -234,8 +235,8 @@ class _Crew:
 
 
 def _is_to_measure(config: RunConfig) -> bool:
-    """Return True if a point has to measure, or may have to, which precision and memory format is
-    fastest for its study.
+    """Return True if a point may have to measure which precision and memory format is fastest for
+    its study.
     """
     if not calibration_file.is_asked(config):
         return False

@@ -72,7 +72,8 @@ class Progress:
         self._line = self._live.add_task("", total=1.0)
 
     def beside(self) -> Progress:
-        """Return a new display for a point that runs at the same time as other points of the sweep.
+        """Return another display of the same sweep, for a point that runs at the same time as other
+        points.
 
         Each line of the new display names the number of the point.
         """
@@ -96,7 +97,9 @@ class Progress:
         self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
 
     def give_up(self, config: RunConfig, why: str) -> None:
-        """Print that a point ended because its files could not be written."""
+        """Print that a point was interrupted because its files could not be written; `why` is the
+        message to show.
+        """
         self._end_live_line()
         self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
 
@@ -139,7 +142,7 @@ class Progress:
             self._say(f"  {line}")
 
     def _read_earlier(self) -> None:
-        """Read what an earlier attempt has recorded, and print where the run resumes."""
+        """Read the records that earlier attempts have written, and print where the run resumes."""
         resumed = ""
         for record in self._new_records():
             self._keep(record)
@@ -150,7 +153,7 @@ class Progress:
             self._say(f"  {resumed}")
 
     def _keep(self, record: dict[str, Any]) -> None:
-        """Keep the part of a record that later lines show."""
+        """Store those values of a record that later lines of the display show."""
         if record["type"] == "start":
             self._tokens_per_example = record["tokens_per_example"]
         elif record["type"] in ("step", "epoch"):
@@ -245,7 +248,7 @@ class Progress:
             self._say(f"  {reason}")
 
     def once_more(self) -> None:
-        """Tell the display that the point that has just ended begins again, because of a retry."""
+        """Tell the display that the last point is started again, because of a retry."""
         self._is_again = True
         self._sweep.seconds_of_done.remove(self._seconds)
 

@@ -1,4 +1,6 @@
-"""Runs that are not points of a study: probes, profiles and timings of a few steps."""
+"""Functions that start workers for other purposes than the runs of a study: probes, profiles and
+timings of a few steps.
+"""
 
 from __future__ import annotations
 

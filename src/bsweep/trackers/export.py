@@ -62,8 +62,8 @@ def _known(name: str) -> str:
 
 
 def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
-    """Copy a run's records to a tracker unless the tracker has them, and return a text that says
-    what was done.
+    """Copy a run's records to a tracker unless the tracker has them; return a text such as
+    `12 records` or `there already`.
     """
     run = escaped(paths.folder.name)
     if to.has(stored_in, study, run, records.fingerprint(paths)):

@@ -168,8 +168,8 @@ class _Run:
 
 
 def _folders() -> Iterator[Path | None]:
-    """Yield each path of a run's folder that standard input names, and None after each wait for
-    input.
+    """Yield the path of each run folder that arrives on standard input; yield None after each wait
+    for input.
     """
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""

@@ -269,8 +269,8 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Return a worker's own training state from a checkpoint that another number of workers had
-    saved.
+    """Return a worker's own training state, built from a checkpoint that a different number of
+    workers saved.
 
     `every` holds the own states of all earlier workers. Each new worker gets the mean of their
     statistics; rank 0 alone gets the totals of all. Random numbers and the strategy's own state

@@ -102,8 +102,8 @@ def agree(
 
 
 def _of_first(strategy: Strategy, found: Calibration | None) -> Calibration | None:
-    """Send the first worker's calibration (step times by precision and memory format) to all
-    workers, and return it.
+    """Broadcast the first worker's calibration (step times by precision and memory format), and
+    return it on every worker.
 
     Return None if the first worker has none. Other workers may not see its file, or may see it
     later.
@@ -229,8 +229,8 @@ def _times(
 
 
 def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
-    """Estimate how many seconds it takes at least to time all precisions and memory formats at one
-    batch size.
+    """Estimate the least number of seconds that it takes to time all precisions and memory formats
+    at one batch size.
 
     The estimate uses rounds that were timed.
     """
@@ -241,7 +241,7 @@ def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
 
 @contextmanager
 def _as_far_as_memory_goes() -> Iterator[None]:
-    """Run the block, and leave it without an error if it runs out of memory."""
+    """Run the block, and suppress its error if the block runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -257,7 +257,7 @@ def _spread(batches: Sequence[int]) -> list[int]:
 
 
 def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Time the step of each training job at one batch size in several rounds, and return the
+    """Time one training step of each job in several rounds, at one batch size, and return the
     seconds per step.
 
     There is a list for each job, with a value for each round in which it was timed. The jobs take

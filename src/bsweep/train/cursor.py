@@ -62,8 +62,8 @@ class Cursor:
         return (self.epoch - 1) * self.num_train + self.position
 
     def epochs_done(self, more_examples: float = 0) -> float:
-        """Return how many epochs, as a float, the run has trained, counting `more_examples`
-        examples more.
+        """Return, as a float, how many epochs the run will have trained after `more_examples`
+        further examples.
         """
         return self.epoch - 1 + (self.position + more_examples) / self.num_train
 

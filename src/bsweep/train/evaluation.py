@@ -36,7 +36,7 @@ def refuse_unknown(job: Job) -> None:
 
 
 def is_due(job: Job, cursor: Cursor) -> bool:
-    """Return True if the model must be evaluated now, in the middle of an epoch.
+    """Return True if an evaluation is due now, in the middle of an epoch.
 
     This is so once the number of trained examples has reached the next multiple of
     `evaluate_every_examples`, at a moment when the workers are synchronised. At the end of an epoch

@@ -81,7 +81,7 @@ def captured(
 
 def no_graph(job: Job) -> str:
     """Return the reason why the passes of this worker's steps cannot be captured as a CUDA graph;
-    "" if they can be captured.
+    return "" if there is none.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
@@ -96,8 +96,8 @@ def no_graph(job: Job) -> str:
 
 
 def _of_full_steps(job: Job) -> Graph:
-    """Capture the passes of a full step as a CUDA graph, compare its gradients with those of the
-    passes without a graph, and return the graph.
+    """Capture the passes of a full step as a CUDA graph, check the graph's gradients, and return
+    the graph. The check compares these gradients with those of the passes without a graph.
 
     A full step is not the smaller last step of an epoch.
 
@@ -123,7 +123,7 @@ def _of_full_steps(job: Job) -> Graph:
     graph = Graph(compute_all, part, len(batch), num_passes)
     if (gradients(graph.replay) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(
-            "the CUDA graph gives other gradients than the model, perhaps because the model "
-            "chooses in Python what to compute"
+            "the gradients of the CUDA graph differ from those without a graph, perhaps because "
+            "Python code of the model decides what to compute"
         )
     return graph

@@ -23,8 +23,8 @@ class Inputs:
 
     @property
     def labels_per_example(self) -> int:
-        """The number of labels of one example: 1 if the example has a class, else the number of its
-        target's tokens or floating-point values.
+        """The number of labels of one example: 1 for a class, otherwise the number of tokens or
+        floating-point values.
         """
         return self.dataset.train_labels[0].numel()
 

@@ -65,8 +65,8 @@ class Job:
         return self.numerics.precision
 
     def record(self, *records: Record) -> None:
-        """Write records to the run log if this worker has the lowest rank of the workers that still
-        take part.
+        """Write records to the run log if this worker is the one that writes them: the lowest rank
+        that still takes part.
         """
         if self.place.rank == self.strategy.members[0]:
             for record in records:

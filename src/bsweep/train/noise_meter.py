@@ -60,7 +60,7 @@ class Measured:
 
 
 class NoiseHook:
-    """The interface through which the training loop shows the gradients of each step to a gradient
+    """The interface by which the training loop passes the gradients of each step to a gradient
     noise meter.
 
     This base class does nothing; runs that do not measure noise use it. The methods are called in
@@ -86,8 +86,8 @@ class NoiseHook:
         """
 
     def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Call `pass_on_halves` if the noise meter needs the gradients of both halves of the step's
-        examples.
+        """Call `pass_on_halves` if this meter measures the noise from the gradients of the two
+        halves of a step's examples.
         """
 
     def after_pass(self, num_examples: int) -> None:
@@ -134,16 +134,17 @@ class NoiseHook:
         return None
 
     def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Restore the noise meter from the two states that a checkpoint holds, `state` and `own`.
+        """Restore the noise meter from a checkpoint: `state` is the same for all workers, and `own`
+        belongs to this worker.
 
-        The methods `state` and `own_state` had returned them. `own` is None if the run continues
-        with another number of workers.
+        The methods `state` and `own_state` returned these values when the checkpoint was saved.
+        `own` is None if the run continues with another number of workers.
         """
 
 
 class NoiseMeter(NoiseHook):
-    """The gradient noise meter of one worker; the workers add up their measurements when a record
-    is due.
+    """The gradient noise meter of one worker, whose measurements are summed with those of the other
+    workers when a record is due.
 
     No step waits for a GPU or for other workers. All sums are linear in the workers' own squared
     norms, so that they can be added up across workers much later.
@@ -260,8 +261,8 @@ class NoiseMeter(NoiseHook):
         if (every[:, 0] != every[0, 0]).any():
             raise ValueError(
                 "the gradient noise scale cannot be measured with a strategy of your own in which "
-                "some worker's optimizer skips steps, because no process has the sum of all "
-                "gradients. Leave measure.noise_scale out."
+                "some workers skip steps of the optimizer. The measurement needs the sum of all "
+                "workers' gradients at each step. Leave measure.noise_scale out."
             )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
@@ -302,8 +303,8 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Return the squared norm of a flat gradient as a tensor (1,) or, if layers are measured
-        separately, the squared norm of each layer's part as a tensor (slices,).
+        """Return the squared norm of a flat gradient as a tensor (1,). If layers are measured
+        separately, return the squared norm of each layer's part as a tensor (slices,).
 
         If layers are measured separately, `flat` must be as long as the vector.
         """
@@ -311,8 +312,8 @@ class NoiseMeter(NoiseHook):
         return torch.stack([squared_norm(part) for part in parts])
 
     def _scale(self) -> Tensor | float:
-        """Return the factor by which this worker's gradient was multiplied before the sum over
-        workers.
+        """Return the factor by which this worker's gradient was multiplied before the workers sum
+        their gradients.
         """
         scale = self._vector.scale
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
@@ -333,8 +334,8 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
             "the gradient noise scale cannot be measured with a strategy of your own that "
-            "synchronises in rounds or exchanges within the backward pass, because no process has "
-            "a worker's own gradient before the exchange. Leave measure.noise_scale out."
+            "synchronises in rounds or exchanges within the backward pass. The measurement needs "
+            "each worker's gradient before the exchange. Leave measure.noise_scale out."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
     meter = NoiseMeter(

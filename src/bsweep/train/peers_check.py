@@ -128,8 +128,8 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
 
 
 def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
-    """Return each worker's hardware and software for the records, without the facts about its data,
-    which are equal for all workers.
+    """Return facts about each worker's hardware and software for the run's records, without the
+    facts about its data, which are equal for all workers.
     """
     kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
     return tuple({name: peer[name] for name in kept} for peer in peers)

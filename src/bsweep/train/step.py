@@ -56,8 +56,8 @@ def train_step(
 def compute_passes(
     job: Job, round_batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
 ) -> Tensor:
-    """Compute this worker's gradient by forward and backward passes, and leave it in the gradient
-    vector of its training job.
+    """Compute this worker's gradient by forward and backward passes, and write it to the gradient
+    vector of `job`.
 
     Args:
         job: This worker's job.
@@ -138,7 +138,7 @@ def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
 
 
 def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
-    """Compute the gradients of the two halves of a lone worker's batch, and show them to the
+    """Compute the gradients of the two halves of a lone worker's batch, and pass them to the
     gradient noise meter.
 
     The passes leave no trace in the model. The gradient of the whole batch is not used beside them,
@@ -157,8 +157,8 @@ def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
 
 @contextmanager
 def forgotten(job: Job) -> Iterator[None]:
-    """Run the block in training mode, then restore the model's buffers, the loss scale and the
-    random number generators, which the block's passes change.
+    """Run the block in training mode, then undo its changes to the model's buffers, the loss scale
+    and the random number generators.
     """
     job.training_model.train()
     with undisturbed(

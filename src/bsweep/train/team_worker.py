@@ -61,8 +61,8 @@ class TeamPaths:
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
-        """Return the path of the file to which the process `rank` adds one byte after each trained
-        point.
+        """Return the path of the file to which the process `rank` appends one byte for each point
+        that it has trained.
 
         The byte is `SPOILT` if the process should train no other point.
         """
@@ -88,8 +88,8 @@ def train(paths: TeamPaths) -> None:
 
 
 def _points(paths: TeamPaths) -> Iterator[RunPaths]:
-    """Yield the file paths of each run that this process must train, as soon as the launcher has
-    written the run's folder to the file `points`.
+    """Yield the paths of each run that this process must train, as soon as the launcher has listed
+    the run's folder in the file `points`.
 
     What this process prints goes to the logs of the run that it trains.
     """
@@ -103,7 +103,8 @@ def _points(paths: TeamPaths) -> Iterator[RunPaths]:
 
 
 def _lines(paths: TeamPaths) -> Iterator[bytes]:
-    """Yield each line that the launcher adds to the file of points; a line names a run's folder.
+    """Yield each line that the launcher appends to the file `points`. A line names the folder of a
+    run to train; an empty line ends the list.
 
     Exit if the launcher has not touched the lifeline for `PATIENCE_SECONDS`.
     """

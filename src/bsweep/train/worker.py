@@ -175,8 +175,8 @@ def _build_job(
     strategy: Strategy,
     place: Place,
 ) -> Job:
-    """Return a training job with a new model, gradient vector and optimizer; each call initialises
-    them in the same way.
+    """Return a training job with a newly initialised model, gradient vector and optimizer; every
+    call gives the same initial values.
 
     All workers that share `strategy` call this together.
     """
@@ -283,8 +283,8 @@ def _warnings_of_threads(job: Job) -> list[Event]:
 
 
 def enter(work: Work) -> NoReturn:
-    """Do the work of a process that a launcher started with a run's folder as its argument, then
-    exit.
+    """Run a process that a launcher started: read the run's folder from the command line, do the
+    process's work, and exit.
 
     The process is a parameter server, or a worker that does `work`.
     """
@@ -292,8 +292,7 @@ def enter(work: Work) -> NoReturn:
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Call `work` in a process that a launcher started, then end the process with exit code 0, or
-    with 1 if `work` raised an error.
+    """Call `work`, then end this process with exit code 0, or with 1 if `work` raised an error.
 
     If the work fails, the process prints the error and exits at once, because Python's clean-up at
     exit may wait for other workers. The process also ends with its launcher: a torchrun that is
@@ -310,8 +309,8 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 
 def take_part(paths: RunPaths, work: Work) -> Place:
-    """Run this process as a parameter server or a worker of a run, then return the process's
-    `Place`: its rank and its number on its host.
+    """Run this process as a parameter server or a worker of a run, then return its rank in the run
+    and on its host.
     """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
@@ -346,8 +345,8 @@ def train_launched(
     place: Place,
     on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> None:
-    """Train one of the points that this worker process trains for its launcher; read from the run's
-    folder at what time the launcher started the point.
+    """Train one point in a worker process that may train several points for its launcher. The run's
+    folder says when the launcher started the point.
     """
     launched_at = (read_json(paths.meta) or {}).get("launched_at")
     train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
