@@ -149,17 +149,21 @@ def read_told(folder: Path) -> Run:
     return read_run(folder) if changes_batch(run.records) else run
 
 
-def odd_entries(paths: RunPaths) -> dict[Path, str]:
+def odd_entries(paths: RunPaths, *others: Path) -> dict[Path, str]:
     """Return the entries of a run's folder that are of a wrong kind, such as a pipe in the place of
     a file, each with the reason as text. Opening such an entry might never end.
 
-    A missing entry is not odd. If the folder itself is odd, it is the only one.
+    A missing entry is not odd. If the folder itself is odd, the entries in it are not looked at.
+
+    Args:
+        paths: The paths of the run.
+        others: Further files, which lie elsewhere.
     """
     folders = (paths.folder, paths.own, paths.logs, paths.checkpoints, paths.worker_claim(0).parent)
     files = (paths.config, paths.meta, paths.metrics, paths.summary, paths.stop, paths.claim)
     servers = paths.folder.glob(f"{paths.server_clocks(0).name.replace('0', '*')}")
     found: dict[Path, str] = {}
-    for path in (*folders, *files, paths.environment, *servers):
+    for path in (*others, *folders, *files, paths.environment, *servers):
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:

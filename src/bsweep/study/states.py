@@ -85,8 +85,10 @@ def state_of_run(folder: Path) -> State:
     try:
         ended = read_ended(paths)
         if not ended or ended[0]["status"] not in RESULTS:
-            for path, why in odd_entries(paths).items():
-                return State("damaged", f"{path}: {why}. The same sweep sets it aside.")
+            claim = attendance.claim_of_run(folder)
+            for path, why in odd_entries(paths, claim).items():
+                remedy = "Remove it." if path == claim else "The same sweep sets it aside."
+                return State("damaged", f"{path}: {why}. {remedy}")
         if ended:
             return _ended(*ended, paths)
         return _under_way(paths) if os.path.lexists(paths.config) else NEW
