@@ -2,7 +2,8 @@
 # Emulates hosts h1, h2, ... on one machine: network namespaces with a name, an eth0 and an sshd of their own, cabled to a
 # switch. Only the network is emulated: the hosts share this machine's processors and files. Needs root on Linux.
 #
-#   hosts.sh up N [RATE]          RATE, such as 1gbit, limits each cable in each direction; without it, cables have no limit
+#   hosts.sh up N [RATE] [ipv6]   RATE, such as 1gbit, limits each cable in each direction; without it, cables have no limit.
+#                                 With ipv6, the hosts have IPv6 addresses only
 #   hosts.sh run HOST COMMAND...  runs a command on a host, in the current folder
 #   hosts.sh cut HOST             pulls the host's cable out of the switch; processes there continue without a network
 #   hosts.sh join HOST            plugs the cable in again
@@ -16,7 +17,7 @@ prefix=${BSWEEP_HOSTS_PREFIX:-bsweep}
 state=/run/$prefix-hosts
 identity=$state/identity # opens every host, and is every host's own key
 switch=$prefix-switch
-network=10.213.7
+network=10.213.7. bits=24 only=""
 PATH=$PATH:/usr/sbin:/sbin
 
 say() { printf '%s\n' "$@" >&2; }
@@ -83,7 +84,7 @@ add_host() {
             tc -n "$switch" qdisc add dev "$host" root $(shape "$rate")
         }
     fi
-    ip -n "$prefix-$host" address add "$address/24" dev eth0
+    ip -n "$prefix-$host" address add "$address/$bits" dev eth0 nodad
     ip -n "$prefix-$host" link set lo up
     ip -n "$prefix-$host" link set eth0 up
     ip -n "$switch" link set "$host" master switch up
@@ -109,7 +110,7 @@ start_sshd() {
 
 up() {
     local number=$1 rate=$2 what i
-    what="$number hosts, $([[ $rate ]] && echo "each on a cable of $rate" || echo "on cables of no set rate")"
+    what="$number hosts$only, $([[ $rate ]] && echo "each on a cable of $rate" || echo "on cables of no set rate")"
     if [[ $(what_is_up) == "$what" ]]; then
         usage "Already up: $what." "$number"
         return
@@ -120,16 +121,16 @@ up() {
     fi
     trap 'take_down; say "The hosts could not be set up: see above. They were removed."' EXIT
     ssh-keygen -q -t ed25519 -N '' -C "$prefix-hosts" -f "$identity"
-    echo "h*,$network.* $(cat "$identity.pub")" >"$state/known_hosts"
-    echo "127.0.0.1 localhost" >"$state/hosts"
-    for ((i = 1; i <= number; i++)); do echo "$network.$i h$i"; done >>"$state/hosts"
+    echo "h*,$network* $(cat "$identity.pub")" >"$state/known_hosts"
+    printf '%s localhost\n' 127.0.0.1 ::1 >"$state/hosts"
+    for ((i = 1; i <= number; i++)); do echo "$network$i h$i"; done >>"$state/hosts"
     install -d /run/sshd # sshd insists
     ip netns add "$switch"
     ip -n "$switch" link add switch type bridge
     ip -n "$switch" link set switch up
     for ((i = 1; i <= number; i++)); do
-        add_host "h$i" "$network.$i" "$rate"
-        start_sshd "h$i" "$network.$i"
+        add_host "h$i" "$network$i" "$rate"
+        start_sshd "h$i" "$network$i"
     done
     echo "$what" >"$state/up"
     trap - EXIT
@@ -164,13 +165,17 @@ take_down() {
 }
 
 how() {
-    sed -n '5,12s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '5,13s/^#[[:space:]]\{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     fail "$@"
 }
 
 [[ $prefix =~ ^[a-z0-9]+$ ]] || fail "BSWEEP_HOSTS_PREFIX=$prefix: use small letters and digits only."
 case ${1:-} in
 up)
+    if [[ ${!#} == ipv6 ]]; then
+        network=fd00:213:7:: bits=64 only=" with IPv6 only"
+        set -- "${@:1:$#-1}"
+    fi
     (($# == 2 || $# == 3)) || how "up takes a number of hosts and, to limit the cables, a rate."
     [[ $2 =~ ^[1-9][0-9]{0,2}$ ]] || how "$2 is not a number of hosts from 1 to 254."
     (($2 <= 254)) || how "$2 hosts are too many: at most 254 fit."

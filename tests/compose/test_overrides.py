@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.study import attempts
-from tests.support.running import TINY, bsweep, compose, tool
+from tests.support.running import TINY, bsweep, compose, imported_first, tool
 
 Type = Callable[..., tuple[int, str]]
 LONG = "a" * 5000
@@ -238,6 +240,7 @@ def test_a_point_that_cannot_be_run_fails_alone(
 def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
     type_run: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Plugins.instance()  # which imports the plug-in anew
     plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
 
     def fail(*_: object, **__: object) -> None:
@@ -251,6 +254,26 @@ def test_a_launcher_of_hydras_that_fails_is_quoted_without_a_traceback(
         "hydra/launcher=submitit_slurm could not run the points: sbatch: error: no such partition"
         in said
     )
+
+
+def test_a_node_without_bsweep_is_named_without_a_traceback(
+    tmp_path: Path, type_run: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher.submitit_launcher")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'bsweep': raise ModuleNotFoundError(f'No module named {name!r}')\n"
+        "if 'SUBMITIT_EXECUTOR' in os.environ: sys.meta_path.insert(0, Missing())\n"
+    )
+    for name, value in imported_first(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    code, said = type_run("-m", "local_batch=8", "seed=0,1", "hydra/launcher=submitit_local")
+    assert code == 1
+    assert "Traceback" not in said
+    assert f"node {platform.node()}: ModuleNotFoundError: No module named 'bsweep'." in said
+    assert f"{sys.executable} of that node lacks a package: install bsweep there" in said
 
 
 def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.running import HOSTS, ROOT, TINY, bsweep, forks, on
 
+OTHERS = ("ddp", "local_sgd", "diloco", "parameter_server")
 TRANSFERRED_BYTES = 10_000_000
 
 SEND = """
@@ -106,6 +107,24 @@ def test_a_run_over_hosts(
     assert json.loads((summary.parent / "meta.json").read_text())["hosts"] == hosts
     log = Path(overrides["launch.ssh_identity_file"]).with_name("h2.log").read_text()
     assert "Accepted publickey" in log, "the other worker was started over ssh"
+
+
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", *(pytest.param(s, marks=pytest.mark.nightly) for s in OTHERS)]
+)
+def test_hosts_with_ipv6_only(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str
+) -> None:
+    given = [f"{key}={value}" for key, value in up("2", "ipv6").items()]
+    point = ("run", *given, "local_batch=8", "epochs=1", "precision=fp32", *TINY, "model=tiny_cnn")
+    refused = bsweep(*point, "strategy=horovod", cwd=tmp_path, prefix=on("h1"))
+    assert refused.returncode == 2, refused.stderr
+    assert "h1: it reaches h1, h2 by IPv6 only, and Horovod needs IPv4: " in refused.stderr
+    with listeners_watched("h1", "h2") as listened_at:
+        result = bsweep(*point, f"strategy={strategy}", cwd=tmp_path, prefix=on("h1"))
+    assert result.returncode == 0, result.stderr
+    assert "[fd00:213:7::1]" in listened_at
+    assert listened_at <= {"[fd00:213:7::1]", "[fd00:213:7::2]"}
 
 
 def test_what_trains_on_one_machine_listens_to_that_machine_alone(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import bsweep
 from bsweep import allocation, report
+from bsweep.advise import search
 from bsweep.analysis.loading import _by_column, tables_of
 from bsweep.analysis.prediction.step_time import probe_timings
 from bsweep.config.saved import read_config, save_config
@@ -277,6 +278,28 @@ def test_anything_as_commands_jsonl_is_read_or_named(
 
     found = fuzz("commands.jsonl", read, num_mutations, damaged(path.read_bytes()))
     assert found.keys() == {True, False}
+
+
+@NUM_MUTATIONS
+def test_anything_as_recommend_json_is_read_or_said(num_mutations: int, tmp_path: Path) -> None:
+    path = tmp_path / "recommend.json"
+    probes = [search._Probe("5f8a", (16, 2, 1), 0.01, 3.0)]
+    kept = search._Kept(probes=(*probes, search._Probe("5f8a", (64, 2, 1), 0, 2.0, "no room")))
+    write_json(path, asdict(kept))
+    whole = json.dumps(json.loads(path.read_bytes())).encode()
+
+    def read(content: bytes) -> bool:
+        path.write_bytes(content)
+        why = reason(lambda: search._read_kept(path), ValueError)
+        assert why is None or f"{path} is not a file of this bsweep's searches" in why
+        return why is None
+
+    assert read(whole)
+    assert search._read_kept(path) == kept
+    fuzz("recommend.json", read, num_mutations, damaged(whole))
+    path.unlink()
+    path.mkdir()
+    assert "it is not a regular file" in (reason(lambda: search._read_kept(path), ValueError) or "")
 
 
 @NUM_MUTATIONS

@@ -1,9 +1,10 @@
 """Whatever file of a run or a study is deleted, at rest or while the run trains, it ends with the
-records of an undisturbed one, and what was lost is named.
+records of an undisturbed one, and a loss that has consequences is named.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import pytest
 from bsweep import load
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
+from bsweep.runlog.reading import read_records, read_run
 from bsweep.study import states
 from tests.study.test_run import summary
 from tests.support.running import TINY, bsweep, struck
@@ -39,18 +40,31 @@ POINT = (
     "strategy=parameter_server",
     "optimizer.lr=0.02",
 )
+PARTS = ("shared.pt", "rank.0.pt", "rank.1.pt", "server.0.pt")
 OF_RUN = (
-    *("config.yaml", "meta.json", "metrics.jsonl", "summary.json", "stop", ".claim", "own/net.py"),
-    *("own", "logs", "logs/launcher.log", "logs/lifeline", "server.0.csv", "checkpoint"),
+    *("config.yaml", "meta.json", "metrics.jsonl", "summary.json", "stop", ".claim", ".workers"),
+    *("own", "logs", "logs/launcher.log", "logs/lifeline", "server.0.csv", "checkpoint", "."),
     *(f"logs/rank.{rank}/{name}" for rank in range(3) for name in ("stdout", "stderr", "alive")),
     *(
         f"checkpoint/{age}/{name}"
         for age in ("newest", "older")
-        for name in ("shared.pt", "rank.0.pt", "rank.1.pt", "server.0.pt", "complete.json")
+        for name in (*PARTS, "complete.json")
     ),
     "nothing",
 )
 """What is deleted; the point with seed n loses the nth one."""
+HAS_CONSEQUENCES = {
+    "failed": {
+        *("meta.json", "metrics.jsonl", "server.0.csv", "checkpoint"),
+        *(f"checkpoint/newest/{name}" for name in PARTS),
+    },
+    "completed": {"meta.json", "metrics.jsonl", "summary.json"},
+    "live": {"meta.json", "metrics.jsonl"},
+}
+"""Files whose loss has consequences, by the state of the run that loses them.
+
+Without `complete.json`, a checkpoint looks like one that is being written: the older one is taken.
+"""
 
 
 def grid(study: str) -> tuple[str, ...]:
@@ -74,7 +88,10 @@ def delete(path: Path) -> bool:
     """Remove a file or folder; False if there was none."""
     if not path.exists():
         return False
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not path.is_dir():
+        path.unlink()
+    while path.is_dir():  # a run that trains may write into the folder meanwhile
+        shutil.rmtree(path, ignore_errors=True)
     return True
 
 
@@ -91,9 +108,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said_of(paths: RunPaths, name: str) -> list[str]:
-    """The warnings in a run's records that name a file."""
-    events = (r for r in read_records(paths.metrics)[0] if r["type"] == "event")
-    return [r["message"] for r in events if Path(name).name in r["message"]]
+    """The warnings about a run that name a file."""
+    warnings = [*read_run(paths.folder).warnings, *summary(paths)["warnings"]]
+    return [one for one in warnings if re.search(rf"\b{Path(name).name}\b", one)]
 
 
 def outcomes(desk: Path, study: str, lost: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -106,7 +123,20 @@ def outcomes(desk: Path, study: str, lost: Sequence[str]) -> Iterator[tuple[str,
         words = said_of(ours, name)
         how = "resumed" if "resumed" in events else "repeated" if again else "left"
         end = ["deleted" if name in lost else "not there", summary(ours)["status"], how]
-        yield name, ", ".join([*end, "equal" if is_equal else "OTHER RECORDS", *words[:1]])
+        is_silent = name in lost and name in HAS_CONSEQUENCES[study] and not words
+        said = ["SILENT" if is_silent else "", *words][:2]
+        yield name, ", ".join([*end, "equal" if is_equal else "OTHER RECORDS", *filter(None, said)])
+
+
+def check_outcomes(desk: Path, study: str, lost: Sequence[str], said: Sequence[str]) -> None:
+    table = dict(outcomes(desk, study, lost))
+    print(*said, *(f"{name}: {end}" for name, end in table.items()), sep="\n")
+    assert "Traceback" not in "".join(said)
+    assert not [end for end in table.values() if "OTHER" in end or "completed" not in end]
+    assert not [name for name, end in table.items() if "SILENT" in end]
+    folder = desk / "results" / study
+    assert all(state.status == "completed" for state in states.read_states(folder).values())
+    assert len(load(folder).runs) == len(OF_RUN)
 
 
 def left_after(desk: Path, study: str) -> list[str]:
@@ -116,6 +146,37 @@ def left_after(desk: Path, study: str) -> list[str]:
         result = bsweep(command, f"results/{study}", cwd=desk, timeout=3000)
         said.append(f"{command}: {result.returncode}\n{result.stdout}{result.stderr}")
     return said
+
+
+ALONE = (
+    "-m", "seed=range(4)", *POINT[:9], "local_batch=8", "epochs=3",
+    "checkpoint_every=1", "launch=inline", "strategy=single", "study=s",
+)  # fmt: skip
+
+
+def test_a_loss_with_consequences_is_named(tmp_path: Path) -> None:
+    """Three completed runs and a killed one lose a file each; their study loses its commands."""
+    (tmp_path / "net.py").write_text(NETWORK)
+    env = struck(tmp_path, (0,), "runlog.checkpoint_files", "Checkpoint.complete", 8)
+    killed = bsweep("run", *ALONE, cwd=tmp_path, env={**env, "RANK": "0"})
+    assert killed.returncode == -9, killed.stderr
+    study = tmp_path / "results/s"
+    runs = [next(study.glob(f"b8_w1_single_s{seed}-*")) for seed in range(4)]
+    lost = ("summary.json", "metrics.jsonl", "meta.json", "checkpoint")
+    assert all(delete(run / name) for run, name in zip(runs, lost, strict=True))
+    (study / "commands.jsonl").unlink()
+    said = bsweep("status", "results/s", cwd=tmp_path).stdout
+    assert "results/s/commands.jsonl has no command for 4 runs" in said
+    assert f"{runs[1].name}: damaged: results/s/{runs[1].name}/metrics.jsonl: " in said
+    again = bsweep("run", *ALONE, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    warnings = load(study).runs.set_index("seed")["warnings"]
+    ends = {0: " is missing: the run starts ", 1: ": the file has 0 ", 3: " no longer has a "}
+    for seed, end in ends.items():
+        named = f"results/s/{runs[seed].name}/{lost[seed]}{end}"
+        assert f"  warning: {named}" in again.stderr
+        assert named in warnings[seed]
+    assert warnings[2].startswith("meta.json is missing: ")
 
 
 @pytest.mark.nightly
@@ -128,15 +189,10 @@ def test_any_file_deleted_at_rest(desk: Path, state: str) -> None:
         assert bsweep("run", *grid(state), cwd=desk, env=env, timeout=3000).returncode == 1
     else:
         shutil.copytree(desk / "results/whole", study)
+        (study / "commands.jsonl").unlink()  # of another study
         bsweep("run", *grid(state), cwd=desk, timeout=3000)  # its command
     lost = [name for n, name in enumerate(OF_RUN) if delete(place_of(run_of(study, n), name))]
-    said = left_after(desk, state)
-    table = dict(outcomes(desk, state, lost))
-    print(*said, *(f"{name}: {end}" for name, end in table.items()), sep="\n")
-    assert "Traceback" not in "".join(said)
-    assert not [end for end in table.values() if "OTHER" in end or "completed" not in end]
-    assert all(state.status == "completed" for state in states.read_states(study).values())
-    assert len(load(study).runs) == len(OF_RUN)
+    check_outcomes(desk, state, lost, left_after(desk, state))
 
 
 @pytest.mark.nightly
@@ -161,8 +217,4 @@ def test_any_file_deleted_while_the_run_trains(desk: Path) -> None:
         sweep.wait(3000)
         said.seek(0)
         text = said.read()
-    more = left_after(desk, "live")
-    table = dict(outcomes(desk, "live", lost))
-    print(text, *more, *(f"{name}: {end}" for name, end in table.items()), sep="\n")
-    assert "Traceback" not in text + "".join(more)
-    assert not [end for end in table.values() if "OTHER" in end or "completed" not in end]
+    check_outcomes(desk, "live", lost, [text, *left_after(desk, "live")])

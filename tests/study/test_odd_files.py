@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from bsweep.core.following import GrowingFile
 from bsweep.core.regular_files import read_regular
 from bsweep.core.tensor_files import read_tensors
 from bsweep.runlog.calibration_file import read_calibration
-from bsweep.runlog.locks import is_claimed
+from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.study import states
 from tests.support.running import TINY, Fork, bsweep
 from tests.support.synthetic_study import write_run
@@ -48,7 +49,12 @@ def device(path: Path) -> None:
 
 KINDS = (fifo, folder, loop, device)
 FILES = ("metrics.jsonl", "summary.json", "meta.json", "config.yaml")
-ODD = r"it is not a regular file|Too many levels of symbolic links"
+ODD = r"[Ii]t is not a regular file|Is a directory|Too many levels of symbolic links"
+UNFINISHED = (
+    (fifo, "stop"), (folder, "stop"), (loop, "checkpoint"), (fifo, "checkpoint"), (fifo, ".claim"),
+    (device, "server.0.csv"), (fifo, "."), (loop, "."), (folder, "../.locks"), (fifo, "../.locks"),
+)  # fmt: skip
+"""What takes the place of which file of a run that has not ended."""
 GRID = (
     "-m", "local_batch=8", "epochs=1", "launch=inline", "strategy=single",
     "launch.threads_per_worker=1", *TINY, "model=tiny_cnn", "study=s",
@@ -68,6 +74,8 @@ def test_only_a_regular_file_is_read(make: Callable[[Path], None], tmp_path: Pat
     assert read_tensors(path) is None
     assert read_calibration(path) is None
     assert not is_claimed(path)
+    with pytest.raises(OSError, match=ODD), claimed(path):
+        pass
 
 
 def test_a_socket_is_no_regular_file(tmp_path: Path) -> None:
@@ -115,23 +123,33 @@ def test_records_keep_to_the_bounds_of_keys(
 
 
 def test_commands_go_on_beside_odd_files(tmp_path: Path) -> None:
-    odd = [(make, name) for make in KINDS for name in FILES]
+    odd = [*((make, name) for make in KINDS for name in FILES), *UNFINISHED]
     grid = (f"seed={','.join(map(str, range(len(odd) + 1)))}", *GRID)
     first = bsweep("run", *grid, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     _, *runs = sorted((tmp_path / "results/s").glob("b8*"))
+    locks = [run.parent / ".locks" / run.name for run in runs[-2:]]
     for run, (make, name) in zip(runs, odd, strict=True):
-        (run / name).unlink()
-        make(run / name)
+        if (make, name) in UNFINISHED:
+            (run / "summary.json").unlink()
+        place = run.parent / ".locks" / run.name if name == "../.locks" else run / name
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+        make(place)
     for arguments in (["status", "results/s"], ["plan", *grid]):
         result = bsweep(*arguments, "--json", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         # The settings of a completed run are in its records, so nobody reads its config.yaml.
-        assert json.loads(result.stdout)["counts"] == {"damaged": 12, "completed": 5}
+        assert json.loads(result.stdout)["counts"] == {"damaged": 22, "completed": 5}
     resumed = bsweep("resume", "results/s", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 1, resumed.stderr
+    assert "Traceback" not in resumed.stderr
+    assert resumed.stderr.count(": a point could not be run: ") == len(locks)
+    for lock in locks:
+        assert resumed.stderr.count(f".locks/{lock.name}") == 1
+        lock.rmdir() if lock.is_dir() else lock.unlink()
+    assert bsweep("resume", "results/s", cwd=tmp_path).returncode == 0
     after = json.loads(bsweep("status", "results/s", "--json", cwd=tmp_path).stdout)
-    assert after["counts"] == {"completed": 17}
+    assert after["counts"] == {"completed": 27}
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -148,6 +148,8 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     latest, *earlier = checkpoints(paths)
     if name == "servers" and earlier:
         flip(latest.server(0))
+    if name == "servers":
+        paths.server_clocks(0).unlink()
     for study in ("s", "whole"):
         result = bsweep("run", *point[:-1], f"study={study}", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
@@ -155,6 +157,9 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     check_equal(tmp_path)
     (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
     assert event["message"].startswith("resumed after step ")
+    if name == "servers":
+        assert b"\0" not in paths.server_clocks(0).read_bytes()
+        assert f"{paths.server_clocks(0).name} is missing: " in "".join(summary(paths)["warnings"])
 
 
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Literal
+
+from pydantic import ValidationError
 
 from bsweep import launch
 from bsweep.analysis import load
@@ -30,12 +32,15 @@ from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
+from bsweep.config.values import Count, Name, Processes
 from bsweep.core import terminal
+from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.reading import read_json
+from bsweep.runlog.records import adapter
+from bsweep.runlog.values import Amount
 from bsweep.study import attempts, commands, side_runs, states
 from bsweep.study.progress import Progress
 
@@ -43,7 +48,6 @@ logger = terminal.logger(__name__)
 
 AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
 
-_SCHEMA = 1
 _DRAWS = 1500  # for the fits that only choose the next run
 # The search stops a run, and chooses the next one anew, after this multiple of the upper end of
 # the run's predicted time.
@@ -58,10 +62,43 @@ class _Probe:
     """
 
     kind: str
-    cell: list[int]
-    step_seconds: float
-    wall_seconds: float
+    cell: tuple[Count, Processes, Count]  # global batch, workers, accumulation steps
+    step_seconds: Amount
+    wall_seconds: Amount
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.problem and not self.step_seconds:
+            raise ValueError("step_seconds must be more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """The content of `recommend.json`; `runs` are the ids of the runs made for the search."""
+
+    schema: Literal[1] = 1
+    probes: tuple[_Probe, ...] = ()
+    runs: tuple[Name, ...] = ()
+
+
+def _read_kept(path: Path) -> _Kept:
+    """Return what earlier searches in a study have kept; nothing if there is no such file.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    try:
+        found: _Kept = adapter(_Kept).validate_json(read_regular(path))
+    except FileNotFoundError:
+        return _Kept()
+    except (OSError, ValueError) as error:
+        told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        reason = error.strerror if isinstance(error, OSError) else told
+        raise ValueError(
+            f"{path} is not a file of this bsweep's searches ({reason}): remove it. The search "
+            "then times a few steps again, and its budget leaves out what earlier ones spent."
+        ) from None
+    return found
 
 
 @dataclass
@@ -92,12 +129,11 @@ class Search:
     def __post_init__(self) -> None:
         first = next(iter(self.cells.values()))[0]
         self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
-        kept: dict[str, Any] = read_json(self._path) or {}
-        known = [_Probe(**probe) for probe in kept.get("probes", [])]
-        self.probes = {tuple(one.cell): one for one in known if one.kind == self.kind}
-        self.others = [one for one in known if one.kind != self.kind]
+        kept = _read_kept(self._path)
+        self.probes = {one.cell: one for one in kept.probes if one.kind == self.kind}
+        self.others = [one for one in kept.probes if one.kind != self.kind]
         self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
-        self.run_ids: list[str] = kept.get("runs", [])
+        self.run_ids = [*kept.runs]
 
     @property
     def least(self) -> str:
@@ -182,7 +218,7 @@ class Search:
         timings_or_problem = side_runs.try_out(self.cells[cell][0], logger.info)
         took = time.monotonic() - began
         if not isinstance(timings_or_problem, str):
-            self.probes[cell] = _Probe(self.kind, list(cell), timings_or_problem[0], took)
+            self.probes[cell] = _Probe(self.kind, cell, timings_or_problem[0], took)
         elif timings_or_problem.startswith("out_of_memory"):
             self._does_not_fit(cell, took, timings_or_problem)
         else:
@@ -194,7 +230,7 @@ class Search:
             f"{named(cell)}: {problem.splitlines()[0]}; this cell and cells with as many workers "
             "and larger passes are left out"
         )
-        self.probes[cell] = _Probe(self.kind, list(cell), 0.0, seconds, problem)
+        self.probes[cell] = _Probe(self.kind, cell, 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(self.probes[cell])
 
     def _leave_out_what_does_not_fit(self, probe: _Probe) -> None:
@@ -206,8 +242,8 @@ class Search:
             self.cells = {key: of for key, of in self.cells.items() if fits[key]}
 
     def _keep(self) -> None:
-        probes = [asdict(one) for one in [*self.others, *self.probes.values()]]
-        write_json(self._path, {"schema": _SCHEMA, "probes": probes, "runs": self.run_ids})
+        probes = (*self.others, *self.probes.values())
+        write_json(self._path, asdict(_Kept(probes=probes, runs=tuple(self.run_ids))))
 
     @property
     def timings(self) -> list[Timing]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError, flatten
 from bsweep.core import terminal
+from bsweep.core.regular_files import read_regular
 
 logger = terminal.logger(__name__)
 
@@ -92,11 +94,36 @@ class Grid:
             )
             jobs = launcher.launch([self._points[index] for index in indices], initial_job_idx=0)
         except Exception as error:  # such as an error of sbatch, or a cancelled job
-            logger.error(f"bsweep: hydra/launcher={name} could not run the points: {error}")
+            logger.error(f"bsweep: hydra/launcher={name} could not run the points: {_why(error)}")
             return ["failed"] * len(indices)
         finally:
             callbacks.on_multirun_end(config=self._master, config_name=_CONFIG)
         return [_status(job) for job in jobs]
+
+
+_TRACE = re.compile(r"^Traceback .*^(\w[\w.]*: .*?)\s*^-----", re.MULTILINE | re.DOTALL)
+_LOG = re.compile(r"^ *- (.*_log\.out)$", re.MULTILINE)
+_NODE = re.compile(r"hostname=([^,)]+)")
+
+
+def _why(error: Exception) -> str:
+    """Return why a launcher could not run points, without the traceback that submitit quotes from a
+    job: the node, the error and the job's log.
+    """
+    text = str(error)
+    trace, log = _TRACE.search(text), _LOG.search(text)
+    if not trace or not log:
+        return text
+    said, node = trace[1], None
+    with suppress(OSError):
+        node = _NODE.search(read_regular(Path(log[1])).decode(errors="replace"))
+    remedy = ""
+    if said.startswith("ModuleNotFoundError: "):
+        remedy = (
+            f" The Python {sys.executable} of that node lacks a package: install bsweep there, in "
+            "the same versions as here."
+        )
+    return f"{f'node {node[1]}' if node else 'a node'}: {said}.{remedy} The job's log: {log[1]}"
 
 
 def say_could_not_run(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Functions that read regular files only: reading a pipe or a device might never end."""
+"""Functions that open regular files only: opening or reading a pipe or a device might never end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def open_regular(path: Path) -> BinaryIO:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # Opening does not wait, even if a pipe has taken the file's place since.
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+
+
+def create_regular(path: Path) -> BinaryIO:
+    """Open a regular file for writing, and create it if there is none; its content is kept.
+
+    Raises:
+        OSError: If the file cannot be opened, or is a folder, a pipe, a device or a socket.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666), "r+b", 0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file: remove it", str(path))
+    return file
 
 
 def read_regular(path: Path) -> bytes:

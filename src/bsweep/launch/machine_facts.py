@@ -56,6 +56,7 @@ def facts(request: Request) -> dict[str, Any]:
     A fact that could not be found out is None, and `problems` holds the reason.
     """
     problems: list[str] = []
+    families = {host: _families(host) for host in request.hosts}
     found: dict[str, Any] = {
         "name": platform.node(),
         "python": platform.python_version(),
@@ -66,7 +67,8 @@ def facts(request: Request) -> dict[str, Any]:
         "gpus": _gpus(request.device, problems),
         "driver": gpus.driver_version(),
         "interfaces": network.interfaces(),
-        "unresolved": [host for host in request.hosts if not _resolves(host)],
+        "unresolved": [host for host, of in families.items() if not of],
+        "without_ipv4": [host for host, of in families.items() if of == {socket.AF_INET6}],
         "horovod_build": _horovod_build() if request.is_thorough else None,
         "point": None,
         "data": None,
@@ -184,12 +186,14 @@ def _horovod_build() -> str | None:
     return ", ".join(name for name, is_built in parts.items() if is_built)
 
 
-def _resolves(host: str) -> bool:
+def _families(host: str) -> set[int]:
+    """Return the address families, IPv4 and IPv6, in which a name has an address; none if it is
+    unknown here.
+    """
     try:
-        socket.gethostbyname(host)
+        return {info[0] for info in socket.getaddrinfo(host, None)}
     except OSError:
-        return False
-    return True
+        return set()
 
 
 def _existing(path: Path) -> Path:

@@ -249,6 +249,11 @@ def host_problems(
         if answer.facts["unresolved"]:
             names = ", ".join(answer.facts["unresolved"])
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
+        if _uses_horovod(config) and (names := ", ".join(answer.facts["without_ipv4"])):
+            there.append(
+                f"it reaches {names} by IPv6 only, and Horovod needs IPv4: give the hosts IPv4 "
+                "addresses, or use a strategy that torchrun starts, such as strategy=allreduce"
+            )
         if has_gpus and workers[answer.host] > (gpus := answer.facts["gpus"]):
             there.append(
                 f"it has {counted(gpus or 'no', 'GPU')} for {workers[answer.host]} workers: "
@@ -256,6 +261,10 @@ def host_problems(
             )
         found += [f"{answer.host}: {problem}" for problem in there]
     return list(dict.fromkeys(found))
+
+
+def _uses_horovod(config: RunConfig) -> bool:
+    return config.launch.uses_horovod or config.strategy.can.uses_horovod
 
 
 def _key_problems(launch: ProcessesConfig) -> list[str]:
@@ -282,7 +291,7 @@ def _version_problems(
     found = []
     pairs = {"Python": tuple(facts["python"].rpartition(".")[0] for facts in (there, here))}
     for package in machine_facts.PACKAGES:
-        if package != "horovod" or config.launch.uses_horovod or config.strategy.can.uses_horovod:
+        if package != "horovod" or _uses_horovod(config):
             pairs[package] = tuple(_public(facts["versions"][package]) for facts in (there, here))
     for name, (its, ours) in pairs.items():
         if its != ours:

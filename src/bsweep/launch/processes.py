@@ -131,7 +131,7 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
     else None.
     """
     config, paths = request.config, request.paths
-    waiting = Waiting(config, paths.metrics.stat().st_mtime, time.monotonic())
+    waiting = Waiting(config, _touched_at(paths.metrics), time.monotonic())
     while True:
         left = [command for command in started.commands if command.poll() is None]
         with suppress(subprocess.TimeoutExpired):
@@ -146,7 +146,7 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
             time.monotonic(),
             codes,
             _signs_of_life(config, paths),
-            paths.metrics.stat().st_mtime,
+            _touched_at(paths.metrics),
             lambda: recorded(paths) is not None,
         )
         if waiting.is_over(seen):
@@ -175,9 +175,12 @@ def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
     """Return the time at which each worker last touched its file `alive`, by rank; 0 if it has not
     touched it yet.
     """
-    times = {}
-    for rank in range(config.num_workers):
-        times[rank] = 0.0
-        with suppress(OSError):
-            times[rank] = paths.alive(rank).stat().st_mtime
-    return times
+    return {rank: _touched_at(paths.alive(rank)) for rank in range(config.num_workers)}
+
+
+def _touched_at(path: Path) -> float:
+    """Return the modification time of a file; 0 if there is none, or somebody has removed it."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -153,7 +153,12 @@ class Stopping:
             self._say("ending at once")
             return False
         self._asked_at = self._saving_at = time.monotonic()
-        request_stop(self._paths)
+        try:
+            request_stop(self._paths)
+        except OSError as error:
+            self._asked_at = _LONG_AGO
+            self._say(f"ending at once, for the workers cannot be asked to save: {error}")
+            return False
         self._say(
             "stopping: the workers save a checkpoint; send the signal again to end them at once"
         )

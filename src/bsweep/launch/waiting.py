@@ -73,7 +73,7 @@ class Waiting:
         if self._failed_at is not None:
             grace = _seconds_after_failure(self._card, seen.codes)
             return seen.seconds - self._failed_at > grace
-        sign = max(seen.recorded_at, *seen.signs_of_life.values())
+        sign = max(self._launched_at, seen.recorded_at, *seen.signs_of_life.values())
         if sign != self._last_sign:
             self._last_sign, self._last_sign_at = sign, seen.seconds
         silent_seconds = seen.seconds - self._last_sign_at

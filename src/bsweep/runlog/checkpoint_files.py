@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.core.regular_files import open_regular
+from bsweep.core.regular_files import create_regular, open_regular, read_regular
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
@@ -188,21 +188,25 @@ def cut_records(paths: RunPaths, num_bytes: int) -> None:
 def request_stop(paths: RunPaths) -> None:
     """Ask a run's workers to save a checkpoint and end, and ask the sweep that started them to
     end.
+
+    Raises:
+        OSError: If the file `stop` cannot be written.
     """
-    paths.stop.write_text("stop\n")
+    with create_regular(paths.stop) as file:
+        file.write(b"stop\n")
 
 
 def is_stop_requested(paths: RunPaths) -> bool:
     # The file's content decides: a file system of several hosts may show a new name late, but an
     # opened file is up to date.
     try:
-        return bool(paths.stop.read_bytes())
+        return bool(read_regular(paths.stop))
     except OSError:
         return False
 
 
 def _all(paths: RunPaths) -> list[Checkpoint]:
-    folders = paths.checkpoints.iterdir() if paths.checkpoints.exists() else ()
+    folders = paths.checkpoints.iterdir() if paths.checkpoints.is_dir() else ()
     return [Checkpoint(folder) for folder in sorted(folders, reverse=True) if folder.is_dir()]
 
 

@@ -20,12 +20,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import psutil
 
 from bsweep.core import terminal
-from bsweep.core.regular_files import open_regular
+from bsweep.core.regular_files import create_regular, open_regular
 from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import Damaged, read_json
 from bsweep.runlog.shared_clock import file_system_time
@@ -54,7 +54,7 @@ def claimed(path: Path) -> Iterator[bool]:
     The claim ends with the context, and with the process, even if the process is killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    with create_regular(path) as lock:
         try:
             is_ours = _try_lock(lock)
         except OSError as error:
@@ -107,7 +107,7 @@ def is_claimed(path: Path) -> bool:
     return False
 
 
-def _try_lock(lock: TextIO) -> bool:
+def _try_lock(lock: BinaryIO) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -5,6 +5,7 @@ A damaged file raises an error that names it, so that a reader of a study can le
 
 from __future__ import annotations
 
+import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,13 +89,15 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         refuse_incomplete(records, paths.metrics)
     else:
         refuse_repeated(records, paths.metrics)
+    meta = read_meta(paths)
+    lost = f"{paths.meta.name} is missing: the run's machine, hosts and versions are unknown."
     return Run(
         run_id=folder.name,
         folder=folder,
         records=records,
         summary=summary,
-        meta=read_meta(paths),
-        warnings=(warning,) if warning else (),
+        meta=meta,
+        warnings=tuple(one for one in (warning, lost if summary and not meta else "") if one),
     )
 
 
@@ -146,6 +149,37 @@ def read_told(folder: Path) -> Run:
     """
     run = read_run(folder, with_steps=False)
     return read_run(folder) if changes_batch(run.records) else run
+
+
+def odd_entries(paths: RunPaths, *others: Path) -> dict[Path, str]:
+    """Return the entries of a run's folder that are of a wrong kind, such as a pipe in the place of
+    a file, each with the reason as text. Opening such an entry might never end.
+
+    A missing entry is not odd. If the folder itself is odd, the entries in it are not looked at.
+
+    Args:
+        paths: The paths of the run.
+        others: Further files, which lie elsewhere.
+    """
+    folders = (paths.folder, paths.own, paths.logs, paths.checkpoints, paths.worker_claim(0).parent)
+    files = (paths.config, paths.meta, paths.metrics, paths.summary, paths.stop, paths.claim)
+    servers = paths.folder.glob(f"{paths.server_clocks(0).name.replace('0', '*')}")
+    found: dict[Path, str] = {}
+    for path in (*others, *folders, *files, paths.environment, *servers):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found[path] = str(error.strerror)
+        else:
+            if path in folders and not stat.S_ISDIR(mode):
+                found[path] = "it is not a folder"
+            elif path not in folders and not stat.S_ISREG(mode):
+                found[path] = "it is not a regular file"
+        if paths.folder in found:
+            break
+    return found
 
 
 def content_of(path: Path) -> bytes | None:

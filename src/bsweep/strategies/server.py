@@ -180,7 +180,8 @@ class Server:
         self._optimizer.load_state_dict(state["optimizer"])
         self._clocks = state["clocks"]
         vars(self._tally).update(state["tally"])
-        self._file.truncate(state["recorded_bytes"])
+        self._file.flush()
+        self._file.truncate(min(state["recorded_bytes"], self._file.tell()))  # if it was deleted
         return _NO_DIGEST
 
     def _step(self, first: Arrival) -> None:

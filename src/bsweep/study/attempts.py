@@ -5,10 +5,12 @@ record the end.
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +31,9 @@ from bsweep.runlog.checkpoint_files import (
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import (
+    REMEDY,
     Damaged,
+    odd_entries,
     read_meta,
     read_records,
     read_summary,
@@ -38,7 +42,7 @@ from bsweep.runlog.reading import (
 )
 from bsweep.runlog.records import Event
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.runlog.summary import ended, write_summary
+from bsweep.runlog.summary import ended, read_ended, write_summary
 from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
 from bsweep.study.provenance import provenance, surroundings
@@ -282,13 +286,14 @@ def _set_aside(folder: Path, part: Path) -> Path | None:
     Returns:
         Where the files are now; None if there were none.
     """
-    if not part.exists():
+    if not os.path.lexists(part):
         return None
-    RunPaths(folder).environment.unlink(missing_ok=True)  # stays behind if the launcher was killed
+    with suppress(OSError):  # it stays behind if the launcher was killed
+        RunPaths(folder).environment.unlink()
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
     numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
-    free = next(path for path in numbered if not path.exists())
+    free = next(path for path in numbered if not os.path.lexists(path))
     shutil.move(part, free)
     return free
 
@@ -311,20 +316,42 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
     """Prepare a run's folder for a new start, or for resuming from the latest checkpoint without
     damage.
     """
+    odd = [
+        f"{path}: {why}: it is now {_set_aside(paths.folder, path)}"
+        for path, why in odd_entries(paths).items()
+    ]
     latest, damage = soundest(paths)
     if latest:
         try:
             earlier = _take_up(paths, latest)
             said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
-            return replace(earlier, damage=(said,) if damage else ())
+            return replace(earlier, damage=(*odd, *earlier.damage, *([said] if damage else [])))
         except Damaged as error:
             damage = str(error)
+    damage = damage or _why_repeated(paths)
     moved = _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
     if config.resume_from:
         branching.begin(config, paths)
+    damage = damage.removesuffix(f". {REMEDY}")
     said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
-    return _Earlier(damage=(said,) if damage else ())
+    return _Earlier(damage=(*odd, said) if damage else odd)
+
+
+def _why_repeated(paths: RunPaths) -> str:
+    """Return what is damaged or missing in the folder of an earlier attempt, which is why the run
+    starts from its beginning; empty if that attempt left nothing to resume.
+    """
+    try:
+        has_ended = read_ended(paths) is not None
+        records = read_records(paths.metrics, with_steps=False)[0]
+    except Damaged as error:
+        return str(error)
+    if not has_ended and any(r["type"] == "end" and r["status"] in states.RESULTS for r in records):
+        return f"{paths.summary} is missing"
+    if any(r["type"] == "epoch" and r.get("checkpoint_seconds") for r in records):
+        return f"{paths.checkpoints} no longer has a complete checkpoint"
+    return ""
 
 
 def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
@@ -334,6 +361,7 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     facts = checkpoint.facts()
     assert facts, checkpoint
     _set_aside(paths.folder, paths.logs)
+    lost = [path for path in _said_once(paths, checkpoint) if not path.exists()]
     meta, summary = read_meta(paths), read_summary(paths)
     if summary:
         wall_seconds = summary["wall_seconds"] or 0.0
@@ -351,4 +379,16 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     warnings = tuple(warnings_in(records))
     with RunLog(paths.metrics) as log:
         log.write(Event(event="resumed", message=f"resumed after {last_step}"))
-    return _Earlier(float(wall_seconds), warnings)
+    damage = [
+        f"{path} is missing: what it said of the run until {last_step}, is lost" for path in lost
+    ]
+    return _Earlier(float(wall_seconds), warnings, damage)
+
+
+def _said_once(paths: RunPaths, checkpoint: Checkpoint) -> Iterator[Path]:
+    """Yield the paths of the files with facts that a resumed run does not find out again."""
+    yield paths.meta
+    for server in itertools.takewhile(
+        lambda number: checkpoint.server(number).exists(), itertools.count()
+    ):
+        yield paths.server_clocks(server)

@@ -5,6 +5,7 @@ time that is left.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,8 @@ def _row(
     study_dir: Path, run_id: str, found: dict[str, State], point: Planned | None, by: Estimate
 ) -> Row:
     state = found.get(run_id, NEW)
+    if state is NEW and os.path.lexists(study_dir / run_id):  # a file, a pipe or a loop of links
+        state = states.state_of_run(study_dir / run_id)
     return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
 
 
@@ -149,6 +152,11 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
     was interrupted, failed or lost a worker.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
+    if unknown := sum(row.planned is None for row in rows):
+        lines.append(
+            f"  {study_dir / 'commands.jsonl'} has no command for {counted(unknown, 'run')}: type "
+            "the commands again, or points that have not begun stay unknown"
+        )
     for row in rows:
         if row.state.status in ("running", "interrupted"):
             of = row.planned.epochs if row.planned else row.state.num_epochs
