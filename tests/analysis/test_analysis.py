@@ -503,7 +503,7 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     study.runs["test_accuracy"] = study.runs["run_id"].map(
         study.evaluations.groupby("run_id")["test_accuracy"].last()
     )
-    times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
+    times = analysis.time_to_target(study, 0.63).droplevel(["variant", "num_workers", "seed"])
     assert times["target"].unique().tolist() == [0.63]
     assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
     epoch = train_seconds(8, 1) / 3
