@@ -15,7 +15,7 @@ from bsweep.analysis.idle import compares_allocations, equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import length_of, words
+from bsweep.analysis.naming import applies, length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
@@ -307,7 +307,7 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
         batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
         batch_and_workers = f"{batch} on {words('num_workers', values['num_workers'])}"
         said, in_all = (
-            [words(name, values[name]) for name in others],
+            [words(name, values[name]) for name in others if applies(name, values[name])],
             f"global batch {values['global_batch']}",
         )
         if said and settings == others:  # there is no choice of batches and workers

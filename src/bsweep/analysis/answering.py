@@ -17,7 +17,7 @@ import pandas as pd
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import words
+from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
@@ -172,7 +172,11 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     groups = known.groupby(differing, sort=False)
     parts = [
         (
-            ", ".join(words(name, value) for name, value in zip(differing, key, strict=True)),
+            ", ".join(
+                words(name, value)
+                for name, value in zip(differing, key, strict=True)
+                if applies(name, value)
+            ),
             group.index,
         )
         for key, group in groups

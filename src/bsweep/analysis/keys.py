@@ -19,7 +19,7 @@ _FOUND_OUT = [
     column.name
     for column in columns.RUNS
     if column.source in ("start", "meta") and column.role in ("context", "setting")
-]
+] + ["channels_last"]
 # The columns of a variant, or the first parts of their names, in order.
 _EXCHANGE = ("strategy", "compression", "allocation", "batching", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
