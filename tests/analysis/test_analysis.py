@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from bsweep.analysis.derived import placement
 from bsweep.analysis.sharding import largest_share
 from bsweep.analysis.statistics import differ_by_chance
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunPaths
+from tests.support.running import compose
 from tests.support.synthetic_study import (
     META,
     diloco,
@@ -503,7 +505,7 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     study.runs["test_accuracy"] = study.runs["run_id"].map(
         study.evaluations.groupby("run_id")["test_accuracy"].last()
     )
-    times = analysis.time_to_target(study).droplevel(["variant", "num_workers", "seed"])
+    times = analysis.time_to_target(study, 0.63).droplevel(["variant", "num_workers", "seed"])
     assert times["target"].unique().tolist() == [0.63]
     assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
     epoch = train_seconds(8, 1) / 3
@@ -583,18 +585,22 @@ def test_how_an_epoch_grows_is_told_for_three_cells_or_more(tmp_path: Path) -> N
     assert analysis.epoch_growth(study, "num_parameters").empty
 
 
-def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path) -> None:
-    for name, count in (("resnet18", 10**4), ("vgg16", 10**5), ("llama", 10**6), ("none", 10**6)):
-        write_run(
-            tmp_path / "s", local_batch=8, settings={"model.name": name}, num_parameters=count
-        )
+def test_how_an_epoch_grows_with_parameters_is_told_of_one_model(tmp_path: Path) -> None:
+    for layers, count in ((1, 10**4), (2, 10**5), (3, 10**6), (4, 10**6)):
+        settings = {"model.name": "llama", "model.num_layers": layers}
+        write_run(tmp_path / "s", local_batch=8, settings=settings, num_parameters=count)
     loaded = bsweep.load(tmp_path / "s")
     counts = loaded.epochs["run_id"].map(loaded.runs.set_index("run_id")["num_parameters"])
     study = replace(loaded, epochs=loaded.epochs.assign(train_seconds=counts.astype(float) ** 0.5))
     growth = analysis.epoch_growth(study, "num_parameters").reset_index()
     assert growth["exponent"].tolist() == pytest.approx([0.5])
     assert growth["num_points"].tolist() == [4]
-    assert "model" not in growth
+    assert "model.num_layers" not in growth
+    names = ["resnet18", "vgg16", "llama", "tiny_cnn"]
+    unrelated = replace(study, runs=study.runs.assign(model=names))
+    assert analysis.epoch_growth(unrelated, "num_parameters").empty
+    refused = analysis.common_growth(unrelated, "num_parameters")
+    assert refused.why_not == "3 values, but no three sizes of one architecture"
     assert analysis.epoch_growth(
         replace(study, runs=study.runs.iloc[2:]), "num_parameters"
     ).empty, "two lie on any"
@@ -602,6 +608,30 @@ def test_how_an_epoch_grows_with_parameters_is_told_across_models(tmp_path: Path
     assert analysis.epoch_growth(replace(study, runs=in_rounds), "num_parameters").empty, (
         "the last is a fragment"
     )
+
+
+def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Path) -> None:
+    for batch in (8, 16):
+        write_run(tmp_path / "s", local_batch=batch, settings={"channels_last": "auto"})
+    folder = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0)
+    RunPaths(folder).metrics.unlink()
+    config = compose("local_batch=32", "channels_last=auto", "study=s")
+    RunPaths(folder).config.write_text(json.dumps(asdict(config)))
+    study = bsweep.load(tmp_path / "s")
+    assert study.runs["channels_last"].isna().sum() == 1
+    assert "channels_last" not in analysis.cell_keys(study.runs)
+
+
+def test_a_cell_is_not_named_by_a_key_that_its_model_lacks(tmp_path: Path) -> None:
+    for model in ({"name": "own", "target": "m_a.py:Net"}, {"name": "tiny_cnn"}):
+        write_run(tmp_path / "s", local_batch=8, settings={"model": model})
+        write_run(tmp_path / "s", local_batch=16, settings={"model": model | {"width": 4}})
+    write_run(
+        tmp_path / "s", local_batch=8, settings={"model": {"name": "own", "target": "m_b.py:Net"}}
+    )
+    lines = analysis.headlines(bsweep.load(tmp_path / "s"))
+    assert any("target m_a.py:Net" in line for line in lines)
+    assert not any("none" in line for line in lines)
 
 
 def test_how_an_epoch_grows_with_examples_is_told_of_real_settings(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
     (line,) = analysis.fairness_words(collapse)
     assert "With one rate for all (0.1) the test accuracy of local batch 8 is 0.1" in line
     assert (
-        "With the best rate of each batch size, no difference between batch sizes is significant"
-        in line
+        "With the best rate of each batch size (each seed at the rate that the other seeds find "
+        "best), no difference between batch sizes is significant" in line
     )
     assert "may be an effect of the learning rate" in line
     assert "best rate of local batch 8 is the lowest tried" in line
@@ -190,5 +190,5 @@ def test_the_page_and_the_figure_show_the_best_rates(
     assert "n = 3" in plots.caption(figure)
     monkeypatch.setattr(plots, "FIGURES", {"rate_by_batch": plots.rate_by_batch})
     page = report.write(collapse.folder, tmp_path / "out")
-    assert "With the best rate of each batch size, no difference" in page.read_text()
+    assert "With the best rate of each batch size (each seed at the rate" in page.read_text()
     assert "| 8 | 3 | 0.025 | " in page.with_name("table.md").read_text()

@@ -217,7 +217,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     [
         (
             ["--target-accuracy", "0.99"],
-            "no run reached a test accuracy of 0.99. The best seen is 0.9",
+            "no run reached a test accuracy of 0.99. The best median of three evaluations is 0.9",
         ),
         (["--target-accuracy", "90"], "Is 0.9 meant?"),
         ([], "give a target"),
@@ -482,7 +482,8 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     assert prediction.seen.rates == best
     assert prediction.cells["num_runs"].sum() == 6
     assert (
-        prediction.rate_rule == "fixed, with the best optimizer.lr tried for each batch: "
+        prediction.rate_rule
+        == "fixed, with the optimizer.lr that needs the fewest steps to the target at each batch: "
         "0.1 at 32, 0.2 at 128, 0.4 at 512"
     )
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)

@@ -153,8 +153,9 @@ def worker_of(wait: float | None = None, busy: float | None = None, **parts: flo
             [worker_of(forward=0.3, backward=0.6, exchange=0.1)],
             "computing: forward and backward passes take 90%",
         ),
-        ([worker_of(forward=0.2, backward=0.2, exchange=0.6, wait=0.1)] * 2, "exchange: 50%"),
-        ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "waiting: 30%"),
+        ([worker_of(forward=0.2, backward=0.2, exchange=0.6, wait=0.1)] * 2, "exchange: 60%"),
+        ([worker_of(forward=0.63, exchange=0.33, wait=0.16)] * 2, "exchange: 34%"),
+        ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)], "waiting: 60%"),
         (
             [worker_of(forward=0.4, exchange=0.6, wait=w) for w in (0.4, 0.5, 0.0)],
             "for worker 2",

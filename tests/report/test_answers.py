@@ -4,6 +4,7 @@ hold the prediction.
 
 from __future__ import annotations
 
+import html
 import math
 import shlex
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     text = page.read_text()
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
     assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
+    assert report.headlines(study)[0] in html.unescape(first)
     assert "on 4 workers" in first
     assert "s (90 % interval " in first
     for name in ("time_surface", "pareto_front", "one_more_worker", "bottlenecks"):
@@ -77,7 +79,7 @@ def test_the_map_has_every_cell_with_the_true_time_in_its_interval(cells: pd.Dat
 
 def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -> None:
     figure = plots.time_to_target(study)
-    assert "until a test accuracy of 90 %, by the median" in plots.caption(figure)
+    assert "until a test accuracy of 0.9, by the median" in plots.caption(figure)
     found = analysis.time_to_target(study)
     assert found["seconds"].notna().all()
     assert set(found["seconds"]) == set(study.runs["seconds_to_target"])
@@ -177,6 +179,8 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
     assert sentences[0].startswith(f"Fastest to a test accuracy of {target.value:g}: global batch ")
     assert sentences[1].startswith("The runs name no target: a test accuracy of")
     assert why in sentences[1]
+    assert why in plots.caption(plots.time_to_target(study))
+    assert set(analysis.time_to_target(study)["target"]) == {target.value}
     assert analysis.what_is_missing(study) == []
 
 
@@ -185,7 +189,10 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
         write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": 0.99})
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
     assert first.startswith("Fastest to a test accuracy of 0.9")
-    assert "o run reached a test accuracy of 0.99. The best seen is 0.9" in basis
+    assert (
+        "No run reached a test accuracy of 0.99. The best median of three evaluations is" in basis
+    )
+    assert "(best last evaluation: 0.9" in basis
     assert "that 3 of 3 cells reach in all their runs" in basis
 
 

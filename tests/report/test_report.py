@@ -183,7 +183,7 @@ def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
     )
     assert "±" not in markdown.partition("The seconds of an epoch against")[0]
     assert f"2 & 64 & 128 & 0.2 & {first:.1f}, {second:.1f} &" in latex
-    assert r"\caption{a\_study\_50\%: Results of each cell. For two seeds" in latex
+    assert r"\caption{a\_study\_50\%: Results of each cell. Test accuracy and loss" in latex
     assert (
         latex.count(r"\toprule")
         == latex.count(r"\bottomrule")
@@ -191,7 +191,7 @@ def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
         == 9
     )
     assert "resizebox" not in latex, "it would blow narrow tables up to the width of the text"
-    assert r"\begin{tabular}{rrrrrrrrrrl}" in latex
+    assert r"\begin{tabular}{rrrrrrrrrrrl}" in latex
     assert r"\shortstack[r]{sent by a \\ worker \\ (MB)}" in latex
     assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
     assert "2 seeds each." in markdown
@@ -298,7 +298,7 @@ def test_nothing_completed_is_said(tmp_path: Path) -> None:
 
 def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,), epochs=1)
-    assert report.headlines(bsweep.load(tmp_path / "s")) == [
+    assert analysis.headlines(bsweep.load(tmp_path / "s")) == [
         (
             "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global "
             "batch 64), with 356.2 s of training for 1 epoch and test accuracy 0.8925 (one run). "
@@ -316,7 +316,7 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
     """Chance is 0.1; of 10,000 test images 0.11 is more than that, 0.105 is not."""
     for batch, accuracy in ((8, 0.9), (16, 0.11), (64, 0.1), (256, 0.105)):
         write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy)
-    fastest, faster, not_learned, _ = report.headlines(bsweep.load(tmp_path / "s"))
+    fastest, faster, not_learned, _ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert fastest.startswith(
         "Fastest within 0.01 of the best test accuracy: local batch 8 on 1 worker"
     )
@@ -332,7 +332,7 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
 def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> None:
     for batch in (8, 256):
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.0)
-    nothing, times, _ = report.headlines(bsweep.load(tmp_path / "s"))
+    nothing, times, _ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert (
         nothing == "None of 2 cells has learned (test accuracy not above chance), so no cell is "
         "recommended."
@@ -342,7 +342,7 @@ def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> Non
         "4350 s (local batch 8 on 1 worker)."
     )
     write_run(tmp_path / "one", local_batch=8, accuracy=0.1)
-    (nothing, _) = report.headlines(bsweep.load(tmp_path / "one"))
+    (nothing, _) = analysis.headlines(bsweep.load(tmp_path / "one"))
     assert (
         nothing == "The only cell has not learned (test accuracy not above chance), so no cell is "
         "recommended."
@@ -354,7 +354,7 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
         settings = {"optimizer.lr_rule": rule}
         write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), settings=settings)
     write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
-    unfinished, fastest, caveat = report.headlines(bsweep.load(tmp_path / "s"))
+    unfinished, fastest, caveat = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert unfinished == "1 of 5 runs may still finish and change the conclusions below."
     assert (
         "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs"
@@ -371,7 +371,7 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
 
 def test_three_seeds_have_an_interval(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), seeds=3)
-    fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
+    fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert "with 1079 ± 27 s of training" in fastest
     assert "(mean of 3 seeds, 95 % interval)" in fastest
     text = report_tables(tmp_path / "s")
@@ -383,7 +383,7 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
     for seed, accuracy in enumerate((0.8, 0.9, 0.85)):
         write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
         write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
-    fastest, *_ = report.headlines(bsweep.load(tmp_path / "s"))
+    fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert "Its accuracy is known only to ± 0.12: less accurate cells may be as good." in fastest
 
 
@@ -416,7 +416,7 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
     for workers, threads in ((1, 2), (2, 1)):
         write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
     reason = "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
-    assert reason in report.headlines(bsweep.load(tmp_path / "s"))
+    assert reason in analysis.headlines(bsweep.load(tmp_path / "s"))
     text = report_tables(tmp_path / "s")
     assert reason in text
     assert "| speed-up |" not in text
@@ -428,14 +428,14 @@ def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> No
         "strategy.cycle_time_ms (1 ms); other strategies start their exchanges at once."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
-    assert stated not in report.headlines(bsweep.load(tmp_path / "s"))
+    assert stated not in analysis.headlines(bsweep.load(tmp_path / "s"))
     write_run(
         tmp_path / "s",
         local_batch=8,
         num_workers=2,
         settings={"strategy": {"name": "ddp", "hook": "none"}},
     )
-    assert stated in report.headlines(bsweep.load(tmp_path / "s"))
+    assert stated in analysis.headlines(bsweep.load(tmp_path / "s"))
 
 
 def test_a_fit_says_what_it_misses() -> None:
@@ -455,7 +455,7 @@ def test_different_data_have_their_own_best(tmp_path: Path) -> None:
     write_study(
         tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings={"data.name": "digits"}
     )
-    lines = report.headlines(bsweep.load(tmp_path / "s"))
+    lines = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert [line.split(": ")[0] for line in lines[:2]] == ["digits", "imagefolder"]
 
 
@@ -544,7 +544,7 @@ def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
 def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, steps_by_flops=10)
     assert plots.length_of(study) == "10 rounds"
-    (line,) = report.headlines(study)
+    (line,) = analysis.headlines(study)
     assert line == (
         f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} "
         "(local batch 4 on 4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % "
@@ -554,7 +554,7 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
 
 def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, seeds=2, uniform=10, steps_by_flops=10)
-    assert "with 3.869 and 3.895 (two seeds)." in report.headlines(study)[0]
+    assert "with 3.869 and 3.895 (two seeds)." in analysis.headlines(study)[0]
     markdown = report_tables(tmp_path / "s")
     assert "| 14.7 | 4.9 | 20.6, 20.8 | - |" in markdown
     assert "±" not in markdown
@@ -562,7 +562,7 @@ def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
 
 def test_uneven_batches_are_said_as_they_were(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, batch_by_memory=10)
-    (line,) = report.headlines(study)
+    (line,) = analysis.headlines(study)
     assert "local batches 8/8/32/16 on 4 workers" in line
     markdown = report_tables(tmp_path / "s")
     assert f"| {plots.words('variant', 'batch_by_memory')} | 8/8/32/16 |" in markdown

@@ -18,6 +18,7 @@ from bsweep.analysis.answering import (
     what_is_missing,
 )
 from bsweep.analysis.beside_others import left_out
+from bsweep.analysis.common_target import common_target
 from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import (
     CONTRADICTIONS,
@@ -48,7 +49,6 @@ from bsweep.analysis.idle import (
 from bsweep.analysis.keys import cell_keys, entangled, levels, settings, variant_order, varying
 from bsweep.analysis.learning import (
     ACCURACY_MARGIN,
-    TARGET_SHARE,
     accuracy_by_time,
     fastest_accurate,
     time_to_target,
@@ -73,6 +73,7 @@ from bsweep.analysis.tables import (
     METRICS,
     Line,
     batch_ratios,
+    best_medians,
     by_cell,
     caveats,
     cells,
@@ -100,7 +101,6 @@ __all__ = [
     "MOST_ANSWERS",
     "NODE",
     "NO_DIFFERENCE",
-    "TARGET_SHARE",
     "Growth",
     "IdleModel",
     "Line",
@@ -111,11 +111,13 @@ __all__ = [
     "against_published",
     "answers",
     "batch_ratios",
+    "best_medians",
     "by_cell",
     "caveats",
     "cell_keys",
     "cells",
     "common_growth",
+    "common_target",
     "comparable",
     "compares_allocations",
     "computing_seconds",

@@ -3,31 +3,31 @@ or which runs a recommendation still needs.
 
 Runs that differ in more than batch size, workers and seed do not compare. A study is therefore
 divided into parts of comparable runs, and each part has an answer of its own. Where a study ran
-several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`). Where
-runs name no target that can be predicted, the target of `bsweep.analysis.supported` is used.
+several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`). All parts
+have the target of `bsweep.analysis.common_target`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 
+from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import words
+from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
-from bsweep.analysis.supported import part_of, supported_target
-from bsweep.analysis.tuning import TUNED, rate_settings, tuned
+from bsweep.analysis.supported import part_of
+from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.
-_TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
+_OPTIONS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +62,18 @@ def answers(study: Study) -> list[Answer]:
     """
     if not (study.runs["status"] == "completed").any():
         return []
-    return [_answer(where, part) for where, part in _parts(study)[:MOST_ANSWERS]]
+    target = _target(study)
+    return [_answer(where, part, target) for where, part in _parts(study)[:MOST_ANSWERS]]
+
+
+def _target(study: Study) -> Target | None:
+    common = common_target(study)
+    return common[0] if common else None
 
 
 def recommendations(study: Study) -> list[str]:
-    """Return sentences that name a study's recommended cells, each with the predicted time to its
-    target and the interval of that time.
+    """Return sentences that name a study's recommended cells, each with the predicted time to the
+    target and the interval of that time, and say where the target comes from.
 
     The list is empty if something is missing for every part of the study.
 
@@ -83,7 +89,8 @@ def recommendations(study: Study) -> list[str]:
         for answer in found
         for line in answer.sentences
     ]
-    return [*lines, *_not_looked_at(study)] if found else []
+    _, origin = common_target(study) or (None, "")
+    return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if found else []
 
 
 def _not_looked_at(study: Study) -> list[str]:
@@ -95,8 +102,8 @@ def _not_looked_at(study: Study) -> list[str]:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
     parts = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
-    named = _named_targets(study)  # without one, each part supports a target of its own
-    option = named[0].option if len(named) == 1 else "--target-accuracy ..."
+    target = _target(study)
+    option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
     were = (
         f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
@@ -165,7 +172,11 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     groups = known.groupby(differing, sort=False)
     parts = [
         (
-            ", ".join(words(name, value) for name, value in zip(differing, key, strict=True)),
+            ", ".join(
+                words(name, value)
+                for name, value in zip(differing, key, strict=True)
+                if applies(name, value)
+            ),
             group.index,
         )
         for key, group in groups
@@ -177,72 +188,38 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     ]
 
 
-def _answer(where: str, study: Study) -> Answer:
-    problems: list[str] = []
-    for target, told in _targets(study):
-        given = {name: target.value for name, metric in _TARGETS.items() if metric == target.metric}
-        try:
-            found = predict(study, **given)  # type: ignore[arg-type]
-        except ValueError as error:
-            problems.append(_sentence(str(error)))
-            continue
-        basis = " ".join(filter(None, (*problems[:1], told, _of_rates(study, found))))
-        return Answer(where, found, tuple(filter(None, (found.sentence(), basis))))
-    return Answer(where, None, (_missing(study, problems),))
-
-
-def _named_targets(study: Study) -> list[Target]:
-    return [
-        Target(metric, float(value))
-        for name, metric in _TARGETS.items()
-        if name in study.runs
-        for value in pd.to_numeric(study.runs[name]).dropna().unique()
-    ]
-
-
-def _targets(study: Study) -> Iterator[tuple[Target, str]]:
-    """Yield the targets (test accuracies or losses) that a prediction tries in turn, each with a
-    sentence that says where the target comes from.
-
-    The target that all runs name comes first, then the one that the runs support.
-    """
-    named = _named_targets(study)
-    if len(named) == 1:
-        yield named[0], ""
-    # Only the best rates count: a rate that does not suit a batch says nothing of what it reaches.
-    supported = supported_target(tuned(study))
-    if supported is None or [supported[0]] == named:
-        return
-    target, why = supported
-    several = (
-        f"The runs name {len(named)} targets. "
-        if len(named) > 1
-        else "The runs name no target: "
-        if not named
-        else ""
-    )
-    yield target, f"{several}{why}" if several.endswith(": ") else f"{several}{_sentence(why)}"
+def _answer(where: str, part: Study, target: Target | None) -> Answer:
+    if target is None:
+        return Answer(where, None, (_missing(part, None, ""),))
+    given = {_OPTIONS[target.metric]: target.value}
+    try:
+        found = predict(part, **given)  # type: ignore[arg-type]
+    except ValueError as error:
+        return Answer(where, None, (_missing(part, target, str(error)),))
+    return Answer(where, found, tuple(filter(None, (found.sentence(), _of_rates(part, found)))))
 
 
 def _of_rates(study: Study, found: Prediction) -> str:
-    cell_or_batch_size = (
-        "cell"
-        if study.runs["lr_rule"].eq(TUNED).any()
-        else "batch size"
-        if found.seen.rates
-        else ""
-    )
-    if not cell_or_batch_size:
+    if study.runs["lr_rule"].eq(TUNED).any():
+        chosen = f"cell uses the best of its learning rates, by {best_by(study)}"
+    elif found.seen.rates:
+        chosen = "batch size uses the best of its learning rates, by the steps to the target"
+    else:
         return ""
     return (
-        f"Each {cell_or_batch_size} uses the best of its learning rates, which the same runs "
-        "found: so its time looks a little better than it is."
+        f"Each {chosen}. The same runs found that rate: so its time looks a little better than it "
+        "is."
     )
 
 
-def _missing(study: Study, problems: list[str]) -> str:
-    """Return a text that says why a study has no recommended cell, and where possible which command
-    trains the missing runs.
+def _missing(study: Study, target: Target | None, problem: str) -> str:
+    """Return a text that says why a part of a study has no recommended cell, and where possible
+    which command trains the missing runs.
+
+    Args:
+        study: The part of the study.
+        target: The target of the whole study.
+        problem: The message of the prediction that failed.
     """
     runs = study.runs
     if names := unsynchronised(study, runs):
@@ -259,13 +236,13 @@ def _missing(study: Study, problems: list[str]) -> str:
             f"batching=fixed local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
-        return f"No recommendation of a batch size{_of_one_size(study)}"
-    if not problems:
+        return f"No recommendation of a batch size{_of_one_size(study, target)}"
+    if not problem:
         return _no_target(study)
-    return f"No recommendation of a batch size: {problems[-1][0].lower()}{problems[-1][1:]}"
+    return f"No recommendation of a batch size: {problem[0].lower()}{problem[1:]}"
 
 
-def _of_one_size(study: Study) -> str:
+def _of_one_size(study: Study, target: Target | None) -> str:
     """Return a text that asks for runs at other batch sizes, for a study with one global batch, and
     gives two commands that train such runs.
     """
@@ -277,10 +254,7 @@ def _of_one_size(study: Study) -> str:
             f" or a worker count: there is only one cell (global batch {batch} on "
             f"{words('num_workers', counts[0])})"
         )
-    sizes, (target, _) = (
-        _around(int(runs["local_batch"].iloc[0])),
-        next(_targets(study), (None, "")),
-    )
+    sizes = _around(int(runs["local_batch"].iloc[0]))
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
         f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run "
@@ -316,7 +290,3 @@ def _around(local_batch: int) -> str:
         str(batch)
         for batch in dict.fromkeys((max(1, local_batch // 2), local_batch, 2 * local_batch))
     )
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"

@@ -234,6 +234,7 @@ TABLES = {  # the tables of a study
     "rounds": ROUNDS,
 }
 COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
+    Column("best_median", heading="best median of three test accuracies"),
     Column("other_statuses", "text", "not completed"),
     Column("smaller_batch", heading="against batch"),
     Column("base_workers", heading="against workers"),

@@ -24,13 +24,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from bsweep.analysis.keys import levels
+from bsweep.analysis.keys import RATES, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import words
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.tuning import RATES, rates, scores_by_seed
+from bsweep.analysis.tuning import rates, scores_by_seed
 from bsweep.core.words import counted, listed
 
 ENOUGH_RATES = 3  # a best rate between two others takes three rates of a batch size
@@ -309,8 +309,8 @@ def _sentences(one: Fairness) -> Iterator[str]:
             yield f"{group_name}With {one.rate} {_said(before, one.metric)}."
             group_name = ""
         yield (
-            f"{group_name}With the best rate of each batch size, "
-            f"{_said(after, one.metric)}{_so(before, after)}."
+            f"{group_name}With the best rate of each batch size (each seed at the rate that the "
+            f"other seeds find best), {_said(after, one.metric)}{_so(before, after)}."
         )
     yield from _caveats(one)
 

@@ -21,6 +21,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.tables import cell_means, ring_bytes, step_times, step_unit
 
 GROWS_WITH = ("local_batch", "num_workers", "num_train", "num_parameters")
+_ARCHITECTURE = ("model.target", "model.architecture")
 _MIN_POINTS = 3  # two points lie on every power law
 
 
@@ -74,8 +75,8 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
     such as the local batch.
 
     The table has one row for each series, whose cells differ in this quantity only. Cells along
-    `num_parameters` may differ in every setting of the model. Runs that end with a round are left
-    out, because their last epoch is a fragment.
+    `num_parameters` may differ in the sizes of one model, but not in its architecture. Runs that
+    end with a round are left out, because their last epoch is a fragment.
 
     Columns: `exponent`, fitted to the means of cells with equal weight; `exponent_ci95`, half its
     95 % t-interval, which is the wider the more the means deviate from a power law; `num_points`.
@@ -116,6 +117,8 @@ def common_growth(study: Study, along: str) -> Growth:
     count = runs[along].nunique() if along in runs else 0
     if count < _MIN_POINTS:
         return Growth(why_not=_too_few(count))
+    if along == "num_parameters" and runs["model"].nunique() > 1:
+        return Growth(why_not=f"{count} values, but no three sizes of one architecture")
     return Growth(why_not=f"{count} values, but no three cells differ in this value alone")
 
 
@@ -224,5 +227,9 @@ def _too_few(count: int) -> str:
 
 
 def _differs(name: str, along: str) -> bool:
-    is_of_model = name in ("model", "stem") or name.startswith("model.")
+    """Return True if the cells of a series over `along` may differ in the setting `name`.
+
+    Over parameters they may differ in the sizes of one model, but not in its architecture.
+    """
+    is_of_model = name == "stem" or (name.startswith("model.") and name not in _ARCHITECTURE)
     return name == along or (along == "num_parameters" and is_of_model)

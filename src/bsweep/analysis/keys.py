@@ -19,10 +19,16 @@ _FOUND_OUT = [
     column.name
     for column in columns.RUNS
     if column.source in ("start", "meta") and column.role in ("context", "setting")
-]
+] + ["channels_last"]
 # The columns of a variant, or the first parts of their names, in order.
 _EXCHANGE = ("strategy", "compression", "allocation", "batching", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
+# The settings that decide the learning rate of a batch size.
+RATES = (
+    "lr",
+    "lr_rule",
+    "optimizer.reference_batch",
+)
 # These values are left out of a variant where a strategy was run with no other value.
 _UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule")
 

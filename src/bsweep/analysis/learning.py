@@ -1,5 +1,5 @@
 """Tables of the fastest cells among the most accurate, of accuracy by training time, and of the
-seconds to a target accuracy.
+seconds to a target.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
@@ -16,7 +17,6 @@ from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 
 ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster cell wins
-TARGET_SHARE = 0.9  # the default target's share of the best mean final test accuracy
 
 
 def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
-    """Return the training seconds in which each cell and seed reaches a target test accuracy.
+    """Return the training seconds in which each cell and seed reaches a target.
 
     The table is indexed by `cell_keys` and `seed`. Columns: `target`; `reached`; `seconds`, by the
     rule of `bsweep.analysis.targets`, NaN where the target is not reached. For a seed that was run
@@ -75,20 +75,20 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
 
     Args:
         study: The study.
-        target: An accuracy as a fraction; None: the one that all runs name and some reach, else
-            `TARGET_SHARE` of the best cell's mean final test accuracy, in whole percents. The table
-            is empty if no cell has learned.
+        target: A test accuracy as a fraction; None: the target of `common_target`. The table is
+            empty if there is none.
 
     Returns:
         The table, one row for each cell and seed. Times are in seconds.
     """
     keys, runs = cell_keys(study.runs), keyed(study.runs)
-    wanted = _default_target(study) if target is None else target
-    reached = to_target(study, Target("test_accuracy", wanted)).dropna(subset="trained_seconds")
+    common = common_target(study) if target is None else (Target("test_accuracy", target), "")
+    wanted = common[0] if common else Target("test_accuracy", np.nan)
+    reached = to_target(study, wanted).dropna(subset="trained_seconds")
     is_evaluated = (runs["status"] == "completed") & runs["run_id"].isin(reached.index)
-    runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted)]
+    runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted.value)]
     seconds = runs["run_id"].map(reached["seconds_to_target"])
-    grouped = runs.assign(target=wanted, seconds=seconds).groupby([*keys, "seed"])
+    grouped = runs.assign(target=wanted.value, seconds=seconds).groupby([*keys, "seed"])
     table = pd.DataFrame(
         {
             "target": grouped["target"].first(),
@@ -96,25 +96,6 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
         }
     )
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
-
-
-def named_target(study: Study) -> float | None:
-    """Return the target accuracy in the settings of all runs of a study; None if the runs do not
-    agree on one or no run reached it.
-    """
-    runs = study.runs
-    if not {"target_accuracy", "reached"} <= {*runs} or not runs["reached"].eq(True).any():
-        return None
-    named = runs["target_accuracy"].astype(float)
-    return float(named.iloc[0]) if named.notna().all() and named.nunique() == 1 else None
-
-
-def _default_target(study: Study) -> float:
-    if (named := named_target(study)) is not None:
-        return named
-    table = cells(study.runs)
-    best = table.loc[table["has_learned"].fillna(True), "test_accuracy"].max()
-    return round(TARGET_SHARE * float(best), 2)
 
 
 def _curves(study: Study) -> pd.DataFrame:

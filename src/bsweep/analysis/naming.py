@@ -108,6 +108,17 @@ def words(name: str, value: object) -> str:
     return columns.said(name, _NAMES.get(text, columns.spoken(name, text)))
 
 
+def applies(name: str, value: object) -> bool:
+    """Return False for a key of a variant, such as `model.target`, in a cell whose variant has no
+    such key; a cell's name leaves it out.
+
+    Args:
+        name: The column of the setting.
+        value: The setting's value in a table of cells.
+    """
+    return "." not in name or value != "none"
+
+
 def length_of(study: Study) -> str:
     """Return in words how long all runs of a study train, such as `3 epochs`; empty if runs differ
     or the length is not known.

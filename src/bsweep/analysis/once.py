@@ -7,19 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 _known: ContextVar[dict[Any, Any] | None] = ContextVar("tables computed", default=None)
 
 
-class _Copied(Protocol):
-    def copy(self) -> Any: ...
-
-
 Of = TypeVar("Of")
 Others = ParamSpec("Others")
-Table = TypeVar("Table", bound=_Copied)
+Table = TypeVar("Table")
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def once(
                 compute(of, *args, **options),
                 of,
             )
-        table: Table = known[key][0].copy()
+        table: Table = copy(known[key][0])
         return table
 
     return computed

@@ -132,6 +132,8 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
     warnings = [*run.warnings, *warnings_in(events)]
     return {
         **settings,
+        # What `auto` stands for is not known before the start.
+        **({"channels_last": None} if settings.get("channels_last") == "auto" else {}),
         **_place(config, run.meta),
         **found_out,
         **_beginning_at_checkpoint(events),

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.keys import RATES, cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
@@ -105,8 +106,8 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """Return for each cell the score (accuracy or negative loss) that all its runs reach, indexed
-    by global batch and workers.
+    """Return for each cell the best score (accuracy or negative loss) that all its runs reach, at
+    whichever learning rates they ran, indexed by global batch and workers.
 
     More is better; -inf means that a run has no such score.
     """
@@ -114,4 +115,6 @@ def _scores(study: Study, any_target: Target) -> pd.Series[float]:
     num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
     best = to_target(study, any_target)["best"].astype(float).where(num_evaluations > 1)
     scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
-    return scores.groupby([runs["global_batch"], runs["num_workers"]]).min()
+    known = keyed(study.runs).loc[runs.index]
+    keys = [name for name in cell_keys(study.runs) if name not in RATES]
+    return scores.groupby([runs["global_batch"], *(known[name] for name in keys)]).min()

@@ -20,6 +20,8 @@ from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
+from bsweep.analysis.targets import to_target
+from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 METRICS = [
@@ -93,6 +95,25 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         table["test_accuracy"], answers["num_classes"], answers["num_test"]
     ).array
     return table
+
+
+def best_medians(study: Study) -> pd.DataFrame:
+    """Return for each cell the best median of three evaluations of the test accuracy, which decides
+    whether a target is reached, as a mean over the seeds of the completed runs.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The columns `best_median`, `best_median_ci95` and `best_median_points`, indexed by
+        `cell_keys`; see `over_seeds` and `seed_points`.
+    """
+    keys, known = cell_keys(study.runs), keyed(study.runs)
+    best = to_target(study, Target("test_accuracy", 1.0))["best"]
+    completed = known[known["status"] == "completed"]
+    completed = completed.assign(best_median=completed["run_id"].map(best).astype(float))
+    means = over_seeds(completed, keys, ["best_median"]).drop(columns="n")
+    return means.join(seed_points(completed, keys, ["best_median"]))
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:

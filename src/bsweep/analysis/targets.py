@@ -70,7 +70,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
         `steps_between`: The steps between the two evaluations that were interpolated between.
         `trained_seconds` and so on: The amounts trained until the last evaluation, or, for a
             censored run, until the last one that certainly did not reach the target.
-        `best`: The best value of the smoothed curve.
+        `best`: The best median of three evaluations, see `Target.best_median`.
+        `last`: The last evaluation.
 
     Args:
         study: The study, of which only the table `evaluations` is read.
@@ -121,7 +122,8 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
         )
         for run_id, curve in known.groupby("run_id", sort=False)
     }
-    names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS), "best"]
+    names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS)]
+    names += ["best", "last"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
     return table.rename_axis("run_id").astype({"reached": bool, "is_bound": bool})
 
@@ -153,7 +155,7 @@ def _of_run(
     reached = bool((curve >= wanted).any())
     first = int((curve >= wanted).argmax())
     yield from (("reached", reached), ("is_bound", reached and first == 0))
-    yield "best", float(target.sign * curve.max() if len(curve) > 1 else values[0])
+    yield from (("best", float(target.best_median(values.tolist()))), ("last", float(values[-1])))
     interpolated = reached and first > 0
     yield (
         "steps_between",

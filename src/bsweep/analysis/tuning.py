@@ -9,18 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.keys import RATES, cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
 
-# The settings that decide the learning rate of a batch size.
-RATES = (
-    "lr",
-    "lr_rule",
-    "optimizer.reference_batch",
-)
 _MISSED = -1.0  # stands for a missed score; no accuracy or time is negative
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
 
@@ -104,6 +98,13 @@ def _scored(study: Study) -> pd.DataFrame:
     if _metric(runs) == "test_accuracy":
         score = score.mask(runs["status"] == "diverged")
     return keyed(study.runs).loc[runs.index].assign(score=score)
+
+
+def best_by(study: Study) -> str:
+    """Return in words the score by which `rates` finds the best learning rate of a cell."""
+    if _has_target(study.runs):
+        return "the time to the target"
+    return "the test accuracy in the last evaluation"
 
 
 def _metric(runs: pd.DataFrame) -> str:

@@ -46,6 +46,25 @@ class Target:
         """
         return sum(self.sign * score >= self.sign * self.value for score in scores[-3:]) >= 2
 
+    def best_median(self, scores: Sequence[float]) -> float:
+        """Return the best median of three successive evaluations, which decides whether a run
+        reaches its target.
+
+        An evaluation that is missing before the first or after the last one counts as worse than
+        any.
+
+        Args:
+            scores: The accuracies or losses of all evaluations, the oldest first, at least one.
+
+        Returns:
+            The median; a single evaluation is returned as it is.
+        """
+        if len(scores) == 1:
+            return scores[0]
+        padded = [-math.inf, *(self.sign * score for score in scores), -math.inf]
+        triples = zip(padded, padded[1:], padded[2:], strict=False)
+        return self.sign * max(sorted(triple)[1] for triple in triples)
+
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
     """Return a target that stands for a test accuracy or a test loss, whichever of the two is

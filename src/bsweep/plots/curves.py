@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import words
+from bsweep.analysis.naming import applies, words
 
 # Okabe and Ito (2008) without the yellow, which is hard to see on a white page.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -213,7 +213,11 @@ def curves(
     found = []
     for key, of_line in members.items():
         named = dict(zip(names, key, strict=True))
-        labels = {name: said(name, named[name]) for name in varying or [alone]}
+        labels = {
+            name: said(name, named[name])
+            for name in varying or [alone]
+            if applies(name, named[name])
+        }
         if colored_by == "local_batch":
             labels[colored_by] = str(key[at])  # The legend's title names the quantity.
         if len(of_line) > 1:

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from bsweep.analysis import Study
 from bsweep.analysis.fairness import one_rate_for_all, rate_words
-from bsweep.analysis.keys import levels
-from bsweep.analysis.tuning import RATES
+from bsweep.analysis.keys import RATES, levels
+from bsweep.analysis.tuning import best_by
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, handle, said
 
@@ -51,16 +51,16 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     drawing.name_panels(titles, grid, drawing.BATCH_LABEL, [_NAMES[metric], "Learning rate"])
     words = " or ".join(dict.fromkeys(rules))
     entries = [
-        handle(_BEST, "best rate of each batch size"),
+        handle(_BEST, f"best rate of each batch size, by {best_by(study)}"),
         handle(_ONE, words),
         handle({**drawing.BEHIND, "marker": "."}, "the other rates"),
     ]
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
-        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, found by "
-        "the same runs, beside the result with one rate or rule for all. Right: these rates and "
-        "all others that were tried.",
+        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, by "
+        f"{best_by(study)}, found by the same runs, beside the result with one rate or rule for "
+        "all. Right: these rates and all others that were tried.",
         drawing.repeats(table["n"]),
     )
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bsweep import analysis
+from bsweep.analysis.naming import applies
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, said
 
@@ -78,7 +79,9 @@ def _labels(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
     statuses = rows.get("other_statuses", pd.Series("", index=rows.index))
     for key, status in zip(rows.index, statuses, strict=True):
         settings = dict(zip(analysis.levels(rows), key, strict=True))
-        label = ", ".join(said(name, settings[name]) for name in names)
+        label = ", ".join(
+            said(name, settings[name]) for name in names if applies(name, settings[name])
+        )
         yield drawing.broken(
             f"{label}: {status.replace('_', ' ')}" if status else label, _MAX_LETTERS
         )

@@ -1,4 +1,4 @@
-"""The figure of the training time to a target accuracy, by batch size."""
+"""The figure of the training time to the target of a study, by batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.learning import named_target
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.plots import drawing
 from bsweep.plots.along import along, beside, draw_panel
@@ -41,15 +40,13 @@ def times_to_target(study: Study) -> pd.DataFrame:
 
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the training time to a target accuracy by batch size.
+    """Draw the training time to the target by batch size.
 
     Seeds that do not reach the target are marked on the edge.
     """
-    target = f"{100 * table['target'].iloc[0]:.4g} %"
-    whose = f", {100 * analysis.TARGET_SHARE:.0f} % of the final accuracy of the best cell" * (
-        named_target(study) is None
-    )
-    label = f"Training time to {target} test accuracy (s)"
+    common = analysis.common_target(study)
+    assert common is not None  # otherwise the table has no rows
+    label = f"Training time to {common[0]} (s)"
     highest = 1.08 * drawing.extent(table["seconds_points"].explode().dropna().astype(float))[1]
     name = along(analysis.cells(study.runs))
     figure, missed = (
@@ -57,8 +54,7 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     )
     return drawing.captioned(
         figure,
-        f"Seconds of training until a test accuracy of {target}{whose}, by the median of three "
-        "evaluations.",
+        f"Seconds of training until {common[0]}, by the median of three evaluations. {common[1]}",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach the target." if missed else "",
     )

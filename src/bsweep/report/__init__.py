@@ -22,7 +22,7 @@ from string import Template
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study, headlines
+from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted, escaped, first_of
@@ -112,6 +112,27 @@ def _write_figures(study: Study, folder: Path) -> dict[str, str]:
     return captions
 
 
+def headlines(study: Study) -> list[str]:
+    """Return the first lines of a report's page: the recommendation, sentences on learning rates,
+    and the best cells.
+
+    What is missing for a recommendation comes last.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One paragraph for each element.
+    """
+    with computing_once():
+        return [
+            *analysis.recommendations(study),
+            *analysis.fairness_words(study),
+            *analysis.headlines(study),
+            *analysis.what_is_missing(study),
+        ]
+
+
 def idle_text(study: Study) -> str:
     """Return a text table of each worker's idle seconds, of their total, and of the total's change
     from the baseline.
@@ -144,7 +165,7 @@ def _page(
     )
     failures = analysis.failures(study.runs)
     sections = [
-        *(f"<p class=headline>{html.escape(line)}</p>" for line in _opening(study)),
+        *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
         _list(
             "Warnings",
             [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
@@ -175,21 +196,6 @@ def _page(
     summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
-
-
-def _opening(study: Study) -> list[str]:
-    """Return the first lines of a report's page: the recommendation, sentences on learning rates,
-    and headlines.
-
-    What is missing for a recommendation comes last.
-    """
-    rates = analysis.fairness_words(study)
-    return [
-        *analysis.recommendations(study),
-        *rates,
-        *headlines(study),
-        *analysis.what_is_missing(study),
-    ]
 
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:

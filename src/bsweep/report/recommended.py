@@ -12,6 +12,7 @@ import pandas as pd
 from bsweep import analysis, plots
 from bsweep.analysis import Study, tuning
 from bsweep.analysis.columns import heading, spoken
+from bsweep.analysis.keys import RATES
 from bsweep.analysis.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
@@ -21,8 +22,8 @@ _CELLS = (
     "takes less time with as few worker-seconds. Best: the probability that no cell is faster."
 )
 _RATES = (
-    "The best learning rate of each cell that ran with several rates: the rate with which the "
-    "fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the best "
+    "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
+    "the fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the best "
     "rate is the lowest or the highest of the runs, a better rate may lie beyond it."
 )
 _STEPS = (
@@ -42,12 +43,12 @@ def recommended(study: Study) -> Iterator[Table]:
     if len(steps := analysis.more_workers(study)):
         yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
     if len(rows := tuning.rates(study)):
-        yield _rates(rows)
+        yield _rates(study, rows)
 
 
-def _rates(table: pd.DataFrame) -> Table:
+def _rates(study: Study, table: pd.DataFrame) -> Table:
     """Return the table of the best learning rate of each cell that was run at several rates."""
-    apart = [name for name in analysis.levels(table) if name not in tuning.RATES]
+    apart = [name for name in analysis.levels(table) if name not in RATES]
     shown = [
         name
         for name in apart
@@ -75,7 +76,7 @@ def _rates(table: pd.DataFrame) -> Table:
             "the best is the last": one["at_edge"] or "no",
             f"{name} at each": "; ".join(scores),
         })  # fmt: skip
-    return Table(_RATES, pd.DataFrame(rows))
+    return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows))
 
 
 def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:

@@ -65,12 +65,19 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
         if cells[metric].notna().any():
             columns = cells[[metric, f"{metric}_ci95", f"{metric}_points"]]
             values[metric] = [spread(*row) for row in columns.itertuples(index=False)]
+    if "test_accuracy" in values and (medians := analysis.best_medians(study)).notna().any(
+        axis=None
+    ):
+        texts = [spread(*row) for row in medians.reindex(cells.index).itertuples(index=False)]
+        values.insert(values.columns.get_loc("test_accuracy") + 1, "best_median", texts)
     learned = cells["has_learned"]
     if not learned.fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
     if (cells["other_statuses"] != "").any():
         values["other_statuses"] = cells["other_statuses"]
     ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
+    if "best_median" in values:
+        ends = f"{ends} {_MEDIAN}".strip()
     return _table(
         study,
         " ".join(filter(None, ("Results of each cell.", ends, _of_seeds(cells["n"])))),
@@ -95,6 +102,10 @@ def _of_seeds(n: pd.Series[int]) -> str:
     )
 
 
+_MEDIAN = (
+    "Test accuracy and loss are those of the last evaluation; the best median of three evaluations "
+    "decides whether a target is reached."
+)
 _SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
 _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest "

@@ -107,8 +107,7 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
     waiting = min(statistics.fmean(waits) / step, share["exchange"])
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
     held_up_by = {
-        "waiting": waiting,
-        "exchange": share["exchange"] - waiting,
+        "exchange": share["exchange"],
         "data": share["data"],
         "optimizer": share["optimizer"],
         "loop": share["loop"],
@@ -118,16 +117,22 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
     if held_up_by[worst] < _WORTH_NAMING:
         worst = "computing"
         held_up_by[worst] = share["forward"] + share["backward"] + share["graph"]
+    if worst == "exchange" and waiting >= share["exchange"] / 2:
+        worst, held_up_by["waiting"] = "waiting", share["exchange"]
     return _SENTENCES[worst].format(
-        share=f"{held_up_by[worst]:.0%}", slowest=waits.index(min(waits))
+        share=f"{held_up_by[worst]:.0%}",
+        waiting=f"{waiting:.0%}",
+        slowest=waits.index(min(waits)),
+        least=f"{_WORTH_NAMING:.0%}",
     )
 
 
 _SENTENCES = {
-    "waiting": "waiting: {share} of a step is the wait in the exchange for worker {slowest}. Give "
-    "each worker the load that it can bear (allocation=...), or find out what else runs on that "
-    "machine.",
-    "exchange": "exchange: {share} of a step is the exchange. A larger local_batch or more "
+    "waiting": "waiting: {share} of a step is the exchange, and most of it ({waiting} of a step) "
+    "is the wait for worker {slowest}. Give each worker the load that it can bear "
+    "(allocation=...), or find out what else runs on that machine.",
+    "exchange": "exchange: {share} of a step is the exchange, of which waiting for other workers "
+    "is {waiting} of a step. A larger local_batch or more "
     "accumulation_steps make exchanges rarer, and compression=fp16 makes them smaller; "
     "strategy.buckets and strategy=ddp overlap them with the backward pass.",
     "data": "data: {share} of a step is the preparation of examples. Keep the examples on the "
@@ -138,8 +143,9 @@ _SENTENCES = {
     "makes this share smaller.",
     "launch": "launch: the GPU is idle for {share} of a step, because the host launches kernels "
     "more slowly than the GPU computes them. A larger local_batch or graph=true helps.",
-    "computing": "computing: forward and backward passes take {share} of a step, and nothing else "
-    "slows the step down. A faster precision, a smaller model or more workers make it shorter.",
+    "computing": "computing: forward and backward passes take {share} of a step, and each other "
+    "part takes less than {least}. A faster precision, a smaller model or more workers make it "
+    "shorter.",
 }
 
 

@@ -109,6 +109,7 @@ class Progress:
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
         self._scores: dict[str, Any] = {}
+        self._of_target: list[float] = []  # all evaluations by the target's metric
         self._rounds_done = 0
         self._max_rounds, self._max_seconds = config.strategy.ends_after
         self._began_at = time.monotonic()
@@ -162,6 +163,9 @@ class Progress:
             self._rounds_done = record["round"]
         if record["type"] in ("evaluation", "epoch"):
             self._scores = record
+        of_target = "evaluation" if self._config.evaluate_every_examples else "epoch"
+        if (target := self._config.target) and record["type"] == of_target:
+            self._of_target += [record[target.metric]] * (record[target.metric] is not None)
 
     def _show(self) -> None:
         for record in self._new_records():
@@ -267,6 +271,12 @@ class Progress:
         )
         for line in rest:
             self._say(f"  | {line}")
+        if (target := self._config.target) and self._of_target:
+            self._say(
+                f"  {target.metric.replace('_', ' ')}: {_number(self._of_target[-1])} in the last "
+                f"evaluation, {_number(target.best_median(self._of_target))} as the best median of "
+                f"three evaluations, which decides about the target {target.value:g}"
+            )
 
     def _say(self, line: str) -> None:
         is_of_point = self._is_beside or not line.startswith(" ")

@@ -349,8 +349,10 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
             .iloc[0]
         )
         return (
-            f"no run reached {target}. The best seen is {number(float(best['best']))}, at global "
-            f"batch {best['global_batch']} on {counted(best['num_workers'], 'worker')} after "
+            f"no run reached {target}. The best median of three evaluations is "
+            f"{number(float(best['best']))} (last evaluation: "
+            f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
+            f"{counted(best['num_workers'], 'worker')} after "
             f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
             "train longer."
         )
@@ -383,7 +385,12 @@ def rate_rule(seen: Observed) -> str:
     ]
     rule = " or ".join(rules) or "not known"
     tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
-    return f"{rule}, with the best optimizer.lr tried for each batch: {tried}" if tried else rule
+    return (
+        f"{rule}, with the optimizer.lr that needs the fewest steps to the target at each batch: "
+        f"{tried}"
+        if tried
+        else rule
+    )
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:

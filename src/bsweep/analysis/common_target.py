@@ -1,0 +1,75 @@
+"""The one target, a test accuracy or loss, that all sentences, tables and figures of a study use.
+
+It is the target that the runs name, if they agree on one and some run reached it. Otherwise it is
+the target of `bsweep.analysis.supported`, over all cells of the study.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.numbers import number
+from bsweep.analysis.once import once
+from bsweep.analysis.supported import supported_target
+from bsweep.analysis.targets import to_target
+from bsweep.analysis.tuning import tuned
+from bsweep.config.target import Target
+
+_METRICS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
+
+
+@once
+def common_target(study: Study) -> tuple[Target, str] | None:
+    """Return the target that all parts of a study's report use, and sentences that say where it
+    comes from.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The target and its origin, which is empty if the runs name this target; None if the runs
+        name no single target and no test accuracy or loss that most cells reach is above chance.
+    """
+    named = _named(study)
+    if len(named) == 1 and to_target(study, named[0])["reached"].any():
+        return named[0], ""
+    # Only the best rates count: a rate that does not suit a batch says nothing of what it reaches.
+    supported = supported_target(tuned(study))
+    if supported is None:
+        return (named[0], "") if len(named) == 1 else None
+    target, why = supported
+    if not named:
+        return target, f"The runs name no target: {why}"
+    problem = (
+        f"The runs name {len(named)} targets."
+        if len(named) > 1
+        else f"No run reached {named[0]}. {best_seen(study, named[0])}."
+    )
+    return target, f"{problem} {why[:1].upper()}{why[1:]}"
+
+
+def best_seen(study: Study, target: Target) -> str:
+    """Return a clause with the best median of three evaluations among the runs of a study, which
+    decides about targets, and with the best last evaluation.
+
+    Args:
+        study: The study.
+        target: The target whose metric is meant.
+
+    Returns:
+        The clause.
+    """
+    found = target.sign * to_target(study, target)[["best", "last"]].astype(float)
+    median, last = (number(float(target.sign * value)) for value in found.max())
+    return f"The best median of three evaluations is {median} (best last evaluation: {last})"
+
+
+def _named(study: Study) -> list[Target]:
+    """Return the different targets in the settings of a study's runs."""
+    return [
+        Target(metric, float(value))
+        for name, metric in _METRICS.items()
+        if name in study.runs
+        for value in pd.to_numeric(study.runs[name]).dropna().unique()
+    ]
