@@ -8,16 +8,19 @@ import contextlib
 import gc
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from bsweep.config import slurm
 from bsweep.core import terminal
-from tests.support.running import HOSTS
+from tests.support.running import HOSTS, Forks
 
 _LONGEST = (
     "resume",
@@ -41,7 +44,10 @@ _LONGEST = (
 )
 
 
-def pytest_configure() -> None:
+_SHARED = pytest.StashKey[Forks]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are imported: nothing of that is garbage
     # Before torch is imported, here and in what is started: threads that wait for each other's part
     # of a tiny step would otherwise turn in circles, on cores that other processes of the tests
@@ -53,6 +59,21 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
     forget_allocation()
+    if config.getoption("numprocesses", None) and not _is_one_of_several(config):
+        folder = tempfile.mkdtemp(prefix="bsweep-forks")  # short, as a socket's path has to be
+        os.environ["BSWEEP_TEST_FORKS"] = folder
+        config.stash[_SHARED] = Forks(Path(folder))  # it imports while the others collect
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _SHARED in config.stash:
+        config.stash[_SHARED].end()
+        shutil.rmtree(os.environ["BSWEEP_TEST_FORKS"])
+
+
+def _is_one_of_several(config: pytest.Config) -> bool:
+    """Return True in a process in which pytest-xdist runs a part of the tests."""
+    return hasattr(config, "workerinput")
 
 
 def forget_allocation() -> None:
@@ -103,8 +124,11 @@ def _log_records() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    os.environ["BSWEEP_TEST_FORKS"] = str(tmp_path_factory.mktemp("forks"))
+def _processes(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    if not _is_one_of_several(pytestconfig):
+        os.environ["BSWEEP_TEST_FORKS"] = str(tmp_path_factory.mktemp("forks"))
     yield
     left = psutil.Process().children(recursive=True)
     for process in left:

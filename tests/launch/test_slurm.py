@@ -391,8 +391,7 @@ def submitted(cluster: Path, said: IO[str]) -> subprocess.Popen[str] | None:
         "hydra.launcher.timeout_min=60",
     )
     points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
-    # Its jobs get a signal that stand-ins do not pass on.
-    command = [SLURM, "run", tool("bsweep"), "run", "-m", *points, *jobs]
+    command = [SLURM, "run", forks().bsweep, "run", "-m", *points, *jobs]
     return popen(command, cluster, output=said)
 
 

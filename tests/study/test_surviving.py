@@ -171,11 +171,14 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
 
 
-PAIR = ("run", "num_workers=2", "local_batch=2", "precision=fp32", "channels_last=false", *TINY)
+PAIR = (
+    *("run", "num_workers=2", "local_batch=2", "precision=fp32", "channels_last=false"),
+    *(*TINY, "model=tiny_cnn"),
+)
 
 
 def test_a_full_disk_is_named_when_workers_have_no_room_to_say_so(tiny_disk: Path) -> None:
-    (tiny_disk / "ballast").write_bytes(bytes(150_000))
+    (tiny_disk / "ballast").write_bytes(bytes(200_000))
     point = ("strategy=allreduce", "epochs=100", "log_every_steps=1", "checkpoint_every=null")
     full = bsweep(*PAIR, *point, f"results_dir={tiny_disk}", "study=s", cwd=tiny_disk.parent)
     assert full.returncode == 1, full.stderr

@@ -9,9 +9,10 @@ Forking
     it, and returns its exit code and what it printed. `running.Fork("bsweep", ...)` is the same for
     a test that does something meanwhile, with `wait`, `poll` and `kill` as of a `Popen`.
 
-    1. The first of them starts `tests.support.forks` (`running.forks`), one for each process of
-       pytest. It imports what processes need, uses nothing of torch, so that no thread is lost in
-       a fork, and listens at a socket in the folder BSWEEP_TEST_FORKS, which conftest.py makes.
+    1. The first of them starts `tests.support.forks` (`running.forks`); where pytest-xdist runs
+       tests in several processes, conftest.py starts one for all of them. It imports what
+       processes need, uses nothing of torch, so that no thread is lost in a fork, and listens at a
+       socket in the folder BSWEEP_TEST_FORKS, which conftest.py makes.
     2. `ask_forks.ask` sends to the socket what Python would be given: `-m module arguments` or
        `-c code`, with the folder, all variables, the open files and the cores of the one that asks.
     3. The server forks a keeper for each request, and the keeper forks the process itself. The

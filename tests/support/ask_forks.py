@@ -82,7 +82,7 @@ def main(path: str, *command: str) -> None:
         os.close(number)
     with open(connection.detach()) as answers:  # noqa: PTH123 (a descriptor is no path)
         pid = int(answers.readline())
-        for number in (_signal.SIGTERM, _signal.SIGINT):
+        for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR2):
             if not _is_ignored(number):
                 _signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(answers.readline())

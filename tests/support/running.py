@@ -254,15 +254,22 @@ int sched_yield(void) {
 """
 
 
-class _Forks:
-    """`tests.support.forks`: where it listens, and commands whose processes are its forks."""
+class Forks:
+    """`tests.support.forks`: where it listens, and commands whose processes are its forks.
 
-    def __init__(self) -> None:
-        folder = Path(os.environ["BSWEEP_TEST_FORKS"])
+    Args:
+        folder: The folder of its socket and of the commands. Where they are, another process has
+            started it.
+    """
+
+    def __init__(self, folder: Path) -> None:
         names = ("socket", "python", "bsweep", "horovodrun")
         self.socket, self.python, self.bsweep, self.horovodrun = (
             str(folder / name) for name in names
         )
+        self._process = None if Path(self.python).exists() else self._started(folder)
+
+    def _started(self, folder: Path) -> subprocess.Popen[str]:
         asks = shlex.join(
             [sys.executable, "-S", str(ROOT / "tests/support/ask_forks.py"), self.socket]
         )
@@ -276,7 +283,7 @@ class _Forks:
         }.items():
             (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
             (folder / name).chmod(0o755)
-        self._process = popen(
+        return popen(
             [sys.executable, "-m", "tests.support.forks", self.socket],
             ROOT,
             # Forks copy large pages of memory faster than as many small ones.
@@ -286,9 +293,17 @@ class _Forks:
                 **_preloaded(folder / "patient.so", _PATIENT),
             },
         )
+
+    def wait(self) -> None:
+        """Return when it listens."""
         while not Path(self.socket).exists():
-            assert self._process.poll() is None
+            assert not self._process or self._process.poll() is None
             time.sleep(0.05)
+
+    def end(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait()
 
 
 def _preloaded(library: Path, source: str) -> dict[str, str]:
@@ -301,8 +316,11 @@ def _preloaded(library: Path, source: str) -> dict[str, str]:
 
 
 @functools.cache
-def forks() -> _Forks:
-    return _Forks()
+def forks() -> Forks:
+    """Return the server of this process of pytest, or the one that several processes share."""
+    server = Forks(Path(os.environ["BSWEEP_TEST_FORKS"]))
+    server.wait()
+    return server
 
 
 def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:

@@ -173,11 +173,14 @@ def _compose(name: str, given: list[str]) -> Grid:
     arguments = [*axes, *master.hydra.overrides.task]
     overrides.refuse(arguments)
     parser = OverridesParser.create(config_loader=loader)
-    points = _points(parser.parse_overrides(arguments))
+    parsed = parser.parse_overrides(arguments)
+    points = _points(parsed)
+    has_axes = any(one.is_sweep_override() for one in parsed)
     is_surrounded: list[bool] = []
 
     def compose_point(point: list[str]) -> DictConfig:
-        composed = loader.load_sweep_config(master, point)
+        # Without an axis, what Hydra composed first is the point itself.
+        composed = loader.load_sweep_config(master, point) if has_axes else master
         overrides.refuse_settings(composed)
         is_surrounded.append(bool(overrides.around_point(composed)))
         return composed
