@@ -26,7 +26,7 @@ from bsweep.launch import failure, horovodrun, lifeline, machine_facts, prefligh
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
-from tests.support.running import HOSTS, TINY, bsweep, compose, forks, on, popen
+from tests.support.running import HOSTS, TINY, bsweep, compose, forks, imported_first, on, popen
 
 POINT = (
     "num_workers=2",
@@ -263,6 +263,10 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
             "h2: data=synthetic differs between there and here: give all hosts the same files",
         ),
         ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
+        (
+            {"without_ipv4": ["h3"]},
+            "h2: it reaches h3 by IPv6 only, and Horovod needs IPv4: give the hosts IPv4 addresses",
+        ),
         ({"problems": ["/data: Permission denied"]}, "h2: /data: Permission denied"),
     ],
 )
@@ -327,6 +331,38 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
     assert there.facts, there.problem
     assert there.facts["problems"] == []
     assert there.facts["data"] == here.facts["data"] is not None
+
+
+WITHOUT_TORCH = """
+import importlib.metadata as metadata, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def version(name, plain=metadata.version):
+    if name == "torch":
+        raise metadata.PackageNotFoundError(name)
+    return plain(name)
+
+sys.meta_path.insert(0, Missing())
+metadata.version = version
+"""
+
+
+def test_a_host_whose_python_lacks_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The far end is a process of this machine that finds no torch."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    far = ["env", *(f"{k}={v}" for k, v in imported_first(tmp_path).items()), sys.executable, "-m"]
+    monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*far, *words])
+    config = over(f"results_dir={tmp_path}")
+    host = "127.0.0.2"
+    (problem,) = preflight.host_problems(config, {host: 1}, preflight.ask_all(config, [host]))
+    assert problem.startswith(f"{host}: torch is not there, ")
+    assert problem.endswith(" here: give all hosts the same environment")
 
 
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
