@@ -21,10 +21,40 @@ _MOST_BYTES = 2**40  # largest size of synthetic data
 class ImageConfig(DataConfig):
     """The base class of the cards of all image data sets."""
 
-    crop_padding: Natural
+    crop_padding: Natural | None
+    """Black pixels on each side of an image before a random crop; null gives the eighth part of the
+    image's shorter side, and 4 if the configuration does not know the side.
+    """
+
     flip: bool
 
     consists_of: ClassVar[Kind] = "images"
+
+    def __post_init__(self) -> None:
+        if self.crop_padding is None:
+            object.__setattr__(self, "crop_padding", _padding_for(self.shorter_side))
+
+    @property
+    def shorter_side(self) -> int | None:
+        """The pixels of an image's shorter side; None if only the data can tell."""
+        return None
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        yield from super().warnings(point)
+        padding, side = self.crop_padding, self.shorter_side
+        if padding and side and 4 * padding > side:
+            yield (
+                f"data.crop_padding={padding} is more than a quarter of the images' side of "
+                f"{side} pixels, so random crops lose much of an image and a model may not learn: "
+                f"use data.crop_padding={_padding_for(side)}, or leave it out"
+            )
+
+
+def _padding_for(side: int | None) -> int:
+    """Return the default of `crop_padding`: 4 pixels at CIFAR-10's side of 32, else in
+    proportion.
+    """
+    return 4 if side is None else max(1, round(side / 8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +67,10 @@ class Cifar10Config(ImageConfig):
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
 
+    @property
+    def shorter_side(self) -> int:
+        return 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolderConfig(ImageConfig):
@@ -48,6 +82,10 @@ class ImageFolderConfig(ImageConfig):
     files: ClassVar[tuple[str, ...]] = ("root",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
 
+    @property
+    def shorter_side(self) -> int:
+        return self.side
+
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsConfig(ImageConfig):
@@ -55,6 +93,10 @@ class DigitsConfig(ImageConfig):
     side: Annotated[Side, Field(ge=8)]
 
     builds: ClassVar[str] = "bsweep.data.digits"
+
+    @property
+    def shorter_side(self) -> int:
+        return self.side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +109,10 @@ class SyntheticConfig(ImageConfig):
 
     builds: ClassVar[str] = "bsweep.data.synthetic"
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
+
+    @property
+    def shorter_side(self) -> int:
+        return min(self.shape[1:])
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -126,6 +172,10 @@ class TorchvisionConfig(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.torchvision"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+
+    @property
+    def shorter_side(self) -> int | None:
+        return self.side
 
 
 @dataclass(frozen=True, kw_only=True)
