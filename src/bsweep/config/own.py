@@ -206,7 +206,7 @@ def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
 def _not_imported(group: str, card: Own, error: ImportError) -> str:
     """Return a sentence with the module that the user's code could not import, and the remedy."""
     source = _source(card)
-    place = _place(error)
+    at = f"{found}," if (found := place(error)) else "it"
     top, *below = (error.name or "").split(".")
     is_file = own_code.is_file(source.name)
     folder = source.path.parent
@@ -215,29 +215,31 @@ def _not_imported(group: str, card: Own, error: ImportError) -> str:
         package = package or folder
         dotted = ".".join(source.path.with_suffix("").relative_to(package.parent).parts)
         return (
-            f"{place} imports from {package}, a package around the file ({error.msg}). Name the "
+            f"{at} imports from {package}, a package around the file ({error.msg}). Name the "
             f"module instead: PYTHONPATH={package.parent} {group}.target={dotted}:{card.title}"
         )
     if is_file and source.is_own_module(top) and below:
         file = folder.joinpath(*below).with_suffix(".py")
-        return f"{place} imports .{'.'.join(below)}, but there is no {file}: correct the import."
+        return f"{at} imports .{'.'.join(below)}, but there is no {file}: correct the import."
     if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return f"{place} {error.msg}: correct the import."
+        return f"{at} {error.msg}: correct the import."
     beside = f", put {top}.py beside {source.name}" if is_file else ""
     return (
-        f"{place} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
+        f"{at} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
         "or leave the import out."
     )
 
 
-def _place(error: BaseException) -> str:
-    """Return the file and the line of the user's own code that an error passed last."""
+def place(error: BaseException) -> str:
+    """Return the file and the line of the user's own code that an error passed last; an empty text
+    if it passed none.
+    """
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if _is_theirs(Path(frame.filename))
     ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}," if frames else "it"
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def traced(error: BaseException) -> str | None:

@@ -5,6 +5,7 @@ tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,3 +17,6 @@ class DataInfo:
     shape: tuple[int, ...]  # of an example: channels, height, width; or tokens
     classes: tuple[str, ...]
     num_classes: int
+    inputs: Literal["images", "tokens", "numbers"] = "images"
+    label_shape: tuple[int, ...] = ()  # of one example's label; () if it is a class
+    is_regression: bool = False  # labels are numbers to predict

@@ -39,6 +39,7 @@ def check_point(config: RunConfig) -> list[str]:
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check_model(config, info.num_classes, info.shape)
+        models.try_model(config, info)
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
     except ValueError as error:
