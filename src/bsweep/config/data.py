@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -65,7 +65,11 @@ class Cifar10Config(ImageConfig):
 
     builds: ClassVar[str] = "bsweep.data.cifar10"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "download",
+    )
 
     @property
     def shorter_side(self) -> int:
@@ -77,10 +81,22 @@ class ImageFolderConfig(ImageConfig):
     name: Literal["imagefolder"]
     root: PathName
     side: Side
+    test_share: Share | None = None
+    skip_broken: bool = False
 
     builds: ClassVar[str] = "bsweep.data.imagefolder"
     files: ClassVar[tuple[str, ...]] = ("root",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
+    added_later: ClassVar[Mapping[str, object]] = {
+        **DataConfig.added_later,
+        "test_share": None,
+        "skip_broken": False,
+    }
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "test_share",
+        "skip_broken",
+    )
 
     @property
     def shorter_side(self) -> int:
@@ -108,7 +124,11 @@ class SyntheticConfig(ImageConfig):
     num_test: Count
 
     builds: ClassVar[str] = "bsweep.data.synthetic"
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "num_train",
+        "num_test",
+    )
 
     @property
     def shorter_side(self) -> int:
@@ -171,7 +191,11 @@ class TorchvisionConfig(ImageConfig):
 
     builds: ClassVar[str] = "bsweep.data.torchvision"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "download",
+    )
 
     @property
     def shorter_side(self) -> int | None:
