@@ -6,6 +6,7 @@ trains fastest.
     bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
     bsweep.report.write("results/quickstart")    # all tables and plots, and one HTML page
     bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count
+    bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
     bsweep.NoiseScale(model)                     # the gradient noise scale of your training loop
 
 `predict` needs only some cells of a grid.
@@ -20,13 +21,24 @@ if TYPE_CHECKING:
     from bsweep import analysis, plots, report
     from bsweep.analysis import load, predict
     from bsweep.measure.noise_monitor import NoiseScale
+    from bsweep.models.final_file import load_model
 
     __version__: str
 
-__all__ = ["NoiseScale", "__version__", "analysis", "load", "plots", "predict", "report"]
+__all__ = [
+    "NoiseScale",
+    "__version__",
+    "analysis",
+    "load",
+    "load_model",
+    "plots",
+    "predict",
+    "report",
+]
 
 _MODULES = {
     "load": "bsweep.analysis",
+    "load_model": "bsweep.models.final_file",
     "predict": "bsweep.analysis",
     "NoiseScale": "bsweep.measure.noise_monitor",
 }

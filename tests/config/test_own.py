@@ -252,6 +252,89 @@ def test_a_package_is_imported_whole_and_nothing_beside_it(folder: Path) -> None
     assert own.call(card, 1, ()) == 5
 
 
+def write_neighbours(folder: Path) -> None:
+    (folder / "thesis/layers").mkdir(parents=True)
+    (folder / "thesis/model.py").write_text(
+        "import layers.wide, statistics\n"
+        "from helper import DEPTH\n"
+        "from .helper import DEPTH as SAME\n"
+        "def build(num_classes, shape):\n"
+        "    from layers import narrow\n"
+        "    return layers.wide.WIDTH, narrow.WIDTH, DEPTH, SAME, statistics.mean([1, 3])\n"
+    )
+    (folder / "thesis/helper.py").write_text("from layers.wide import WIDTH\nDEPTH = WIDTH + 1\n")
+    (folder / "thesis/layers/wide.py").write_text("from .narrow import WIDTH as W\nWIDTH = 8 * W\n")
+    (folder / "thesis/layers/narrow.py").write_text("WIDTH = 1\n")
+    for unused in ("notes.py", "statistics.py", "layers/more.py"):
+        (folder / "thesis" / unused).write_text("raise RuntimeError('nobody imports it')\n")
+
+
+def test_a_file_imports_its_neighbours_and_only_those_are_kept(folder: Path) -> None:
+    write_neighbours(folder)
+    card = resolved("thesis/model.py:build")
+    assert own.call(card, 1, ()) == (8, 1, 9, 9, 2)
+    worker(card, folder / "own")
+    assert own.call(card, 1, ()) == (8, 1, 9, 9, 2)
+    (kept,) = (folder / "own").iterdir()
+    files = sorted(str(path.relative_to(kept)) for path in kept.rglob("*.py"))
+    assert files == ["helper.py", "layers/narrow.py", "layers/wide.py", "model.py"]
+    assert not any(str(folder) in path for path in sys.path)
+    (folder / "thesis/layers/narrow.py").write_text("WIDTH = 2\n")
+    forget()
+    assert resolved("thesis/model.py:build").fingerprint != card.fingerprint
+    (kept / "layers/narrow.py").write_text("WIDTH = 2\n")
+    with pytest.raises(ConfigError, match="was changed"):
+        worker(card, folder / "own", kept=True)
+
+
+def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
+    for number, name in enumerate(("a", "b")):
+        (folder / name).mkdir()
+        (folder / name / "helper.py").write_text(f"NUMBER = {number}\n")
+        (folder / name / f"{name}.py").write_text(
+            "import helper\ndef build(num_classes, shape): return helper.NUMBER\n"
+        )
+    assert own.call(resolved("a/a.py:build"), 1, ()) == 0
+    assert own.call(resolved("b/b.py:build"), 1, ()) == 1
+    with pytest.raises(ConfigError, match="import different files as the module helper"):
+        own.resolve(two("a/a.py:build", "b/b.py:build"))
+    (folder / "b/helper.py").write_text("NUMBER = 0\n")
+    forget()
+    both = own.resolve(two("a/a.py:build", "b/b.py:build"))
+    assert own.call(both.model, 1, ()) == own.call(both.data, 1, ()) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "import nosuch.part\n",
+            r"imports nosuch, which is not installed: type `pip install nosuch`",
+        ),
+        ("from .nosuch import x\n", r"imports .nosuch, but there is no .*thesis/nosuch.py"),
+        ("from helper import x\n", r"model.py, line 1, cannot import name 'x' from 'helper'"),
+        (
+            "import yaml\n",
+            r"which is yaml.py beside it and an installed package, too: give the file",
+        ),
+        (
+            "from thesis.helper import DEPTH\n",
+            r"PYTHONPATH=\S+ model.target=thesis.model:build",
+        ),
+        ("from ..mymodel import LIMIT\n", r"PYTHONPATH=\S+ model.target=thesis.model:build"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_in_a_sentence(
+    folder: Path, code: str, expected: str
+) -> None:
+    write_neighbours(folder)
+    (folder / "thesis/yaml.py").touch()
+    (folder / "thesis/model.py").write_text(code)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        resolved("thesis/model.py:build")
+    assert "\n" not in str(caught.value)
+
+
 def test_code_that_was_forgotten_is_imported_anew(folder: Path) -> None:
     (folder / "mymodel.py").write_text(
         "CALLS = []\ndef build(num_classes, shape): return CALLS.append(1) or len(CALLS)\n"
@@ -303,7 +386,6 @@ def test_what_cannot_be_called_is_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("code", "first", "last"),
     [
-        ("import nosuchmodule\n", 'broken.py", line 1', "No module named 'nosuchmodule'"),
         ("def f():\n    1 / 0\nf()\n", 'broken.py", line 3', "ZeroDivisionError"),
         ("def f(:\n", 'broken.py", line 1', "SyntaxError"),
         ("import sys\nsys.exit('no GPU')\n", 'broken.py", line 2', "SystemExit: no GPU"),

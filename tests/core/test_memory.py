@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.core.ranks import Place
+from bsweep.data.streaming import Part
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import evaluation, step, worker
@@ -60,9 +61,9 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
         gauge[0] = max(gauge[0], 10)
         return plain_step(*arguments)
 
-    def evaluate(job: Job) -> tuple[float | None, float | None]:
+    def evaluate(job: Job, part: Part) -> tuple[float | None, float | None]:
         gauge[0] = max(gauge[0], 100)
-        return plain_evaluate(job)
+        return plain_evaluate(job, part)
 
     monkeypatch.setattr(step, "train_step", train_step)
     monkeypatch.setattr(evaluation, "evaluate", evaluate)

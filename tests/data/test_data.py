@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -220,9 +221,15 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def image_folder(root: Path, side: int = 8) -> ImageFolderConfig:
+def image_folder(root: Path, side: int = 8, **more: Any) -> ImageFolderConfig:
     return ImageFolderConfig(
-        subset=None, crop_padding=4, flip=True, name="imagefolder", root=str(root), side=side
+        subset=None,
+        crop_padding=4,
+        flip=True,
+        name="imagefolder",
+        root=str(root),
+        side=side,
+        **more,
     )
 
 
@@ -239,6 +246,54 @@ def test_an_image_folder_holds_its_images(folder: Path) -> None:
     assert dataset.test_inputs[:, 2, 7, 7].tolist() == [50, 150]
     assert dataset.mean is not None
     assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
+
+
+def test_a_flat_folder_of_classes_is_divided_by_class(folder: Path) -> None:
+    root = folder / "train"
+    write_image(root / "cat/4.png", 4)
+    dataset = check_contract(image_folder(root, test_share=0.3))
+    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3
+    assert dataset.test_labels.tolist() == [0] * 2 + [1]
+    both = [*dataset.train_inputs[:, 0, 0, 0].tolist(), *dataset.test_inputs[:, 0, 0, 0].tolist()]
+    assert sorted(both) == [0, 1, 2, 3, 4, 100, 101, 102, 103]
+    shutil.copytree(root, folder / "copy")
+    again = data.load(image_folder(folder / "copy", test_share=0.3), CPU)
+    assert torch.equal(again.test_inputs, dataset.test_inputs)
+    refuses(image_folder(folder, test_share=0.3), "holds train/ and test/ already. Leave data.test")
+    refuses(image_folder(folder / "test", test_share=0.3), "cat holds one image", "two or more")
+    refuses(image_folder(root), "of <class>/ alone takes data.test_share=0.2")
+
+
+def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
+    (folder / "train/cat/0.png").write_text("no image")
+    (folder / "train/dog/note.txt").write_text("no image")
+    with pytest.raises(ValueError, match=r"leave them out by data\.skip_broken=true:\n .*0\.png"):
+        data.load(image_folder(folder), CPU)
+    config = image_folder(folder, skip_broken=True)
+    dataset = check_contract(config)
+    assert dataset.train_inputs[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 101, 102, 103]
+    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 4
+    assert data.prepare(config).num_skipped == 2
+    (folder / "test/dog/0.png").write_text("no image")
+    with pytest.raises(ValueError, match="no image of the class dog that is to test on"):
+        data.load(config, CPU)
+
+
+def test_validation_examples_are_taken_of_each_class_and_never_trained_on() -> None:
+    config = but(SYNTHETIC, validation_share=0.2)
+    whole, held = data.load(SYNTHETIC, CPU), data.load(config, CPU)
+    assert held.validation_inputs is not None
+    assert held.validation_labels is not None
+    assert data.prepare(config).num_train == len(held.train_labels) == 240
+    counts, of_whole = held.validation_labels.bincount(), whole.train_labels.bincount()
+    assert (counts - 0.2 * of_whole).abs().max() <= 1
+    parts = torch.cat([held.train_inputs, held.validation_inputs]).flatten(1)
+    assert torch.equal(parts.unique(dim=0), whole.train_inputs.flatten(1).unique(dim=0))
+    assert torch.equal(held.test_inputs, whole.test_inputs)
+    assert len(held.evaluated) == 60
+    again = data.load(but(config, subset=50), CPU).validation_inputs
+    assert again is not None
+    assert torch.equal(again, held.validation_inputs)
 
 
 def test_images_are_converted_resized_and_cropped(folder: Path) -> None:

@@ -51,7 +51,9 @@ def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
     ]
     assert dataset.test_inputs.tolist() == [[115, 116, 117, 118]]
     assert dataset.test_labels.tolist() == [[116, 117, 118, 119]]
-    assert data.prepare(text(path)) == data.DataInfo(3, 1, (4,), (), 256)
+    assert data.prepare(text(path)) == data.DataInfo(
+        3, 1, (4,), (), 256, inputs="tokens", label_shape=(4,)
+    )
 
 
 def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
@@ -106,7 +108,9 @@ def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) ->
     assert dataset.train_inputs.dtype == torch.int32
     assert dataset.num_classes == 270
     sizes = len(dataset.train_inputs), len(dataset.test_inputs)
-    assert data.prepare(config) == data.DataInfo(*sizes, (32,), (), 270)
+    assert data.prepare(config) == data.DataInfo(
+        *sizes, (32,), (), 270, inputs="tokens", label_shape=(32,)
+    )
     assert torch.equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
     spelled = Tokenizer.from_file(str(definition)).decode(dataset.train_inputs.flatten().tolist())
     assert path.read_text().startswith(spelled)

@@ -12,6 +12,7 @@ from bsweep import models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from tests.support.running import TINY, bsweep, compose
@@ -52,6 +53,20 @@ def volumes(num_classes, shape):
     last = nn.Linear(2 * size, 10)
     return nn.Sequential(nn.Unflatten(1, (1, -1)), convolution, nn.Flatten(), last)
 
+def wrong_shape(num_classes, shape):
+    return flat(num_classes - 3, shape)
+
+def too_narrow(num_classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, num_classes))
+
+class Pair(nn.Module):
+    def __init__(self, num_classes, shape):
+        super().__init__()
+        self.layer = flat(num_classes, shape)
+
+    def forward(self, images):
+        return self.layer(images), images
+
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
         super().__init__()
@@ -77,6 +92,7 @@ def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
     config = own.resolve(compose("local_batch=8", *overrides))
     own.check(config)
     models.check_model(config, 10, shape)
+    models.try_model(config, DataInfo(8, 8, shape, (), 10))
     return config
 
 
@@ -126,6 +142,54 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         checked("model=own", f"model.target=mine.py:{target}", *options)
+
+
+@pytest.mark.parametrize(
+    ("words", "info", "expected"),
+    [
+        (
+            "model=own model.target=mine.py:wrong_shape",
+            DataInfo(8, 8, (3, 8, 8), (), 10),
+            r"returned a tensor of shape \[2, 7\] for .* not logits \[2, 10\]: return logits",
+        ),
+        (
+            "model=own model.target=mine.py:Pair",
+            DataInfo(8, 8, (3, 8, 8), (), 10),
+            r"returned tuple for targets of shape \[2\], .* or give the model methods loss",
+        ),
+        (
+            "model=own model.target=mine.py:too_narrow",
+            DataInfo(8, 8, (3, 8, 8), (), 10),
+            r"cannot take examples of shape \[3, 8, 8\]: RuntimeError: mat1 and mat2 .* Choose",
+        ),
+        (
+            "model=tiny_cnn data=own data.target=mine.py:flat",
+            DataInfo(8, 8, (20,), (), 10, inputs="numbers"),
+            r"model=tiny_cnn cannot take examples of shape \[20\]: RuntimeError: .*conv2d.* Choose",
+        ),
+        (
+            "model=tiny_cnn data=own data.target=mine.py:flat",
+            DataInfo(8, 8, (3, 8, 8), (), 1, label_shape=(2,), is_regression=True),
+            r"the labels are floating-point numbers, .* give your model a method loss",
+        ),
+    ],
+)
+def test_two_examples_are_tried_before_anything_starts(
+    folder: Path, words: str, info: DataInfo, expected: str
+) -> None:
+    config = own.resolve(compose("local_batch=8", *words.split()))
+    with pytest.raises(ConfigError, match=expected) as caught:
+        models.try_model(config, info)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_the_data_starts_nothing(folder: Path) -> None:
+    point = ("model=own", "model.target=mine.py:Pair", "local_batch=8", "study=s")
+    result = bsweep("run", *TINY, *ALONE, *point, cwd=folder)
+    assert result.returncode == 2
+    (said,) = result.stderr.splitlines()
+    assert said.startswith("bsweep: model.target=mine.py:Pair, tried on two examples of shape")
+    assert not (folder / "results").exists()
 
 
 def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
@@ -240,7 +304,7 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
     options = (
         "model=own",
         "model.target=mine.py:Fails",
-        "model.options.rank='1',null",
+        "model.options.rank='1',none",
         "num_workers=2",
     )
     result = bsweep(

@@ -330,7 +330,12 @@ def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_pat
     model = f"model.target={ROOT / 'scripts/examples/small_network.py'}:build"
     data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
     kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
-    target = ("evaluate_every_examples=700", "target_accuracy=0.6", "study=s")
+    target = (
+        "evaluate_every_examples=700",
+        "target_accuracy=0.6",
+        "stop_at_target=false",
+        "study=s",
+    )
     measured = (MEASURED, "measure.noise_scale_per_layer=true", "accumulation_steps=2")
     ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -338,7 +343,7 @@ def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_pat
     whole, layers = analysis.noise_scale(study), analysis.noise_scale(study, by_layer=True)
     assert len(study.noise_scales) >= 8
     assert len(whole) == 1
-    assert len(layers) == 6
+    assert len(layers) == 10
     sums = study.noise_of_layers.groupby("num_steps")["variance"].sum().to_numpy()
     assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
     prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])

@@ -43,10 +43,11 @@ _OF_START = [column.name for column in columns.RUNS if column.source == "start"]
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph",
     "log_every_steps",
-    "checkpoint_every", "resume_from", "launch.retries", "trackers", "data.download",
-    "allocation.probe",
+    "checkpoint_every", "keep_weights", "resume_from", "launch.retries", "trackers",
+    "data.download", "allocation.probe",
     "allocation.devices", "measure.noise_scale", "measure.noise_scale_per_layer",
 )  # fmt: skip
+_FINAL = ("final_test_loss", "final_test_accuracy")  # of runs with validation examples
 _PATHS = ("data.root", "data.path", "data.tokenizer")
 
 # The fields of an epoch's record that are no columns of `epochs`.
@@ -138,6 +139,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **found_out,
         **_beginning_at_checkpoint(events),
         **{key: summary.get(key) for key in _PROMISED},
+        **{key: summary[key] for key in _FINAL if summary.get(key) is not None},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": hardware_words(run.meta),

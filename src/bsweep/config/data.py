@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,10 +21,40 @@ _MOST_BYTES = 2**40  # largest size of synthetic data
 class ImageConfig(DataConfig):
     """The base class of the cards of all image data sets."""
 
-    crop_padding: Natural
+    crop_padding: Natural | None
+    """Black pixels on each side of an image before a random crop; null gives the eighth part of the
+    image's shorter side, and 4 if the configuration does not know the side.
+    """
+
     flip: bool
 
     consists_of: ClassVar[Kind] = "images"
+
+    def __post_init__(self) -> None:
+        if self.crop_padding is None:
+            object.__setattr__(self, "crop_padding", _padding_for(self.shorter_side))
+
+    @property
+    def shorter_side(self) -> int | None:
+        """The pixels of an image's shorter side; None if only the data can tell."""
+        return None
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        yield from super().warnings(point)
+        padding, side = self.crop_padding, self.shorter_side
+        if padding and side and 4 * padding > side:
+            yield (
+                f"data.crop_padding={padding} is more than a quarter of the images' side of "
+                f"{side} pixels, so random crops lose much of an image and a model may not learn: "
+                f"use data.crop_padding={_padding_for(side)}, or leave it out"
+            )
+
+
+def _padding_for(side: int | None) -> int:
+    """Return the default of `crop_padding`: 4 pixels at CIFAR-10's side of 32, else in
+    proportion.
+    """
+    return 4 if side is None else max(1, round(side / 8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +65,15 @@ class Cifar10Config(ImageConfig):
 
     builds: ClassVar[str] = "bsweep.data.cifar10"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "download",
+    )
+
+    @property
+    def shorter_side(self) -> int:
+        return 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +81,26 @@ class ImageFolderConfig(ImageConfig):
     name: Literal["imagefolder"]
     root: PathName
     side: Side
+    test_share: Share | None = None
+    skip_broken: bool = False
 
     builds: ClassVar[str] = "bsweep.data.imagefolder"
     files: ClassVar[tuple[str, ...]] = ("root",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
+    added_later: ClassVar[Mapping[str, object]] = {
+        **DataConfig.added_later,
+        "test_share": None,
+        "skip_broken": False,
+    }
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "test_share",
+        "skip_broken",
+    )
+
+    @property
+    def shorter_side(self) -> int:
+        return self.side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +109,10 @@ class DigitsConfig(ImageConfig):
     side: Annotated[Side, Field(ge=8)]
 
     builds: ClassVar[str] = "bsweep.data.digits"
+
+    @property
+    def shorter_side(self) -> int:
+        return self.side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +124,15 @@ class SyntheticConfig(ImageConfig):
     num_test: Count
 
     builds: ClassVar[str] = "bsweep.data.synthetic"
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "num_train", "num_test")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "num_train",
+        "num_test",
+    )
+
+    @property
+    def shorter_side(self) -> int:
+        return min(self.shape[1:])
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -125,7 +191,15 @@ class TorchvisionConfig(ImageConfig):
 
     builds: ClassVar[str] = "bsweep.data.torchvision"
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *DataConfig.of_no_example,
+        "root",
+        "download",
+    )
+
+    @property
+    def shorter_side(self) -> int | None:
+        return self.side
 
 
 @dataclass(frozen=True, kw_only=True)

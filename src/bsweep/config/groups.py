@@ -22,6 +22,7 @@ from bsweep.config.values import (
     PathName,
     Positive,
     Processes,
+    Share,
     Slowdown,
     show,
 )
@@ -41,8 +42,10 @@ class DataConfig(Card):
 
     subset: Count | None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    validation_share: Share | None = None
+    """The share of the training examples that the run is evaluated on instead of the test set."""
 
-    added_later: ClassVar[Mapping[str, object]] = {"device": "auto"}
+    added_later: ClassVar[Mapping[str, object]] = {"device": "auto", "validation_share": None}
 
     consists_of: ClassVar[Kind]
 
@@ -51,7 +54,7 @@ class DataConfig(Card):
     all hosts. The files of other data sets are checked by md5.
     """
 
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset",)
+    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "validation_share")
     """Keys that change neither the time nor the memory that one example takes in training."""
 
 

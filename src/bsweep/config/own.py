@@ -8,20 +8,21 @@ resume` sees which run ids a recorded command leads to, before anything that it 
 
 `keep` writes the code into the run's folder, and every worker calls `read_kept` to import it from
 there. Other hosts see that folder, and later edits do not affect the run: workers refuse code of
-another fingerprint. A file must stand alone: code that imports modules beside it must be a package.
-For an installed distribution the version is the fingerprint, and nothing is copied.
+another fingerprint. A file comes with the files beside it that its import statements lead to. For
+an installed distribution the version is the fingerprint, and nothing is copied.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import operator
 import shutil
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,9 +111,22 @@ def resolve(config: _Config) -> _Config:
             found[group] = _resolved(group, card)
         except ConfigError as error:
             problems += error.problems
+    problems += _clashes(found)
     if problems:
         raise ConfigError(*problems)
     return replace(config, **found) if found else config
+
+
+def _clashes(found: Mapping[str, Own]) -> Iterator[str]:
+    """Yield an error message for each two resolved cards of a run whose code has modules of one
+    name but different contents.
+    """
+    for (group, card), (other_group, other) in itertools.combinations(found.items(), 2):
+        if name := _source(card).clash(_source(other)):
+            yield (
+                f"{group}.target={card.target} and {other_group}.target={other.target} import "
+                f"different files as the module {name}: give one of the files another name."
+            )
 
 
 def check(config: object, groups: Collection[str] | None = None) -> None:
@@ -175,15 +189,58 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
 @contextmanager
 def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
     """Turn any error that the user's code raises inside the `with` block into a ConfigError. The
-    error's message has the traceback from the first line of the user's code on.
+    error's message has the traceback from the first line of the user's code on. If a module is
+    missing, one sentence says what to do.
     """
     try:
         yield
     except ConfigError:
         raise
+    except ImportError as error:
+        asked = f"{group}.target={card.target}"
+        raise ConfigError(f"{asked}: {_not_imported(group, card, error)}") from error
     except (Exception, SystemExit) as error:
         trace = traced(error) or "".join(traceback.format_exception_only(error))
         raise ConfigError(f"{group}.target={card.target}: {failure}:\n{trace.rstrip()}") from error
+
+
+def _not_imported(group: str, card: Own, error: ImportError) -> str:
+    """Return a sentence with the module that the user's code could not import, and the remedy."""
+    source = _source(card)
+    at = f"{found}," if (found := place(error)) else "it"
+    top, *below = (error.name or "").split(".")
+    is_file = own_code.is_file(source.name)
+    folder = source.path.parent
+    package = next((one for one in source.path.parents if top and one.name == top), None)
+    if is_file and (package or "relative import" in error.msg):
+        package = package or folder
+        dotted = ".".join(source.path.with_suffix("").relative_to(package.parent).parts)
+        return (
+            f"{at} imports from {package}, a package around the file ({error.msg}). Name the "
+            f"module instead: PYTHONPATH={package.parent} {group}.target={dotted}:{card.title}"
+        )
+    if is_file and source.is_own_module(top) and below:
+        file = folder.joinpath(*below).with_suffix(".py")
+        return f"{at} imports .{'.'.join(below)}, but there is no {file}: correct the import."
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return f"{at} {error.msg}: correct the import."
+    beside = f", put {top}.py beside {source.name}" if is_file else ""
+    return (
+        f"{at} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
+        "or leave the import out."
+    )
+
+
+def place(error: BaseException) -> str:
+    """Return the file and the line of the user's own code that an error passed last; an empty text
+    if it passed none.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_theirs(Path(frame.filename))
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def traced(error: BaseException) -> str | None:
@@ -254,7 +311,12 @@ def _where(card: Own) -> str:
 
 def _is_theirs(path: Path) -> bool:
     """Return True if a file is the user's own code. The lines of torch are in every traceback."""
-    theirs = {source.path for source in _SOURCES.values() if source.name != "torch"}
+    theirs = {
+        file
+        for source in _SOURCES.values()
+        if source.name != "torch"
+        for file in (source.path, *(source.path.parent / name for name in source.files))
+    }
     return not theirs.isdisjoint((path, *path.parents))
 
 

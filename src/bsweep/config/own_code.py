@@ -5,10 +5,15 @@ Python's own import needs the code's folder on `sys.path`, where it hides other 
 the files again: another file may be there by then, or a compiled one in `__pycache__`. So a
 `Source` is a finder of `importlib` itself. It finds no modules but its own, and runs the contents
 that it was made of.
+
+A file may import its neighbours, which are the Python files of its folder and of folders below it.
+A `Source` holds the neighbours that the file's import statements lead to. A neighbour is imported
+as `helper` or, relative to the file, as `.helper`.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -17,7 +22,7 @@ import json
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -51,7 +56,9 @@ class Source:
     """A hash of the files, or the distributions of an installed package with their versions."""
 
     files: Mapping[str, bytes]
-    """The contents by path, relative to the folder of `path`; empty for an installed package."""
+    """The contents by path, relative to the folder of `path`; empty for an installed package. A
+    file comes with its neighbours.
+    """
 
     def load(self, where: str) -> ModuleType:
         """Import and return a module.
@@ -61,7 +68,7 @@ class Source:
         """
         if self.files and self not in sys.meta_path:
             for other in sys.meta_path[:]:
-                if isinstance(other, Source) and other._top == self._top:
+                if isinstance(other, Source) and (other._top == self._top or self.clash(other)):
                     other.unload()
             sys.meta_path.insert(0, self)
         return importlib.import_module(self._top if is_file(self.name) else where)
@@ -74,6 +81,18 @@ class Source:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if getattr(spec, "loader_state", None) is self:
                 del sys.modules[name]
+
+    def clash(self, other: Source) -> str | None:
+        """Return the name of a module that this code and another code have with different contents,
+        so that a process can import only one of the two; None if there is no such module.
+        """
+        both = self._modules.keys() & other._modules.keys()
+        return min(
+            (name for name in both if self._content(name) != other._content(name)), default=None
+        )
+
+    def _content(self, module: str) -> bytes | None:
+        return self.files.get(self._modules[module])
 
     def keep(self, folder: Path) -> None:
         """Write the files of this code into a run's folder, from which the function `kept` reads
@@ -91,12 +110,14 @@ class Source:
         None for other modules.
 
         Raises:
-            ModuleNotFoundError: If the package has no such module. Python would look for it in the
-                package's folder, which may hold files that are not part of `files`.
+            ModuleNotFoundError: If a package of this code has no such module. Python would look for
+                it in the package's folder, which may hold files that are not part of `files`.
         """
-        if name.partition(".")[0] != self._top:
-            return None
         if name not in self._modules:
+            if name.partition(".")[0] not in self._modules or any(
+                isinstance(other, Source) and name in other._modules for other in sys.meta_path
+            ):
+                return None
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         relative = self._modules[name]
         file, spec = self.path.parent / relative, None
@@ -104,7 +125,8 @@ class Source:
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(file)]
         elif file.suffix == ".py":
-            below = [str(file.parent)] if file.name == "__init__.py" else None
+            is_package = file.name == "__init__.py" or (name == self._top and is_file(self.name))
+            below = [str(file.parent)] if is_package else None
             loader = _Loader(name, str(file), self.files[relative])
             spec = importlib.util.spec_from_file_location(
                 name, file, loader=loader, submodule_search_locations=below
@@ -117,6 +139,10 @@ class Source:
         spec.loader_state = self
         return spec
 
+    def is_own_module(self, name: str) -> bool:
+        """Return True if a top module of this code has the given name."""
+        return name == self._top
+
     @property
     def _top(self) -> str:
         """Return the top-level name under which this code is imported. The name of a file contains
@@ -126,18 +152,29 @@ class Source:
 
     @functools.cached_property
     def _modules(self) -> Mapping[str, str]:
-        """Return the file of each module of this code, by the module's name. For a folder without
-        `__init__.py`, return the folder.
+        """Return the file of each module by the module's name; for a folder without `__init__.py`,
+        the folder. The neighbours of a file have two names, an absolute and a relative one.
         """
-        if is_file(self.name):
+        if not is_file(self.name):
+            return self._dotted
+        if self.files.keys() == {self.name}:
             return {self._top: self.name}
+        relative = {f"{self._top}.{name}": path for name, path in self._dotted.items()}
+        stem = PurePath(self.name).stem
+        hides = _is_of_python(stem) or _is_installed(stem)  # as a file named after a library would
+        absolute = {k: v for k, v in self._dotted.items() if k != stem or not hides}
+        return {self._top: self.name, **absolute, **relative}
+
+    @functools.cached_property
+    def _dotted(self) -> Mapping[str, str]:
+        """Return the file or the folder of each module by the path of the module with dots."""
         found: dict[str, str] = {}
         for suffix in ("/__init__.py", *EXTENSION_SUFFIXES, ".py"):  # in Python's order
             for path in self.files:
                 if path.endswith(suffix):
                     found.setdefault(path.removesuffix(suffix).replace("/", "."), path)
         for path in self.files:
-            for folder in PurePath(path).parents:
+            for folder in PurePath(path).parents[:-1]:
                 found.setdefault(str(folder).replace("/", "."), str(folder))
         return found
 
@@ -169,17 +206,75 @@ def name_of(where: str) -> str:
 
 @functools.cache  # a sweep trains the code that was there when it began
 def of_file(path: Path) -> Source:
-    """Return the code of a user's file.
+    """Return the code of a user's file and of the neighbours that it imports.
 
     Raises:
-        ValueError: If the file cannot be read.
+        ValueError: If the file or a neighbour cannot be read, or if a neighbour has the name of an
+            installed package.
+    """
+    files: dict[str, bytes] = {}
+    pending = [path.name]
+    while pending:
+        name = pending.pop()
+        if name in files:
+            continue
+        try:
+            files[name] = read_regular(path.parent / name)
+        except OSError as error:
+            near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
+            raise ValueError(
+                f"{path.parent / name} cannot be read ({error.strerror}).{near}"
+            ) from None
+        for module, is_absolute in _imported(files[name], PurePath(name).parent.parts):
+            found = [*_files_of(module, path.parent)]
+            if found and is_absolute and _is_installed(module[0]):
+                raise ValueError(
+                    f"{path.parent / name} imports {module[0]}, which is {found[0]} beside it and "
+                    "an installed package, too: give the file another name."
+                )
+            pending += found
+    files = {name: files[name] for name in sorted(files, key=PurePath)}  # as `_contents` sorts them
+    return Source(path.name, path, _digest(path.name, files), files)
+
+
+def _imported(content: bytes, package: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield the path of each module that a file's import statements may name, relative to the
+    folder of the user's file, and True if the statement is an absolute import. The last part of a
+    path may also be a name in the module before it.
+
+    Args:
+        content: The content of the file.
+        package: The path of the file's own folder.
     """
     try:
-        files = {path.name: read_regular(path)}
-    except OSError as error:
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-        raise ValueError(f"{path} cannot be read ({error.strerror}).{near}") from None
-    return Source(path.name, path, _digest(path.name, files), files)
+        nodes = [*ast.walk(ast.parse(content))]
+    except (SyntaxError, ValueError):
+        return  # the import says what is wrong
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(package) + 1:
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            module = (*base, *(node.module.split(".") if node.module else ()))
+            names = [(*module, alias.name) for alias in node.names]
+        else:
+            continue
+        is_absolute = isinstance(node, ast.Import) or not node.level
+        yield from (
+            (name, is_absolute) for name in names if not (is_absolute and _is_of_python(name[0]))
+        )
+
+
+def _files_of(module: tuple[str, ...], folder: Path) -> Iterator[str]:
+    """Yield the files below a folder, relative to it, that the import of a module runs: the file of
+    the module, if there is one, and those of the packages around it.
+    """
+    for end in range(1, len(module) + 1):
+        inner = PurePath(*module[:end])
+        for file in (inner / "__init__.py", inner.with_suffix(".py")):
+            if (folder / file).is_file():
+                yield str(file)
+                break
 
 
 @functools.cache
@@ -208,6 +303,19 @@ def of_package(name: str, folder: Path) -> Source:
         return Source(name, path, version, {})
     files = _contents(path, path.parent)
     return Source(name, path, _digest(name, files), files)
+
+
+def _is_of_python(name: str) -> bool:
+    """Return True if a module of Python or bsweep itself has this name, which no neighbour of the
+    user's file may take.
+    """
+    return name in sys.stdlib_module_names or name == "bsweep"
+
+
+def _is_installed(name: str) -> bool:
+    """Return True if an installed package, or a module without a package, has this name."""
+    spec = PathFinder.find_spec(name, [sysconfig.get_path(kind) for kind in ("purelib", "platlib")])
+    return spec is not None and spec.origin is not None
 
 
 def kept(name: str, fingerprint: str, folder: Path) -> Source:

@@ -12,7 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +80,7 @@ class RunConfig(Schema):
     batching: AnyBatching = FIXED  # not part of a run id, if it has this value
     graph: Literal["auto", True, False] = "auto"  # the same
     checkpoint_every: Every = "auto"
+    keep_weights: bool = False
     resume_from: PathName | None = None
     evaluate_every_examples: Count | None = None
     target_accuracy: Finite | None = None
@@ -135,7 +136,13 @@ class RunConfig(Schema):
         """Return the test accuracy or loss that the run is to reach; None if there is none."""
         if self.target_accuracy is None and self.target_loss is None:
             return None
-        return target_of(self.target_accuracy, self.target_loss)
+        target = target_of(self.target_accuracy, self.target_loss)
+        return replace(target, part=self.evaluated_part)
+
+    @property
+    def evaluated_part(self) -> str:
+        """Return the name of the examples of the evaluations during the run: test or validation."""
+        return "test" if self.data.validation_share is None else "validation"
 
     @property
     def measures_noise(self) -> bool:
@@ -225,7 +232,7 @@ _ADDED_LATER: Mapping[str, object] = {
 # These say where and how often a run writes. The batch sizes are hashed as the global batch.
 _CHANGES_NO_NUMBER = {
     "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every",
-    "trackers"
+    "keep_weights", "trackers"
 }  # fmt: skip
 _TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GROUPS, "measure"))
 

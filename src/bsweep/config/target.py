@@ -18,11 +18,10 @@ class Target:
 
     metric: str  # test_accuracy | test_loss
     value: float
+    part: str = "test"  # or `validation`: the examples of the evaluations
 
     def __str__(self) -> str:
-        if self.metric == "test_loss":
-            return f"a test loss of {self.value:g}"
-        return f"a test accuracy of {self.value:g}"
+        return f"a {self.part} {self.metric.removeprefix('test_')} of {self.value:g}"
 
     @property
     def option(self) -> str:

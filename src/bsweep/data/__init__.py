@@ -50,22 +50,32 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
     """
     try:
         info: DataInfo = resolve(config.builds).info(config)
-        _refuse_larger(config.subset, info.num_train)
+        num_train = info.num_train - _num_validation(config, info.num_train)
+        _refuse_larger(config.subset, num_train)
     except ValueError as error:
         return error
-    return replace(info, num_train=config.subset or info.num_train)
+    return replace(info, num_train=config.subset or num_train)
+
+
+def _num_validation(config: DataConfig, num_train: int) -> int:
+    """Return how many of the training examples are for validation: at least one if any."""
+    if config.validation_share is None:
+        return 0
+    return min(max(1, round(config.validation_share * num_train)), num_train - 1)
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
     """Return a data set for training on a device, with all of its training examples or
-    `config.subset` of them.
+    `config.subset` of them. The examples for validation are taken out first.
 
     Raises:
         ValueError: As in `prepare`.
     """
-    from bsweep.data.dataset import balanced_subset, placed  # imports torch
+    from bsweep.data.dataset import balanced_subset, placed, with_validation  # imports torch
 
     dataset: Dataset = resolve(config.builds).load(config)
+    if number := _num_validation(config, len(dataset.train_labels)):
+        dataset = with_validation(dataset, number)
     _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)

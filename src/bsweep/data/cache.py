@@ -63,11 +63,28 @@ def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
     has none, build the data set and add it first.
     """
     slices, text = cached_slices(name, tuple(_NAMES), _tensors_of(build))
-    (num_train, *shape), (num_test, *_) = (
+    (num_train, *shape), (num_test, *label_shape) = (
         slices["train_images"].get_shape(),
         slices["test_labels"].get_shape(),
     )
-    return DataInfo(num_train, num_test, tuple(shape), *_classes(text))
+    is_image = slices["mean"].get_shape() != [0]
+    return DataInfo(
+        num_train,
+        num_test,
+        tuple(shape),
+        *_classes(text),
+        inputs="images"
+        if is_image
+        else "numbers"
+        if _is_float(slices["train_images"])
+        else "tokens",
+        label_shape=tuple(label_shape),
+        is_regression=_is_float(slices["test_labels"]),
+    )
+
+
+def _is_float(tensor: Any) -> bool:
+    return "F" in str(tensor.get_dtype())
 
 
 def _classes(text: str) -> tuple[tuple[str, ...], int]:

@@ -47,6 +47,9 @@ class Dataset:
     )
     std: Tensor | None = None  # float32 (C,)
     device: torch.device | None = None  # the device that trains; None: the tensors' device
+    # Training examples held out for the evaluations during a run; None: these use the test set.
+    validation_inputs: Tensor | None = None
+    validation_labels: Tensor | None = None
 
     @property
     def tokens_per_example(self) -> int | None:
@@ -66,6 +69,14 @@ class Dataset:
     @functools.cached_property
     def test(self) -> Part:
         return Part(self.test_inputs, self.test_labels, self.device or self.test_inputs.device)
+
+    @functools.cached_property
+    def evaluated(self) -> Part:
+        """The examples of the evaluations during a run: for validation, or the test set."""
+        if self.validation_inputs is None or self.validation_labels is None:
+            return self.test
+        device = self.device or self.validation_inputs.device
+        return Part(self.validation_inputs, self.validation_labels, device)
 
 
 def placed(
@@ -90,9 +101,10 @@ def placed(
         if wanted == "cuda"
         else 0
     )
-    for split in ("train", "test"):
+    for split in ("train", "test", "validation"):
+        names = (f"{split}_inputs", f"{split}_labels")
         tensors: list[tuple[str, Tensor]] = [
-            (name, getattr(dataset, name)) for name in (f"{split}_inputs", f"{split}_labels")
+            (name, tensor) for name in names if (tensor := getattr(dataset, name)) is not None
         ]
         size = sum(tensor.nbytes for _, tensor in tensors)
         if size <= room or device.type == "cpu":
@@ -138,6 +150,25 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     mean = share @ grey
     std = np.sqrt(np.maximum(share @ grey**2 - mean**2, 1))
     return torch.from_numpy(mean / 255).float(), torch.from_numpy(std / 255).float()
+
+
+def with_validation(dataset: Dataset, number: int) -> Dataset:
+    """Return a data set with `number` of its training examples held out for validation, the same
+    ones at each call. Each class gives the same share, give or take one example.
+    """
+    labels = dataset.train_labels
+    order = random_bits(torch.arange(len(labels)), stream_of("validation")).argsort()
+    if labels.dim() == 1 and not labels.is_floating_point():
+        order = order[labels[order].argsort(stable=True)]
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    held_out[order[torch.arange(number) * len(labels) // number]] = True
+    return replace(
+        dataset,
+        train_inputs=dataset.train_inputs[~held_out],
+        train_labels=labels[~held_out],
+        validation_inputs=dataset.train_inputs[held_out],
+        validation_labels=labels[held_out],
+    )
 
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:

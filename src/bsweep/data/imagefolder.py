@@ -1,16 +1,17 @@
-"""The data set of images in `root/train/<class>/` and `root/test/<class>/`.
+"""The data set of images in `root/train/<class>/` and `root/test/<class>/`, or in `root/<class>/`.
 
 The images are decoded once and kept as one tensor file in the cache.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,10 @@ class _Split:
 
 def info(config: ImageFolderConfig) -> DataInfo:
     """Return the numbers of training and test images of a folder, their shape and their classes."""
-    return cached_info(*_listed(config))
+    train, test = _listed(config)
+    found = cached_info(*_entry(config, train, test))
+    num_files = len(train.paths) + len(test.paths)
+    return replace(found, num_skipped=num_files - found.num_train - found.num_test)
 
 
 def load(config: ImageFolderConfig) -> Dataset:
@@ -52,37 +56,88 @@ def load(config: ImageFolderConfig) -> Dataset:
 
     An image of another size is resized so that its shorter side fits, and its centre is taken. An
     image may have any format that Pillow reads and be in any subfolder of its class. Files whose
-    names begin with a dot are ignored.
+    names begin with a dot are ignored. With `skip_broken`, corrupt images are left out.
 
     Raises:
         ValueError: If a folder is missing or empty, if train and test differ in their classes, or
             if an image is corrupt.
     """
-    return cached(*_listed(config))
+    return cached(*_entry(config, *_listed(config)))
 
 
-def _listed(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
-    """Return the name under which the cache keeps the decoded images of a folder, and a function
-    that decodes these images.
-    """
+def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
+    """Return the images to train on and those to test on, as the folder holds them now."""
     root = Path(config.root).expanduser()
     try:
-        train, test = _list(root, "train"), _list(root, "test")
+        if config.test_share is None:
+            train, test = _list(root, "train"), _list(root, "test")
+        else:
+            train, test = _divided(root, config.test_share)
     except OSError as error:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
     _check_classes(root, train, test)
+    return train, test
+
+
+def _entry(
+    config: ImageFolderConfig, train: _Split, test: _Split
+) -> tuple[str, Callable[[], Dataset]]:
+    """Return the name under which the cache keeps the decoded images, and the function that decodes
+    them.
+    """
+    skips = " skip_broken" if config.skip_broken else ""
     key = hashlib.sha256(
-        f"1 {config.side} {train.fingerprint} {test.fingerprint}".encode()
+        f"1 {config.side} {train.fingerprint} {test.fingerprint}{skips}".encode()
     ).hexdigest()[:32]
-    return f"imagefolder-{key}", lambda: _decode_splits(train, test, config.side)
+    build = functools.partial(_decode_splits, train, test, config.side, config.skip_broken)
+    return f"imagefolder-{key}", build
+
+
+def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
+    """Return the images of a folder of classes, divided into those to train on and those to test
+    on.
+
+    A hash of an image's path decides, so that the division is the same at each call, for each seed
+    of a run and on each host, and few images change sides when others are added.
+    """
+    if all((root / split).is_dir() for split in ("train", "test")):
+        raise ValueError(
+            f"data.test_share={test_share:g}: {root} holds train/ and test/ already. Leave "
+            "data.test_share out, or name a folder that holds <class>/ alone."
+        )
+    whole = _list(root, ".")
+    tests: set[str] = set()
+    for label, name in enumerate(whole.classes):
+        paths = [p for p, of in zip(whole.paths, whole.labels, strict=True) if of == label]
+        if len(paths) < 2:
+            raise ValueError(
+                f"data.test_share={test_share:g}: {root / name} holds one image, and each class "
+                "needs two or more, one of them to test on. Add images, or remove the class."
+            )
+        number = min(max(1, round(test_share * len(paths))), len(paths) - 1)
+        tests |= set(sorted(paths, key=lambda path: _hash(path[len(str(root)) :]))[:number])
+    fingerprint = f"{whole.fingerprint} {test_share}"
+    return _chosen(whole, fingerprint, lambda p: p not in tests), _chosen(
+        whole, fingerprint, lambda p: p in tests
+    )
+
+
+def _hash(path: str) -> str:
+    return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()
+
+
+def _chosen(whole: _Split, fingerprint: str, is_chosen: Callable[[str], bool]) -> _Split:
+    pairs = [pair for pair in zip(whole.paths, whole.labels, strict=True) if is_chosen(pair[0])]
+    paths, labels = zip(*pairs, strict=True)
+    return _Split(whole.classes, paths, labels, fingerprint)
 
 
 def _list(root: Path, split: str) -> _Split:
     folder = root / split
     if not folder.is_dir():
         raise ValueError(
-            f"data.root={root}: there is no folder {folder}; {_LAYOUT}. data=digits needs no "
-            "folder."
+            f"data.root={root}: there is no folder {folder}; {_LAYOUT}. A folder of <class>/ alone "
+            "takes data.test_share=0.2, and data=digits needs no folder."
         )
     with os.scandir(folder) as entries:
         classes = sorted(
@@ -142,22 +197,39 @@ def _check_classes(root: Path, train: _Split, test: _Split) -> None:
     )
 
 
-def _decode_splits(train: _Split, test: _Split, side: int) -> Dataset:
+def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -> Dataset:
     import torch
 
     from bsweep.data.dataset import from_images
 
-    images = torch.from_numpy(_decode(train.paths + test.paths, side))
-    train_images, test_images = torch.split(images, [len(train.paths), len(test.paths)])
-    return from_images(
-        (train_images, torch.tensor(train.labels)),
-        (test_images, torch.tensor(test.labels)),
-        train.classes,
-    )
+    pixels, broken = _decode(train.paths + test.paths, side)
+    if broken and not skips_broken:
+        more = [f"and {len(broken) - _NAMED} more"] if len(broken) > _NAMED else []
+        said = "data=imagefolder: not readable as images; repair or remove them, or leave them out "
+        raise ValueError(
+            "\n  ".join([f"{said}by data.skip_broken=true:", *[*broken.values()][:_NAMED], *more])
+        )
+    is_sound = torch.ones(len(pixels), dtype=torch.bool)
+    is_sound[[*broken]] = False
+    images, parts = torch.from_numpy(pixels), []
+    for split, first in ((train, 0), (test, len(train.paths))):
+        sound = is_sound[first : first + len(split.paths)]
+        labels = torch.tensor(split.labels)[sound]
+        for label, name in enumerate(split.classes):
+            if label not in labels:
+                raise ValueError(
+                    f"data.skip_broken=true: no image of the class {name} that is to "
+                    f"{'train' if split is train else 'test'} on can be read: add some, or remove "
+                    "the class."
+                )
+        part = images[first : first + len(split.paths)]
+        parts.append((part[sound] if broken else part, labels))
+    return from_images(*parts, train.classes)
 
 
-def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
-    """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side).
+def _decode(paths: Sequence[str], side: int) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side), and what is
+    wrong with those that cannot be read, by their positions.
 
     Threads suffice, because Pillow releases Python's lock while it decodes.
     """
@@ -166,28 +238,17 @@ def _decode(paths: Sequence[str], side: int) -> NDArray[np.uint8]:
     except MemoryError as error:
         raise ValueError(f"data.side={side}: {error}. Choose a smaller side.") from error
 
-    def decode_chunk(start: int) -> list[str]:
+    def decode_chunk(start: int) -> dict[int, str]:
         chunk = enumerate(paths[start : start + _CHUNK], start)
-        return [problem for i, path in chunk if (problem := _decode_into(images[i], path))]
+        return {i: problem for i, path in chunk if (problem := _decode_into(images[i], path))}
 
-    problems = []
+    problems: dict[int, str] = {}
     with ThreadPoolExecutor(num_cores()) as pool:
         chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
         with closing(with_progress(chunks, "decoding images", len(paths), _CHUNK)) as parts:
             for found in parts:
-                problems += found
-    if problems:
-        more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
-        raise ValueError(
-            "\n  ".join(
-                [
-                    "data=imagefolder: not readable as images; repair or remove:",
-                    *problems[:_NAMED],
-                    *more,
-                ]
-            )
-        )
-    return images
+                problems |= found
+    return images, problems
 
 
 def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 
 class Part:
-    """The training or the test examples of a data set; the method `take` returns those with given
-    indices.
+    """The training, test or validation examples of a data set; the method `take` returns those with
+    given indices.
 
     If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
     copies them on a CUDA stream of its own while the device computes the previous step.
@@ -35,6 +35,9 @@ class Part:
             self._buffers = itertools.cycle(
                 (_Buffer(self._stream is not None), _Buffer(self._stream is not None))
             )
+
+    def __len__(self) -> int:
+        return len(self._labels)
 
     def expect(self, steps: Sequence[Tensor]) -> None:
         """Start to copy the examples of the coming steps to the device that computes, unless it

@@ -44,7 +44,10 @@ def info(config: TextConfig) -> DataInfo:
     num_train, num_test = (
         _num_sequences(tokens, config.sequence_length) for tokens in _split(config, num_tokens)
     )
-    return DataInfo(num_train, num_test, (config.sequence_length,), (), vocabulary_size)
+    length = (config.sequence_length,)
+    return DataInfo(
+        num_train, num_test, length, (), vocabulary_size, inputs="tokens", label_shape=length
+    )
 
 
 def load(config: TextConfig) -> Dataset:

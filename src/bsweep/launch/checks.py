@@ -40,9 +40,11 @@ def check_machine(config: RunConfig) -> list[str]:
         _check_memory_limit(on_gpus)
     if isinstance(config.launch, ProcessesConfig):
         _check_variables(config.launch)
+    doubts = [*config.data.warnings(config)]
     if not config.launch.starts_processes:
-        return _too_many_threads(config)
+        return [*doubts, *_too_many_threads(config)]
     return [
+        *doubts,
         *_doubts_about_machines(config),
         *config.compression.warnings(config),
         *config.strategy.warnings(config),

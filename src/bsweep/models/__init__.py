@@ -3,6 +3,7 @@
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
 without the values of its parameters; `check_model` uses it to check a point before anything starts.
+`try_model` computes the loss of two made-up examples if the model or the data are the user's own.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
+from bsweep.config.own import Own, place
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.gpus import num_gpus
+from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from bsweep.data.dataset import Dataset
 
@@ -102,3 +106,71 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
     ):  # Some models, such as torchvision's RegNets, read values while they are built.
         model = build(config, num_classes=num_classes, shape=shape)
     return model.to("meta")
+
+
+def try_model(config: RunConfig, info: DataInfo) -> None:
+    """Compute the loss of two made-up examples once, before anything starts, if the model or the
+    data are the user's own.
+
+    A shipped model is tried without values. The user's own module is tried on the CPU, so an error
+    of its forward pass counts only if the run needs no GPU.
+
+    Raises:
+        ValueError: If the model cannot take such examples, or its outputs do not fit their labels.
+    """
+    if config.model.learns_from is None or config.data.consists_of == "anything":
+        runs_here = not config.launch.named_hosts and not num_gpus(config.device)
+        if problem := _problem_with_two(config.model, info, runs_here):
+            raise ConfigError(problem)
+
+
+@functools.cache  # a sweep asks for every point
+def _problem_with_two(card: ModelConfig, info: DataInfo, refuses_errors: bool) -> str | None:
+    """Return why a model cannot learn from two examples of a data set; None if it can."""
+    import torch
+
+    from bsweep.numerics import objective
+
+    asked = f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
+    shape = list(info.shape)
+    labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
+    with torch.device("cpu" if card.learns_from is None else "meta"):
+        inputs, targets = _two_examples(info)
+        try:
+            model = build(card, num_classes=info.num_classes, shape=info.shape)
+            outputs = model(inputs)
+        except ConfigError as error:
+            return str(error)
+        except Exception as error:
+            return (
+                f"{asked} cannot take examples of shape {shape}: {_in_a_line(error)}. Choose a "
+                "model for such examples, or correct the model."
+                if refuses_errors
+                else None
+            )
+        try:
+            of_model = objective.of(model, targets)
+            of_model.check(outputs, targets, info.num_classes)
+        except Exception as error:
+            return f"{asked}, tried on two examples of shape {shape} with {labels}: {error}"
+    return None
+
+
+def _two_examples(info: DataInfo) -> tuple[Tensor, Tensor]:
+    """Return made-up inputs and targets of two examples, of a data set's shapes and types."""
+    import torch
+
+    labels = (2, *info.label_shape)
+    return (
+        torch.zeros(2, *info.shape, dtype=torch.long)
+        if info.inputs == "tokens"
+        else torch.randn(2, *info.shape),
+        torch.randn(labels) if info.is_regression else torch.zeros(labels, dtype=torch.long),
+    )
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return an error's type and message in one line, with the line of the user's own code."""
+    words = " ".join(str(error).split()).rstrip(".")
+    at = place(error)
+    return f"{type(error).__name__}: {words}" + (f" ({at})" if at else "")

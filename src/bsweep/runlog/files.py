@@ -64,6 +64,11 @@ class RunPaths:
         return self.folder / "summary.json"
 
     @property
+    def final(self) -> Path:
+        """The trained weights of a completed run with `keep_weights`; see `bsweep.load_model`."""
+        return self.folder / "final.pt"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the run's last two checkpoints, from which an unfinished run resumes."""
         return self.folder / "checkpoint"

@@ -39,6 +39,8 @@ class Summary:
     test_loss: Finite | None
     test_accuracy: Amount | None
     sent_bytes: Natural | None
+    final_test_loss: Finite | None = None  # of runs with validation examples
+    final_test_accuracy: Amount | None = None
     warnings: tuple[str, ...] = ()
     lost_workers: tuple[str, ...] = ()
     metrics_crc32: Natural | None = None  # of `metrics.jsonl`; None if its records are damaged

@@ -199,7 +199,8 @@ class Epoch:
 
     Training: `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are
     means over the epoch's training examples (for a text: over their tokens), taken while training.
-    `test_loss` and `test_accuracy` are means over the whole test set. `images_per_second` counts
+    `test_loss` and `test_accuracy` are means over the whole test set, or over the validation
+    examples if the run has some (`data.validation_share`). `images_per_second` counts
     examples (for a text: sequences). `global_batch` and `learning_rate` are those of the epoch's
     last step; `global_batch` is the planned one, even if the last step was smaller.
     `skipped_steps` counts the steps of rank 0 that changed nothing because gradients overflowed in
@@ -360,6 +361,9 @@ class End:
     message: str
     epochs: Natural | None = None
     num_steps: Natural | None = None
+    # On the test set, if the run has validation examples; see `Epoch`.
+    final_test_loss: Finite | None = None
+    final_test_accuracy: Amount | None = None
 
     type: str = "end"
 

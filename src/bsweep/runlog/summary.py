@@ -50,6 +50,7 @@ def write_summary(
         checksum = None  # A checksum would say that the records are sound.
     epochs = numbered(records, "epoch")
     last = epochs[-1] if epochs else {}
+    end = records[-1] if records and records[-1]["type"] == "end" else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
     # Epochs may differ in their number of examples: the last one may be incomplete.
     num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
@@ -73,6 +74,8 @@ def write_summary(
         test_loss=last.get("test_loss"),
         test_accuracy=last.get("test_accuracy"),
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
+        final_test_loss=end.get("final_test_loss"),
+        final_test_accuracy=end.get("final_test_accuracy"),
         warnings=tuple(warnings_in(records)),
         lost_workers=lost_workers(records),
         metrics_crc32=checksum,

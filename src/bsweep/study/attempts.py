@@ -122,6 +122,13 @@ _SKIPPED = {
 }
 
 
+def _skipped(config: RunConfig, result: str) -> str:
+    """Return why a point with a result is not trained again."""
+    if result == "completed" and config.keep_weights and not paths_of(config).final.exists():
+        return f"{_SKIPPED[result]}, without keep_weights=true: another study=NAME trains it anew"
+    return _SKIPPED[result]
+
+
 def run_point(
     config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
 ) -> str:
@@ -145,14 +152,14 @@ def run_point(
     """
     paths = paths_of(config)
     if result := result_of(config):
-        progress.skip(config, _SKIPPED[result])
+        progress.skip(config, _skipped(config, result))
         return result
     with attendance.run_claimed(paths.folder) as is_ours:
         if not is_ours:
             progress.put_off(config, "another process is running it")
             return "running"
         if result := result_of(config):  # another process ended it meanwhile
-            progress.skip(config, _SKIPPED[result])
+            progress.skip(config, _skipped(config, result))
             return result
         outcome = _attempt(config, paths, progress, launch_point, warnings)
         for number in range(1, config.launch.num_retries + 1):

@@ -26,7 +26,7 @@ from bsweep.runlog.records import Continued
 _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",
     "log_every_steps",
-    "checkpoint_every", "resume_from", "launch.", "strategy.", "allocation.",
+    "checkpoint_every", "keep_weights", "resume_from", "launch.", "strategy.", "allocation.",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from bsweep.config.contradictions import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.words import counted
 from bsweep.launch import check_machine, preflight
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
@@ -39,8 +40,14 @@ def check_point(config: RunConfig) -> list[str]:
         check_trackers(config.trackers)
         info = data.prepare(config.data)
         models.check_model(config, info.num_classes, info.shape)
+        models.try_model(config, info)
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
+        if info.num_skipped:
+            warnings.append(
+                f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot "
+                "be read as images"
+            )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:

@@ -183,7 +183,7 @@ class Progress:
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
                     f"{self._rate(record['images_per_second'])}, train loss "
-                    f"{_number(record['train_loss'])}, test accuracy "
+                    f"{_number(record['train_loss'])}, {self._config.evaluated_part} accuracy "
                     f"{_number(record['test_accuracy'])}{self._eta()}"
                 )
         if self._has_live_line:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.data import plan
+from bsweep.data.streaming import Part
 from bsweep.runlog.measured import Evaluation
 from bsweep.runlog.records import Event
 from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
 Evaluated = tuple[Scores, str]
-"""The test loss and accuracy, and a sentence that says when the target was reached (or "")."""
+"""The loss and accuracy, and a sentence that says when the target was reached (or "")."""
 
 
 def refuse_unknown(job: Job) -> None:
@@ -63,7 +64,8 @@ def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
 
 
 def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate the model on the test set, and check whether the run's target is reached.
+    """Evaluate the model on the test set, or on the validation examples if the run has some, and
+    check whether the run's target is reached.
 
     If the run is evaluated within epochs too, also write a record of the evaluation.
 
@@ -75,7 +77,7 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
     Returns:
         The scores and the sentence about the target, as in `Evaluated`.
     """
-    loss, accuracy = scores = evaluate(job)
+    loss, accuracy = scores = evaluate(job, job.dataset.evaluated)
     if job.config.evaluate_every_examples:
         job.record(
             Evaluation(
@@ -111,34 +113,41 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
     return reached
 
 
-def evaluate(job: Job) -> Scores:
-    """Return the model's mean loss and its accuracy over the whole test set.
+def final(job: Job) -> Scores:
+    """Return the loss and the accuracy of the trained model on the test set, if the run was
+    evaluated on validation examples until now; (None, None) for other runs.
+    """
+    if job.dataset.validation_labels is None:
+        return None, None
+    return evaluate(job, job.dataset.test)
 
-    The workers share the test set: one worker counts each example once.
+
+def evaluate(job: Job, part: Part) -> Scores:
+    """Return the model's mean loss and its accuracy over a part of the data set.
+
+    The workers share the part: one worker counts each example once.
     """
     if job.config.average_batchnorm:
         average_batchnorm(job)
     members = job.strategy.members
-    loss, correct, num_labels = job.sums(_scores_of_own_part(job))
+    loss, correct, num_labels = job.sums(_scores_of_own_examples(job, part))
     if job.strategy.members != members:
-        return evaluate(job)  # The remaining workers share the part of a lost worker.
+        return evaluate(job, part)  # The remaining workers share the part of a lost worker.
     return _finite(loss / num_labels), _finite(correct / num_labels)
 
 
-def _scores_of_own_part(job: Job) -> Tensor:
-    """Return the sums of the losses, correct answers and labels on this worker's part of the test
-    set, as a float64 tensor (3,).
+def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
+    """Return the sums of the losses, correct answers and labels on this worker's examples of a
+    part, as a float64 tensor (3,).
     """
     dataset, members = job.dataset, job.strategy.members
-    mine = plan.even_part(
-        torch.arange(len(dataset.test_labels)), members.index(job.place.rank), len(members)
-    )
+    mine = plan.even_part(torch.arange(len(part)), members.index(job.place.rank), len(members))
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     job.model.eval()
     with memory.unlimited(), torch.inference_mode():  # the memory limit is for training steps only
-        for examples, labels in dataset.test.batches(mine, at_once):
+        for examples, labels in part.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
                 outputs = job.model(job.inputs.of(examples))

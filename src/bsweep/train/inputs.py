@@ -50,7 +50,7 @@ class Inputs:
                 examples,
                 indices,
                 stream=crops,
-                padding=self.config.crop_padding,
+                padding=self.config.crop_padding or 0,
                 flip=self.config.flip,
             )
         return self.of(examples), self.targets(labels)

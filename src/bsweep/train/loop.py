@@ -12,6 +12,7 @@ from torch import Tensor
 from bsweep.batching import Seen
 from bsweep.core import energy, memory
 from bsweep.data import plan
+from bsweep.models import final_file
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.errors import Diverged
@@ -44,14 +45,32 @@ def train(job: Job, cursor: Cursor | None) -> None:
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += keeper.after_epoch(cursor)
+    loss, accuracy = evaluation.final(job)
+    if job.config.keep_weights:
+        _keep_weights(job)
+    said = [cursor.reached] if cursor.reached and job.config.stop_at_target else []
+    said += [f"test accuracy {accuracy:.4f}, measured once"] if accuracy is not None else []
     job.record(
         End(
             status="completed",
-            message=cursor.reached if job.config.stop_at_target else "",
+            message="; ".join(said),
             epochs=cursor.epoch - 1,
             num_steps=cursor.num_steps,
+            final_test_loss=loss,
+            final_test_accuracy=accuracy,
         )
     )
+
+
+def _keep_weights(job: Job) -> None:
+    """Write the trained weights; the lowest rank that still takes part writes them."""
+    if job.place.rank != job.strategy.members[0]:
+        return
+    try:
+        final_file.write(job.model, job.dataset, job.paths.final)
+    except (OSError, RuntimeError) as error:
+        message = f"{job.paths.final} was not written: {error}"
+        job.record(Event(event="warning", message=message))
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:

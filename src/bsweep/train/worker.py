@@ -234,7 +234,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         local_batch=config.examples_per_pass,
         global_batch=config.examples_per_step,
         num_train=len(dataset.train_labels),
-        num_test=len(dataset.test_labels),
+        num_test=len(dataset.evaluated),
         classes=dataset.classes,
         num_classes=None if dataset.is_regression else dataset.num_classes,
         tokens_per_example=dataset.tokens_per_example,

@@ -1,0 +1,81 @@
+"""The file `final.pt` of a run's folder: the trained weights, with what their use needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bsweep import models
+from bsweep.config import own
+from bsweep.config.saved import read_config
+from bsweep.core import tensor_files
+from bsweep.data.dataset import Dataset
+from bsweep.runlog.files import RunPaths
+
+
+def write(model: nn.Module, dataset: Dataset, path: Path) -> None:
+    """Write the weights of a trained model, the shape of its examples, and the classes, the mean
+    and the standard deviation of its data to a file.
+
+    Args:
+        model: The trained model.
+        dataset: The data that the model was trained on.
+        path: The file.
+
+    Raises:
+        OSError, RuntimeError: If the file cannot be written.
+    """
+    weights = {
+        name: value.detach().to("cpu", copy=True).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    tensor_files.write_tensors(
+        {
+            "weights": weights,
+            "shape": list(dataset.train_inputs.shape[1:]),
+            "num_classes": dataset.num_classes,
+            "classes": list(dataset.classes),
+            "mean": None if dataset.mean is None else dataset.mean.cpu(),
+            "std": None if dataset.std is None else dataset.std.cpu(),
+        },
+        path,
+    )
+
+
+def load_model(run_folder: str | Path) -> nn.Module:
+    """Return the trained model of a run that kept its weights (`keep_weights=true`), on the CPU and
+    in evaluation mode.
+
+    If the model is the user's own code, the copy in the run's folder is imported, as when a run
+    resumes: load only folders that you trust. The model takes what it was trained on; images are
+    numbers in [0, 1] from which `mean` is subtracted and that are divided by `std`, and
+    `torch.load(RUN/final.pt)` has both.
+
+    Args:
+        run_folder: The run's folder, such as `results/mine/b64_w2_horovod_s0-1a2b3c4d`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: If the folder has no weights, or its own code was changed.
+    """
+    paths = RunPaths(Path(run_folder))
+    if not paths.final.is_file():
+        raise ValueError(
+            f"{paths.final}: there is no such file. Only a completed run with keep_weights=true "
+            "has it: train the point with keep_weights=true in another study."
+        )
+    config = read_config(paths.config)
+    kept = tensor_files.read_tensors(paths.final)
+    if kept is None:
+        raise ValueError(f"{paths.final} is damaged: train the point again.")
+    own.read_kept(config, paths.own)
+    shape, num_classes = tuple(kept["shape"]), kept["num_classes"]
+    model = models.build(config.model, num_classes=num_classes, shape=shape)
+    dtypes = {value.dtype for value in kept["weights"].values() if value.is_floating_point()}
+    model.to(max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32))
+    model.load_state_dict(kept["weights"])
+    return model.eval()
