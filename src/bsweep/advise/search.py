@@ -82,7 +82,8 @@ class _Kept:
 
 
 def _read_kept(path: Path) -> _Kept:
-    """Return what earlier searches in a study have kept; nothing if there is no such file.
+    """Return the probes and runs that earlier searches recorded in `recommend.json`; no probes and
+    no runs if there is no such file.
 
     Raises:
         ValueError: If the file is damaged.

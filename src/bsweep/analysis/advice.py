@@ -375,8 +375,9 @@ def _on_sharding(study: Study) -> str:
 
 
 def _on_uneven_nodes() -> str:
-    """Return a text on a published study of uneven GPUs: its idle times, and what a model that was
-    fitted to them implies. Some of the idle times contradict the settings of the published study.
+    """Return a text on a published study of uneven GPUs: its idle times, and the idle time that
+    would be left if local steps followed measured speeds. Some published times contradict the
+    settings of that study.
     """
     idle, model = modelled_idle(), idle_model()
     totals = idle.groupby(level="method")["published_seconds"].sum()

@@ -315,7 +315,7 @@ def of(name: str) -> Column:
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows as a table in which the described columns come first and have their types.
+    """Return rows as a table whose first columns have the names and types that `table` describes.
     Described columns that the rows lack are added with missing values.
 
     Columns that are not `is_always` are not added. Whole numbers have an integer type, a

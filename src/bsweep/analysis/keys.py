@@ -211,8 +211,8 @@ def _of_exchange(column: str) -> bool:
 
 
 def _said(column: str, value: object, tells_apart: bool) -> str:
-    """Return the text for one setting in a run's `variant`, such as `topk`; empty if the variant
-    leaves the setting out. The variant is a short name for the run's strategy, codec and so on.
+    """Return the part that one setting adds to the short name of a run, such as `topk`; "" if the
+    name leaves the setting out. The column `variant` of a table holds these short names.
 
     Words stand alone; numbers, except a density, follow their setting's name. A word that follows
     from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.

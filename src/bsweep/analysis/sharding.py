@@ -89,11 +89,11 @@ def predicted_gain(
 
 
 def fit_ratio(gains: pd.Series[float]) -> float:
-    """Return the ratio of computing time to exchange time with which the model of sharded parameter
-    servers fits the given gains best, by least squares.
+    """Fit the model of sharded parameter servers to measured gains by least squares, and return its
+    one parameter: computing time divided by exchange time.
 
     Args:
-        gains: The gains as fractions, indexed by `num_workers`.
+        gains: The gains in speed by sharding, as fractions, indexed by `num_workers`.
 
     Returns:
         The ratio, between 0 and 100.

@@ -60,8 +60,8 @@ class Card(Schema):
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning for each setting of this card with which a point can run, but perhaps not
-        as the user expects.
+        """Yield a warning for each setting of this card that may surprise the user, although the
+        point can run.
 
         Args:
             point: The point, which has no conflicts.

@@ -354,8 +354,8 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the given worker's batch size in one step, from which the learning-rate rule
-        computes this worker's learning rate. Other workers' examples do not count, because each
+        """Return the examples of one step of the worker with this rank. The learning-rate rule
+        computes the worker's learning rate from this number. Other workers' examples do not count, because each
         worker steps by itself.
         """
         return point.worker_batches[rank]

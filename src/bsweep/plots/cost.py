@@ -23,7 +23,7 @@ _STEP_INCHES = 0.3
 
 
 def several_workers(study: Study) -> pd.DataFrame:
-    """Return the cells with predicted times, of those predictions that cover several worker counts.
+    """Return the predicted cells of each selection of runs whose cells have several worker counts.
 
     With one worker count the fastest cell is also the cheapest.
     """

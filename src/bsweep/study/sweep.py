@@ -130,8 +130,8 @@ class Sweep:
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study's folder, and request a calibration; raise
-        ConfigError if the sweep cannot write there.
+        """Register this sweep and its command in a study's folder, and ask the first worker for a
+        calibration of its points; raise ConfigError if the sweep cannot write there.
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)

@@ -168,8 +168,8 @@ class _Run:
 
 
 def _folders() -> Iterator[Path | None]:
-    """Yield the path of each run folder that arrives on standard input; yield None after each wait
-    for input.
+    """Yield the path of each run folder that arrives on standard input, and None whenever the
+    input has been looked at.
     """
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""

@@ -91,8 +91,8 @@ class NoiseHook:
         """
 
     def after_pass(self, num_examples: int) -> None:
-        """Measure the gradient of one backward pass, which the pass has added to the parameters'
-        `grad`.
+        """Record the squared norm of one backward pass's gradient. The pass has already added this
+        gradient to the parameters' `grad`.
 
         `num_examples` is the number of examples of the pass.
         """

@@ -126,8 +126,8 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
         }
         if len(of) != 1 or any(len(values) != 1 for values in of.values()):
             raise ValueError(
-                "give a target: --target-accuracy 0.9, or --target-loss, because the runs do not "
-                "name a single target."
+                "give a target: --target-accuracy 0.9, or --target-loss, because the runs name "
+                "no target, or several."
             )
         accuracy, loss = (
             float(of[name][0]) if name in of else None
