@@ -355,8 +355,8 @@ class DiLoCoConfig(EitherConfig):
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the examples of one step of the worker with this rank. The learning-rate rule
-        computes the worker's learning rate from this number. Other workers' examples do not count, because each
-        worker steps by itself.
+        computes the worker's learning rate from this number. Other workers' examples do not count,
+        because each worker steps by itself.
         """
         return point.worker_batches[rank]
 

@@ -214,6 +214,6 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
                 f"two estimates of the critical batch size disagree beyond their intervals: from "
                 f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
                 f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
-                "and an estimate from the steps to the target is wrong if the learning rates do not "
-                "suit the batch sizes."
+                "and an estimate from the steps to the target is wrong if the learning rates do "
+                "not suit the batch sizes."
             )
