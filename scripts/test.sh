@@ -26,11 +26,13 @@ for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.
 done
 if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 
+python -m compileall -q src # at once, and not by each process of pytest
+pytest --collect-only -qq >/dev/null 2>&1 & # compiles beside the linters what tests import
 ruff check .
 ruff format --check .
 shellcheck -x scripts/*.sh .ci/run
 mypy
-python -m compileall -q src # at once, and not by each process of pytest
+wait
 # Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 code=0

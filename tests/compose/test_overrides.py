@@ -191,10 +191,19 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
 
 
 @pytest.mark.parametrize(
-    ("more", "num_composed"), [((), 2), (("+hydra.job.env_set.NAMED=here",), 2 + 4)]
+    ("axes", "more", "num_composed"),
+    [
+        (("local_batch=8,16", "seed=0,1"), (), 2),
+        (("local_batch=8,16", "seed=0,1"), ("+hydra.job.env_set.NAMED=here",), 2 + 4),
+        (("local_batch=8",), (), 1),
+    ],
 )
-def test_hydra_composes_twice_for_a_grid_of_any_size(
-    type_run: Type, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], num_composed: int
+def test_hydra_composes_twice_for_a_grid_of_any_size_once_for_a_point(
+    type_run: Type,
+    monkeypatch: pytest.MonkeyPatch,
+    axes: tuple[str, ...],
+    more: tuple[str, ...],
+    num_composed: int,
 ) -> None:
     """Hydra's own launcher, which sets the variables that it is told to, composes each point once
     more.
@@ -215,10 +224,10 @@ def test_hydra_composes_twice_for_a_grid_of_any_size(
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
     monkeypatch.setattr(attempts, "run_point", run_point)
-    code, said = type_run("-m", "local_batch=8,16", "seed=0,1", *more)
+    code, said = type_run("-m", *axes, *more)
     assert code == 0, said
     assert len(composed) == num_composed
-    assert seen == ["here" if more else None] * 4
+    assert seen == ["here" if more else None] * 4 ** (len(axes) - 1)
 
 
 def test_a_point_that_cannot_be_run_fails_alone(

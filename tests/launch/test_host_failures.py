@@ -75,7 +75,7 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy", ["horovod", pytest.param("ddp", marks=pytest.mark.nightly)]
+    "strategy", ["ddp", pytest.param("horovod", marks=pytest.mark.nightly)]
 )  # it waits for long
 def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str

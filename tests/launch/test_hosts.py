@@ -132,7 +132,8 @@ def test_what_trains_on_one_machine_listens_to_that_machine_alone(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     up("1")
-    point = ("run", "num_workers=2", "local_batch=8", "epochs=1", "precision=fp32", *TINY)
+    small = ("model=tiny_cnn", "precision=fp32", *TINY)
+    point = ("run", "num_workers=2", "local_batch=8", "epochs=1", *small)
     with listeners_watched("h1") as listened_at:
         result = bsweep(*point, "strategy=allreduce", cwd=tmp_path, prefix=on("h1"))
     assert result.returncode == 0, result.stderr

@@ -99,7 +99,8 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
 ) -> None:
     # Forks, which are faster, have the clock that is there.
     is_fresh = num_strikes > 4
-    typed = Typed(desk, env=preload.clock(desk) if is_fresh else {}, is_fresh=is_fresh)
+    env = preload.clock(desk) if is_fresh else {}
+    typed = Typed(desk, GRID if is_fresh else (*GRID, "epochs=30"), env, is_fresh=is_fresh)
     check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
 
 

@@ -24,12 +24,15 @@ import struct
 import sys
 import tempfile
 import traceback
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bsweep.compose import hydra_grid
 from bsweep.core import fresh_process
+from bsweep.runlog import reading, records
+from bsweep.runlog.json_schemas import Meta, Summary
 
 _IMPORTED = (
     "bsweep.strategies.diloco",
@@ -61,6 +64,10 @@ def main(path: str) -> None:
     # Hydra finds its plugins, its parser gets to know the grammar, and pydantic the schema.
     with hydra_grid.composed(["local_batch=8"]) as grid:
         assert grid.configs[0].run_id
+    for schema in (*reading._TYPES.values(), Meta, Summary):
+        records.adapter(schema)
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's, which take its operators apart where a process ends
     # The rendezvous of torchrun asks for its stack again and again. For each frame whose file is no
     # module's that is known, all modules are looked through: more than a second of the processor's
     # for each launch.

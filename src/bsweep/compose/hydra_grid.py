@@ -175,12 +175,12 @@ def _compose(name: str, given: list[str]) -> Grid:
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides(arguments)
     points = _points(parsed)
-    has_axes = any(one.is_sweep_override() for one in parsed)
+    is_whole = not any(one.is_sweep_override() or one.value() == "???" for one in parsed)
     is_surrounded: list[bool] = []
 
     def compose_point(point: list[str]) -> DictConfig:
-        # Without an axis, what Hydra composed first is the point itself.
-        composed = loader.load_sweep_config(master, point) if has_axes else master
+        # Without an axis or an open choice, what Hydra composed first is the point itself.
+        composed = master if is_whole else loader.load_sweep_config(master, point)
         overrides.refuse_settings(composed)
         is_surrounded.append(bool(overrides.around_point(composed)))
         return composed
