@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bsweep import load
+from bsweep.runlog.calibration_file import Calibration, Numerics, write_calibration
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records, read_run
@@ -218,3 +219,46 @@ def test_any_file_deleted_while_the_run_trains(desk: Path) -> None:
         said.seek(0)
         text = said.read()
     check_outcomes(desk, "live", lost, [text, *left_after(desk, "live")])
+
+
+OF_STUDY = ("commands.jsonl", ".locks", ".sweeps", ".locks and .sweeps", "calibration.json")
+AUTO = ("precision=auto", "channels_last=auto", "epochs=90", "log_every_steps=1000")
+
+
+def precisions(study: Path) -> list[str]:
+    """What each run of a study has computed in."""
+    metrics = study.glob("b8*/metrics.jsonl")
+    records = (record for path in metrics for record in read_records(path)[0])
+    return [record["precision"] for record in records if record["type"] == "start"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OF_STUDY)
+@pytest.mark.parametrize("when", ["at rest", "live"])
+def test_any_file_of_a_study_deleted(tmp_path: Path, name: str, when: str) -> None:
+    """Two of four points are left when it is deleted at rest; live, the second one trains."""
+    (tmp_path / "net.py").write_text(NETWORK)
+    study, grid = tmp_path / "results/s", (*ALONE, *AUTO)
+    study.mkdir(parents=True)
+    answer = Calibration(1, wanted_batches=(8,), settled=Numerics("bf16", channels_last=False))
+    write_calibration(study / "calibration.json", answer)
+    with (tmp_path / "said").open("w+") as output, begun(*grid, cwd=tmp_path, output=output) as one:
+        while len(precisions(study)) < 2:  # the second point has chosen its precision
+            assert one.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.005)
+        if when == "at rest":
+            one.kill()
+        assert all(delete(study / part) for part in name.split(" and "))
+        if when == "live":
+            assert one.wait(300) == 0, (tmp_path / "said").read_text()
+    status = bsweep("status", "results/s", cwd=tmp_path)
+    again = bsweep("run", *grid, cwd=tmp_path)
+    print((tmp_path / "said").read_text(), status.stdout, again.stderr, sep="\n")
+    assert again.returncode == 0
+    is_named = "results/s/commands.jsonl has no command for " in status.stdout
+    assert is_named == (name == "commands.jsonl")
+    assert "Traceback" not in (tmp_path / "said").read_text() + status.stderr + again.stderr
+    assert [state.status for state in states.read_states(study).values()] == ["completed"] * 4
+    assert precisions(study) == ["bf16"] * 4
+    is_named = "calibration.json is missing: " in (tmp_path / "said").read_text()
+    assert is_named == (name == "calibration.json" and when == "live")

@@ -20,12 +20,16 @@ from bsweep.compose.hydra_grid import Grid, say_could_not_run
 from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import is_full, no_space
 from bsweep.launch import team
+from bsweep.runlog import calibration_file
 from bsweep.study import attempts, attendance, checks, commands, parallel
 from bsweep.study.progress import Progress
 from bsweep.trackers import live
+
+logger = terminal.logger(__name__)
 
 _WAIT_SECONDS = 0.5  # for a point that another process runs
 
@@ -79,6 +83,7 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._indices))
         self._attendance = attendance.Attendance()
+        self._calibrations: set[Path] = set()  # files that this sweep has found or written
         self._pool = team.ProcessPool()
 
     def __enter__(self) -> Sweep:
@@ -138,7 +143,7 @@ class Sweep:
             if self._typed is not None:
                 commands.keep(study_dir, self._typed, points)
             self._attendance.join(study_dir)
-            attempts.ask_for_calibration(points)
+            self._ask_for_calibration(points)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
@@ -146,6 +151,11 @@ class Sweep:
             raise ConfigError(
                 f"results_dir={points[0].results_dir} study={points[0].study}: {full}."
             ) from None
+
+    def _ask_for_calibration(self, points: Sequence[RunConfig]) -> None:
+        attempts.ask_for_calibration(points)
+        if (path := calibration_file.path_of(points[0])).exists():
+            self._calibrations.add(path)
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:
         configs = [self._grid.configs[index] for index in indices]
@@ -176,6 +186,10 @@ class Sweep:
     def _run_with(
         self, config: RunConfig, progress: Progress, launch_point: attempts.Launch
     ) -> str:
+        path = calibration_file.path_of(config)
+        if path in self._calibrations and not path.exists():  # this point would use another answer
+            logger.warning(f"bsweep: {path} is missing: what the study's runs use is written anew")
+            self._ask_for_calibration(self.studies[config.study_dir])
         return _run_checked(config, self._doubts[_key(config)], progress, launch_point)
 
 
