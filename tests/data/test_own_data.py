@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bsweep import data
+from bsweep import analysis, data
 from bsweep.config import own, own_code
 from bsweep.config.data import TorchvisionConfig, TorchvisionDataset
 from bsweep.config.run import RunConfig
@@ -25,6 +25,7 @@ from bsweep.data import examples
 from bsweep.data.dataset import Dataset, balanced_subset
 from bsweep.data.pictures import Unfit
 from bsweep.data.torchvision import splits
+from bsweep.report import headlines
 from bsweep.runlog.reading import read_records
 from tests.support.running import bsweep, compose, summaries
 
@@ -41,6 +42,12 @@ def images(num_train=60, classes=3):
     pixels = torch.randint(256, (num_train + 20, 1, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.arange(num_train + 20) % classes
     return (pixels[:num_train], labels[:num_train]), (pixels[num_train:], labels[num_train:])
+
+def noise():
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(256, (600, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(2, (600,), generator=generator)
+    return (pixels[:450], labels[:450]), (pixels[450:], labels[450:])
 
 def floats():
     return (torch.randn(12, 5), torch.arange(12) % 2), (torch.randn(4, 5), torch.arange(4) % 2)
@@ -227,6 +234,21 @@ def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     (start, *_), _ = read_records(run / "metrics.jsonl")
     assert start["num_train"] == 60
     assert start["config"]["data"]["fingerprint"]
+
+
+def test_noise_has_no_fastest_cell_and_no_recommendation(folder: Path) -> None:
+    """Two random classes are guessed with an accuracy near 0.5, whatever the batch size."""
+    of_noise = ("data=own", "data.target=mydata.py:noise", "model=tiny_cnn", "study=s")
+    alone = ("launch=inline", "strategy=single", "epochs=3")
+    result = bsweep("run", "-m", *of_noise, *alone, "local_batch=32,128,450", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    study = analysis.load(folder / "results/s")
+    assert set(study.runs["num_classes"]) == {2}
+    assert study.runs["test_accuracy"].between(0.3, 0.64).all()  # 0.63 is beyond chance
+    lines = headlines(study)
+    assert "None of 3 cells has learned" in lines[0]
+    assert not any("Fastest" in line for line in lines)
+    assert analysis.time_to_target(study).empty
 
 
 @pytest.mark.parametrize(
