@@ -190,6 +190,17 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
     assert left.wait(60) == 1
 
 
+def test_a_command_on_a_host_ends_when_what_watches_it_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    words = lifeline.words(file, 600, ["sh", "-c", "echo $$; exec sleep 600"])
+    watching = popen(words, tmp_path, output=subprocess.PIPE)
+    assert watching.stdout
+    command = psutil.Process(int(watching.stdout.readline()))
+    watching.kill()
+    assert psutil.wait_procs([command], timeout=10)[1] == []
+
+
 def test_what_watches_a_command_on_a_host_imports_nothing_of_this_package(tmp_path: Path) -> None:
     """Every start on a host waits for it."""
     file = tmp_path / "lifeline"

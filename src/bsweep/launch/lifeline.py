@@ -35,6 +35,7 @@ This table lists all signs of life in bsweep:
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -51,6 +52,7 @@ import psutil
 if TYPE_CHECKING:
     from pathlib import Path  # for annotations only, since importing it takes time
 
+_LIBC = ctypes.CDLL(None)
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 
@@ -116,7 +118,7 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
         signal.signal(number, _told)
     reader = select.poll()
     reader.register(1, 0)  # report only that nobody reads standard output any more
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)
     try:
         touched, seen_at = -1, time.monotonic()
         while True:
@@ -140,6 +142,13 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         _end(process)
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill this process when its parent is killed, as `core.fresh_process` does."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        _LIBC.prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _told(number: int, frame: FrameType | None) -> NoReturn:
