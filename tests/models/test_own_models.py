@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from bsweep import models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.data.dataset import from_images
 from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -272,6 +275,65 @@ def test_a_wrong_model_name_or_option_is_refused_before_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         checked(f"model={library}", f"model.architecture={architecture}", *more, shape=shape)
+
+
+WEIGHTS = ("model=timm", "model.architecture=resnet18", "data.side=32")
+
+
+def with_weights(*words: str) -> RunConfig:
+    config = compose("local_batch=8", *WEIGHTS, *words).resolved()
+    models.check_model(config, 10, (3, 32, 32))
+    return config
+
+
+def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -> None:
+    torch.manual_seed(7)
+    import timm
+
+    for num_classes, form in ((7, "plain"), (10, "nested")):
+        given = timm.create_model("resnet18", num_classes=num_classes).state_dict()
+        torch.save({"state_dict": given} if form == "nested" else given, f"{form}.pth")
+        config = with_weights(f"model.weights={form}.pth")
+        images = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.arange(2))
+        dataset = from_images(images, images, "0123456789")
+        model = models.initial(
+            config, dataset, torch.device("cpu"), torch.float32, torch.channels_last
+        )
+        loaded = model.state_dict()
+        assert torch.equal(loaded["layer4.1.conv2.weight"], given["layer4.1.conv2.weight"])
+        assert torch.equal(loaded["bn1.running_var"], given["bn1.running_var"])
+        assert torch.equal(loaded["fc.weight"], given["fc.weight"]) == (num_classes == 10)
+    plain = compose("local_batch=8", *WEIGHTS)
+    ids = {one.run_id for one in (plain, config, with_weights("model.weights=plain.pth"))}
+    assert len(ids) == 3
+    (folder / "moved").mkdir()
+    shutil.copy("nested.pth", "moved/other.pth")
+    assert with_weights("model.weights=moved/other.pth").run_id == config.run_id
+    shutil.copy("plain.pth", "nested.pth")
+    with pytest.raises(ConfigError, match=r"nested\.pth is not the file with which the run began"):
+        models.check_model(config, 10, (3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("nothere.pth", r"nothere.pth cannot be read \(No such file.*does not download"),
+        ("mine.py", r"mine.py cannot be read as weights \(UnpicklingError: .* give a state dict"),
+        ("empty.pth", "holds no tensors with names: give a state dict"),
+        (
+            "small.pth",
+            r"not weights of model.architecture=resnet18 .*bn1.weight is missing; .* Give the file",
+        ),
+    ],
+)
+def test_a_file_of_other_weights_is_refused_in_a_sentence(
+    folder: Path, word: str, expected: str
+) -> None:
+    torch.save([], folder / "empty.pth")
+    torch.save({"conv1.weight": torch.zeros(1)}, folder / "small.pth")
+    with pytest.raises(ConfigError, match=expected) as caught:
+        with_weights(f"model.weights={word}")
+    assert "\n" not in str(caught.value)
 
 
 def runs(folder: Path) -> list[RunPaths]:

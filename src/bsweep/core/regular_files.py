@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+_CHUNK_BYTES = 2**20
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -32,6 +35,19 @@ def create_regular(path: Path) -> BinaryIO:
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file: remove it", str(path))
     return file
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file, in hexadecimal digits.
+
+    Raises:
+        OSError: As in `open_regular`.
+    """
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_regular(path: Path) -> bytes:

@@ -224,7 +224,7 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
                 )
         part = images[first : first + len(split.paths)]
         parts.append((part[sound] if broken else part, labels))
-    return from_images(*parts, train.classes)
+    return from_images(parts[0], parts[1], train.classes)
 
 
 def _decode(paths: Sequence[str], side: int) -> tuple[NDArray[np.uint8], dict[int, str]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
+from bsweep.config.models import LibraryConfig
 from bsweep.config.own import Own, place
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -61,7 +62,9 @@ def initial(
 
     torch.manual_seed(config.seed)
     shape = tuple(dataset.train_inputs.shape[1:])
-    model = build(config.model, num_classes=dataset.num_classes, shape=shape).to(device, dtype)
+    model = build(config.model, num_classes=dataset.num_classes, shape=shape)
+    _start_from_weights(config.model, dataset.num_classes, shape, model)
+    model.to(device, dtype)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
             tensor.data = tensor.data.to(memory_format=layout)
@@ -87,10 +90,29 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
     from torch.nn.modules.batchnorm import _BatchNorm
 
     model = outlined(config.model, num_classes, shape)
+    _start_from_weights(config.model, num_classes, shape, None)
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         problems = list(config.model.lone_examples(config))
         if problems:
             raise ConfigError(*problems)
+
+
+def _start_from_weights(
+    card: ModelConfig, num_classes: int, shape: tuple[int, ...], model: nn.Module | None
+) -> None:
+    """Copy pretrained weights into a new model if its card names a file of them. If the model is
+    None, only check that the file has weights of such a model.
+
+    Raises:
+        ConfigError: If the file does not fit.
+    """
+    if not isinstance(card, LibraryConfig) or card.weights is None:
+        return
+    from bsweep.models import pretrained  # imports torch
+
+    weights = pretrained.fitting(card, num_classes, shape)
+    if model:
+        model.load_state_dict(weights, strict=False)
 
 
 @functools.cache  # A sweep asks for every point.

@@ -12,7 +12,6 @@ files against them before a run resumes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.core.regular_files import create_regular, open_regular, read_regular
+from bsweep.core.regular_files import create_regular, open_regular, read_regular, sha256_of
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
 
 _NUM_KEPT = 2
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Checkpoint:
         for name, sha256 in (facts.get("sha256") or {}).items():
             if not (self.folder / name).is_file():
                 return f"{self.folder / name} is missing"
-            if _sha256_of(self.folder / name) != sha256:
+            if sha256_of(self.folder / name) != sha256:
                 return f"{self.folder / name} is damaged"
         crc32, num_bytes = facts.get("metrics_crc32"), facts["metrics_bytes"]
         if crc32 is not None and crc32_of_records(metrics, num_bytes) != crc32:
@@ -208,14 +206,6 @@ def is_stop_requested(paths: RunPaths) -> bool:
 def _all(paths: RunPaths) -> list[Checkpoint]:
     folders = paths.checkpoints.iterdir() if paths.checkpoints.is_dir() else ()
     return [Checkpoint(folder) for folder in sorted(folders, reverse=True) if folder.is_dir()]
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _crc32_of_facts(facts: Mapping[str, Any]) -> int:
