@@ -277,9 +277,10 @@ def strike_sweeps(
     struck, number = Counter[str](), 0
     while struck.total() < num_strikes:
         sweep = typed.begin(f"s{number}")
+        if not struck:
+            wait_for_checkpoint(sweep, typed.desk, "" if kinds else "parameter_server")
         # by what few strikes at random may leave out: a server's end, in a run that then goes on
         if not struck and not kinds:
-            wait_for_server_that_saved(sweep, typed.desk)
             struck[strike(sweep, typed.desk, draw, ["server"])] += 1
         while struck.total() < num_strikes and not has_ended_at_random(sweep, typed.desk, draw):
             struck[strike(sweep, typed.desk, draw, kinds)] += 1
@@ -319,9 +320,9 @@ def check_as_in_peace(
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
 
-def wait_for_server_that_saved(sweep: Sweep, desk: Path) -> None:
-    """Wait until a run on a parameter server has something to go on from."""
-    while not list(desk.glob("results/*/*parameter_server*/checkpoint/*/complete.json")):
+def wait_for_checkpoint(sweep: Sweep, desk: Path, strategy: str) -> None:
+    """Wait until a run with a strategy, or with any one, has something to go on from."""
+    while not list(desk.glob(f"results/*/*{strategy}*/checkpoint/*/complete.json")):
         assert sweep.poll() is None, "it has ended"
         time.sleep(0.05)
 

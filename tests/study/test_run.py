@@ -44,7 +44,7 @@ QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
 
 
 def runs(cwd: Path, study: str = "s") -> list[RunPaths]:
-    return [RunPaths(p.parent) for p in sorted((cwd / "results" / study).glob("*/config.yaml"))]
+    return [RunPaths(p.parent) for p in sorted((cwd / "results" / study).glob("[!.]*/config.yaml"))]
 
 
 def summary(paths: RunPaths) -> dict[str, Any]:
