@@ -93,7 +93,8 @@ def fit_ratio(gains: pd.Series[float]) -> float:
     one parameter: computing time divided by exchange time.
 
     Args:
-        gains: The gains in speed by sharding, as fractions, indexed by `num_workers`.
+        gains: The gains in speed of sharding by memory over sharding by layer, as fractions,
+            indexed by `num_workers`.
 
     Returns:
         The ratio, between 0 and 100.

@@ -52,8 +52,8 @@ class FixedConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
-    """The base class of the cards of policies that choose the batch size during a run. Their
-    decisions hold only for the configured batch and the workers of that run.
+    """The base class of the cards of all policies but `fixed`: those that choose the batch size
+    during a run. Their decisions hold only for the configured batch and the workers of that run.
     """
 
     goes_on_elsewhere: ClassVar[bool] = False

@@ -83,6 +83,6 @@ class ParameterServerConfig(StrategyConfig):
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
             yield (
                 f"optimizer={optimizer.name} needs the norms of whole layers, which "
-                f"strategy.sharding={self.sharding} cuts: use strategy.sharding=layer, or "
+                f"strategy.sharding={self.sharding} may cut: use strategy.sharding=layer, or "
                 "optimizer=sgd."
             )

@@ -35,7 +35,7 @@ class Inputs:
 
     def training(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's inputs and targets for the training examples `indices`; crop and flip
-        images at random.
+        images at random if `data.crop_padding` and `data.flip` say so.
 
         Args:
             indices: The indices of the training examples, int64 (B,).
