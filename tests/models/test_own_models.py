@@ -14,6 +14,7 @@ from bsweep import models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data.dataset import from_images
 from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
@@ -288,6 +289,7 @@ def with_weights(*words: str) -> RunConfig:
 
 def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -> None:
     torch.manual_seed(7)
+    import_torchvision()  # timm imports it
     import timm
 
     for num_classes, form in ((7, "plain"), (10, "nested")):

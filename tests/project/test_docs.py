@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 import yaml
 
 from bsweep.config.parsing import conf_dir
+from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
 from tests.support.running import TINY, bsweep, write_text
 from tests.support.synthetic_study import write_study
@@ -131,7 +131,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    torch.save(timm.create_model("resnet18").state_dict(), folder / "resnet18.pth")
+    weights = import_torchvision().models.resnet18().state_dict()  # with the names that timm gives
+    torch.save(weights, folder / "resnet18.pth")
     (folder / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
     return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ def write_summary(
         checksum = None  # A checksum would say that the records are sound.
     epochs = numbered(records, "epoch")
     last = epochs[-1] if epochs else {}
-    end = records[-1] if records and records[-1]["type"] == "end" else {}
     train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if epochs else None
     # Epochs may differ in their number of examples: the last one may be incomplete.
     num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
@@ -74,8 +73,7 @@ def write_summary(
         test_loss=last.get("test_loss"),
         test_accuracy=last.get("test_accuracy"),
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
-        final_test_loss=end.get("final_test_loss"),
-        final_test_accuracy=end.get("final_test_accuracy"),
+        **_final_scores(records),
         warnings=tuple(warnings_in(records)),
         lost_workers=lost_workers(records),
         metrics_crc32=checksum,
@@ -85,6 +83,12 @@ def write_summary(
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
     return status, message
+
+
+def _final_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of the test set from the last record, if it is the run's end."""
+    end = records[-1] if records and records[-1]["type"] == "end" else {}
+    return {name: end.get(name) for name in ("final_test_loss", "final_test_accuracy")}
 
 
 def ended(paths: RunPaths) -> Status | None:
