@@ -326,8 +326,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     assert result.returncode == 1, result.stderr
     assert (
         "No recommendation: no run reached a test accuracy of 0.999. The best median of three "
-        "evaluations is 0."
-        in result.stdout
+        "evaluations is 0." in result.stdout
     )
     assert "can resume" in result.stderr
     assert "Ended: the rest of the budget" in result.stdout

@@ -23,7 +23,6 @@ from bsweep.analysis.derived import placement
 from bsweep.analysis.sharding import largest_share
 from bsweep.analysis.statistics import differ_by_chance
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
 from tests.support.synthetic_study import (
     META,

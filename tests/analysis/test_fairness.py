@@ -64,8 +64,7 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
     assert "With one rate for all (0.1) the test accuracy of local batch 8 is 0.1" in line
     assert (
         "With the best rate of each batch size (each seed at the rate that the other seeds find "
-        "best) no difference between batch sizes is significant"
-        in line
+        "best) no difference between batch sizes is significant" in line
     )
     assert "may be an effect of the learning rate" in line
     assert "best rate of local batch 8 is the lowest tried" in line

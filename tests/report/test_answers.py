@@ -189,7 +189,9 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
         write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": 0.99})
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
     assert first.startswith("Fastest to a test accuracy of 0.9")
-    assert "No run reached a test accuracy of 0.99. The best median of three evaluations is" in basis
+    assert (
+        "No run reached a test accuracy of 0.99. The best median of three evaluations is" in basis
+    )
     assert "(best last evaluation: 0.9" in basis
     assert "that 3 of 3 cells reach in all their runs" in basis
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-import pandas as pd
-
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.loaded import Study

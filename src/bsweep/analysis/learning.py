@@ -12,7 +12,6 @@ from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds
-from bsweep.analysis.tables import cells
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 

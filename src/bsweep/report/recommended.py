@@ -23,8 +23,8 @@ _CELLS = (
 )
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
-    "the fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the best "
-    "rate is the lowest or the highest of the runs, a better rate may lie beyond it."
+    "the fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the "
+    "best rate is the lowest or the highest of the runs, a better rate may lie beyond it."
 )
 _STEPS = (
     "Gain from one more worker on the way to {}, each worker count at its best global batch: "

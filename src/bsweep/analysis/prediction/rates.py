@@ -43,8 +43,8 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     if seen.rates:
         yield (
             "several learning rates were tried: each batch uses its best rate, by steps to the "
-            f"target ({rate_rule(seen)}). The same runs chose that rate, so a new run may need a few more "
-            "steps. Use --where lr=... to keep one rate."
+            f"target ({rate_rule(seen)}). The same runs chose that rate, so a new run may need a "
+            "few more steps. Use --where lr=... to keep one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
