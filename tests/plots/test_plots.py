@@ -669,6 +669,8 @@ def test_whiskers_lie_within_their_axes(num_workers: tuple[int, ...], tmp_path: 
         if "log" in (axes.get_yscale(), len(num_workers) == 1 and axes.get_xscale()):
             continue
         bars: list[Any] = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+        if not bars:
+            continue
         ends = np.concatenate([np.vstack(bar.lines[2][0].get_segments()) for bar in bars])
         flat = len(num_workers) == 1
         low, high = axes.get_xlim() if flat else axes.get_ylim()
