@@ -16,6 +16,7 @@ import pytest
 from fontTools.ttLib import TTFont
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -24,6 +25,8 @@ from bsweep import analysis, plots
 from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
+from bsweep.plots import drawing
+from bsweep.plots.curves import TIMES, looks
 from tests.support.synthetic_study import (
     META,
     server,
@@ -47,6 +50,12 @@ def lines(axes: Axes) -> Mapping[str, tuple[list[float], list[float]]]:
         for line in axes.lines
         if len(line.get_xdata()) > 1  # type: ignore[arg-type]
     }
+
+
+def look(study: analysis.Study, name: str, value: object) -> str:
+    """The colour and marker of a setting, as in `lines`."""
+    of = looks(study)[name, value]
+    return f"{of['color']} {of['marker']}"
 
 
 def legend_texts(figure: Figure) -> list[str]:
@@ -135,7 +144,7 @@ def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> 
     test_with_two_workers = figure.axes[3]
     assert len(lines(test_with_two_workers)) == 6
     records = grid.epochs[grid.epochs["run_id"] == "b8_w2_horovod_s0"]
-    x, y = lines(test_with_two_workers)[f"{plots.COLORS[0]} {plots.MARKERS[0]}"]
+    x, y = lines(test_with_two_workers)[look(grid, "local_batch", 8)]
     assert x == [1, 2, 3]
     assert y == records[f"test_{metric}"].tolist()
     assert figure.axes[2].get_xlabel() == "Epoch"
@@ -149,10 +158,12 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     assert seconds.get_xscale() == "log"
     assert seconds.get_xlabel() == plots.BATCH_LABEL
     assert seconds.get_ylabel() == "Training time (s), 3 epochs"
-    x, y = lines(seconds)[f"{plots.COLORS[1]} {plots.MARKERS[1]}"]
+    x, y = lines(seconds)[look(grid, "num_workers", 2)]
     assert x == list(BATCHES)
     assert y == pytest.approx([train_seconds(batch, 2) for batch in BATCHES])
-    fit_x, fit_y = (np.asarray(values) for values in lines(seconds)[f"{plots.COLORS[0]} "])
+    fit_x, fit_y = (
+        np.asarray(values) for values in lines(seconds)[look(grid, "num_workers", 1)[:-1]]
+    )
     np.testing.assert_allclose(fit_y, 600 + 30_000 / fit_x)
     published_x, published_y = lines(relative)["#7A7A7A *"]
     assert published_x == list(BATCHES)
@@ -200,18 +211,24 @@ def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> Non
         drawn = [y for _, values in lines(axes).values() for y in values if not np.isnan(y)]
         assert low <= min(drawn) <= max(drawn) <= high
     expected = grid.runs.query("num_workers == 1")["test_loss"].tolist()
-    assert lines(figure.axes[3])[f"{plots.COLORS[0]} {plots.MARKERS[0]}"][1] == expected
+    assert lines(figure.axes[3])[look(grid, "num_workers", 1)][1] == expected
 
 
-def test_speedup_is_drawn_beside_the_ideal(grid: analysis.Study) -> None:
-    throughput, speedup = plots.throughput_and_speedup(grid).axes
-    assert tick_labels(throughput) == [str(batch) for batch in BATCHES]
+def test_speedup_is_drawn_beside_the_ideal(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", local_batches=(8, 32, 128), num_workers=(1, 2, 4))
+    study = bsweep.load(folder)
+    throughput, speedup = plots.throughput_and_speedup(study).axes
+    assert tick_labels(throughput) == ["8", "32", "128"]
     assert throughput.get_ylim()[0] == 0
-    assert lines(speedup)["#7A7A7A None"] == ([1, 2], [1, 2])
-    for index in range(len(BATCHES)):
-        x, y = lines(speedup)[f"{plots.COLORS[index]} {plots.MARKERS[index]}"]
-        assert x == [1, 2]
-        assert y == pytest.approx([1, 2 / 2**0.1])
+    assert lines(speedup)["#7A7A7A None"] == ([1, 4], [1, 4])
+    for batch in (8, 32, 128):
+        x, y = lines(speedup)[look(study, "local_batch", batch)]
+        assert x == [1, 2, 4]
+        assert y == pytest.approx([1, 2 / 2**0.1, 4 / 4**0.1])
+
+
+def test_two_worker_counts_have_no_speedup_panel(grid: analysis.Study) -> None:
+    assert len(plots.throughput_and_speedup(grid).axes) == 1
 
 
 def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
@@ -324,8 +341,9 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
         "batch_by_epoch",
     }
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
+    of_courses = {"accuracy_by_time", "loss_by_epoch", "accuracy_by_epoch"}  # of three epochs
     assert list(plots.figures(sharding)) == [
-        name for name in plots.FIGURES if name not in of_others
+        name for name in plots.FIGURES if name not in of_others | of_courses
     ]
     assert set(plots.FIGURES) - set(plots.figures(grid)) == {
         "server_load",
@@ -358,10 +376,10 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     ]
     four = figure.axes[1]
     assert [label.get_text() for label in four.get_yticklabels()] == [
-        "ring all-reduce", "parameter server, by layer", "parameter server, by memory",
+        "ring all-reduce", "parameter server, by memory", "parameter server, by layer",
     ]  # fmt: skip
     _, compute, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
-    assert exchange[1:] == pytest.approx([4 * 0.743, 2])
+    assert exchange[1:] == pytest.approx([2, 4 * 0.743])
     assert wait[1:] == pytest.approx([0.025, 0.025])
     assert compute[1:] == pytest.approx([3.975, 3.975])
     assert legend_texts(figure) == [
@@ -375,12 +393,12 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
 def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
     figure = plots.server_load(sharding)
     shares, load = figure.axes[4:]  # 8 workers
-    by_layer, by_memory = ([bar.get_width() for bar in bars] for bars in shares.containers)
+    by_memory, by_layer = ([bar.get_width() for bar in bars] for bars in shares.containers)
     assert by_layer == pytest.approx([74.3, *[25.7 / 3] * 3])
     assert by_memory == pytest.approx([25] * 4)
     widths = [bar.get_width() for bar in load.containers[0]]
     assert widths == pytest.approx(
-        [100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer"), 100 * 1 / 6]
+        [100 * 1 / 6, 100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer")]
     )
 
 
@@ -453,7 +471,7 @@ def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     ]
     assert (triangle.get_marker(), *triangle.get_data()) == ("^", [1], [1])
     assert not any(line.get_transform() == test.get_xaxis_transform() for line in test.lines)
-    assert "Triangles on an edge are losses beyond it." in plots.caption(figure)
+    assert "Triangles on an edge are values beyond it." in plots.caption(figure)
 
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -521,12 +539,14 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(
     strategies: analysis.Study,
 ) -> None:
     figure = plots.accuracy_by_time(strategies)
-    assert len(figure.axes) == 10
+    assert len(figure.axes) == 8
     second = figure.axes[1]
     assert second.get_title(loc="left") == "DDP"
-    in_color = [line for line in second.lines if line.get_color() == plots.COLORS[0]]
+    of = looks(strategies)["variant", "DDP"]
+    in_color = [line for line in second.lines if line.get_color() == of["color"]]
     assert len(in_color) == 1
-    assert sum(line.get_color() == "#D5D5D5" for line in second.lines) == 9
+    assert sum(line.get_color() == "#D5D5D5" for line in second.lines) == 7
+    assert "shows 8 of 10 panels: those with the largest test accuracy" in plots.caption(figure)
     assert_readable(figure)
 
 
@@ -559,29 +579,31 @@ def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     ]
 
 
-def test_of_very_many_lines_some_are_shown_and_the_legend_says_so(tmp_path: Path) -> None:
+def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path: Path) -> None:
     study = bsweep.load(
         write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,))
     )
     figure = plots.loss_by_epoch(study)
-    assert len(figure.axes) == 2 * 15
-    assert [axes.get_title(loc="left") for axes in figure.axes[::2]] == [
-        str(batch) for batch in range(8, 38, 2)
-    ]
-    assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 14
-    assert "15 of 30 panels" in legend_texts(figure)
+    assert len(figure.axes) == 2 * 8
+    best = (
+        analysis.cells(study.runs)["test_loss"].nsmallest(8).index.get_level_values("local_batch")
+    )
+    titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
+    assert titles == [str(batch) for batch in sorted(best)]
+    assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 7
+    assert "shows 8 of 30 panels: those with the smallest test loss" in plots.caption(figure)
 
 
 def test_accuracy_is_drawn_by_seconds_of_training(grid: analysis.Study) -> None:
     one, _ = plots.accuracy_by_time(grid).axes
-    seconds, accuracy = lines(one)[f"{plots.COLORS[0]} {plots.MARKERS[0]}"]
+    seconds, accuracy = lines(one)[look(grid, "local_batch", 8)]
     assert seconds == pytest.approx([train_seconds(8, 1) * epoch / 3 for epoch in (1, 2, 3)])
     records = grid.epochs[grid.epochs["run_id"] == "b8_w1_horovod_s0"]
     assert accuracy == records["test_accuracy"].tolist()
 
 
 def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32, 128)))
+    study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,)))
     study.evaluations.loc[study.evaluations["run_id"] == "b8_w1_horovod_s0", "test_accuracy"] = 0.2
     figure = plots.time_to_target(study)
     (axes,) = figure.axes
@@ -591,7 +613,7 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([8], [1])  # type: ignore[arg-type]
     (curve,) = [line for line in axes.lines if line.get_marker() == "o"]
     known = analysis.time_to_target(study)["seconds"].dropna()
-    assert list(curve.get_xdata()) == [32, 128]  # type: ignore[arg-type]
+    assert list(curve.get_xdata()) == [16, 32, 64, 128, 256]  # type: ignore[arg-type]
     assert list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
     assert legend_texts(figure)[-1] == "not reached"
     assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
@@ -615,6 +637,7 @@ def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_
 def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32)))
     assert {"accuracy_by_epoch", "accuracy_by_time", "time_to_target"} <= set(plots.figures(study))
+    study.evaluations["test_accuracy"] = 0.1
     for table in (study.runs, study.epochs):
         table[["train_accuracy", "test_accuracy"]] = 0.1
     without = {
@@ -625,6 +648,45 @@ def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     }
     assert not without & set(plots.figures(study))
     assert "nothing was measured" in plots.caption(plots.accuracy_by_time(study))
+
+
+@pytest.mark.parametrize("num_workers", [(1,), (1, 2)])
+def test_whiskers_lie_within_their_axes(num_workers: tuple[int, ...], tmp_path: Path) -> None:
+    """Four single seeds of 100 to 400 % make an interval that begins below zero."""
+    for workers in num_workers:
+        for batch in (8, 32, 128) if len(num_workers) > 1 else (8,):
+            for seed in range(3):
+                write_run(tmp_path / "s", local_batch=batch, num_workers=workers, seed=seed)
+    study = bsweep.load(tmp_path / "s")
+    for table in (study.runs, study.epochs):
+        seeds = table["run_id"].map(study.runs.set_index("run_id")["seed"])
+        table["train_seconds"] *= 1 + 3 * seeds
+        table["images_per_second"] /= 1 + 3 * seeds
+        table["test_accuracy"] -= 0.04 * seeds**2
+        table["exposed_exchange_seconds"] = table.get("exposed_exchange_seconds", 0.0)
+    names = ("time_by_batch", "throughput_and_speedup", "accuracy_and_loss_by_batch")
+    for axes in (axes for name in names for axes in plots.FIGURES[name](study).axes):
+        if "log" in (axes.get_yscale(), len(num_workers) == 1 and axes.get_xscale()):
+            continue
+        bars: list[Any] = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+        if not bars:
+            continue
+        ends = np.concatenate([np.vstack(bar.lines[2][0].get_segments()) for bar in bars])
+        flat = len(num_workers) == 1
+        low, high = axes.get_xlim() if flat else axes.get_ylim()
+        whiskers = ends[:, 0 if flat else 1]
+        assert low <= whiskers.min()
+        assert whiskers.max() <= high
+
+
+def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> None:
+    of = looks(strategies)
+    colors = [(one["color"], one["marker"]) for one in of.values()]
+    assert len(set(colors)) == len(colors)
+    batches = [of["local_batch", batch]["color"] for name, batch in of if name == "local_batch"]
+    assert not {*batches} & {*plots.COLORS, *TIMES.values()}
+    for curve in plots.accuracy_by_time(strategies).axes[1].lines[-1:]:
+        assert curve.get_color() in {one["color"] for one in of.values()} | {drawing.GRAY}
 
 
 def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -60,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
         cells = _cells(configs, objective)
         search = Search(cells, doubts, given, target, objective, budget, price)
-        return _led(search, options.json)
+        return _led(search, options.json, options.verbose)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
         return BAD_CONFIG
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         help="price of one worker for an hour, to show costs in money",
     )
     add("--json", action="store_true", help="print the answer as JSON")
+    add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     return parser
 
 
@@ -213,7 +215,7 @@ def _key(config: RunConfig) -> Key:
     return config.examples_per_step, config.num_workers, config.accumulation_steps
 
 
-def _led(search: Search, as_json: bool) -> int:
+def _led(search: Search, as_json: bool, is_verbose: bool) -> int:
     present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
     checks.refuse_newer(search.study_dir)
@@ -225,17 +227,15 @@ def _led(search: Search, as_json: bool) -> int:
         choice = search.lead()
     finally:
         present.leave()
-    return _tell(search, choice, as_json)
+    return _tell(search, choice, as_json, is_verbose)
 
 
-def _tell(search: Search, end: Next, as_json: bool) -> int:
+def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
     prediction = search.prediction(NUM_DRAWS, search.objective)
-    lines = [
-        _ENDS[end.ends].format(least=search.least),
-        f"Budget: {search.budget_text()}.",
-        _more(search, end, prediction),
-    ]
+    ended = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
+    more = _more(search, end, prediction)
+    lines = [*ended, more]
     if prediction is None:
         seen = search.observed()
         why = missing(seen, has_estimate=True) if seen else "no run was started."
@@ -252,10 +252,15 @@ def _tell(search: Search, end: Next, as_json: bool) -> int:
             "runs": search.run_ids, "prediction": prediction.as_json() if prediction else None,
         }  # fmt: skip
         print(json.dumps(told, indent=2, allow_nan=False))
-    else:
+    elif is_verbose:
         if prediction is not None:
             print(prediction, end="\n\n")
         print("\n".join(lines))
+    else:
+        # The search itself says what to run next.
+        answer = prediction.brief()[:2] if prediction is not None else lines[:1]
+        page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
+        print("\n".join(filter(None, [*answer, " ".join(ended), more, page])))
     return 0 if prediction is not None else 1
 
 

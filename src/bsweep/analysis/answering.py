@@ -140,6 +140,8 @@ def what_is_missing(study: Study) -> list[str]:
     Returns:
         One reason with its commands for each element; empty if every part has a recommendation.
     """
+    if study.runs[["local_batch", "num_workers"]].nunique().max() == 1 and len(_parts(study)) > 1:
+        return []  # The runs compare something else, such as strategies.
     places: dict[str, list[str]] = {}
     for answer in answers(study):
         if answer.prediction is None:

@@ -9,6 +9,7 @@ differ in `local_batch` only are a series, which a figure draws as one curve.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -296,7 +297,7 @@ def step_times(study: Study) -> pd.DataFrame:
 
     Columns:
         `n`: The number of seeds.
-        `total_seconds`: The time of a step.
+        `total_seconds`: The time of a step, with `total_seconds_ci95`; see `over_seeds`.
         `compute_seconds`: The rest after the other parts.
         `codec_seconds`: NaN without a codec, and where the codec computes beside the steps.
         `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
@@ -311,7 +312,8 @@ def step_times(study: Study) -> pd.DataFrame:
     Returns:
         The table, indexed by `cell_keys`.
     """
-    return cell_means(study, step_seconds(study).dropna(subset="total_seconds"))
+    seconds = step_seconds(study).dropna(subset="total_seconds")
+    return cell_means(study, seconds, ["total_seconds"])
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
@@ -501,15 +503,20 @@ def caveats(study: Study) -> list[str]:
 _CHANGING = {"threads": "The threads of a worker change", "lr": "The base learning rate changes"}
 
 
-def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
+def cell_means(
+    study: Study, by_run: pd.DataFrame, with_intervals: Sequence[str] = ()
+) -> pd.DataFrame:
     """Return for each cell the means of the columns of `by_run` over the seeds of the cell's
     completed runs; `by_run` has one row for each run.
+
+    The columns `with_intervals` also have their intervals, as in `over_seeds`.
     """
     known, keys = keyed(study.runs), cell_keys(study.runs)
     joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(
         by_run, on="run_id"
     )
-    return over_seeds(joined, keys, by_run.columns)[["n", *by_run]]
+    intervals = [f"{name}_ci95" for name in with_intervals]
+    return over_seeds(joined, keys, by_run.columns)[["n", *by_run, *intervals]]
 
 
 def _either(texts: pd.Series[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 
 
@@ -48,13 +49,21 @@ def run(arguments: Sequence[str]) -> int:
     )
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
     add("--json", action="store_true", help="print everything as JSON")
+    add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))
     as_json, study = options.pop("json"), options.pop("study")
+    is_verbose = options.pop("verbose")
     from bsweep.analysis import predict as predicted
 
     where = dict(_column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
-    print(json.dumps(prediction.as_json(), indent=2, allow_nan=False) if as_json else prediction)
+    if as_json:
+        print(json.dumps(prediction.as_json(), indent=2, allow_nan=False))
+    elif is_verbose:
+        print(prediction)
+    else:
+        page = f"Page: bsweep report {shlex.quote(study)} writes it."
+        print("\n".join([*prediction.brief(), page]))
     return 0
 
 

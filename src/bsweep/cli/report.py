@@ -29,6 +29,11 @@ def run(arguments: Sequence[str]) -> int:
         action="store_true",
         help="also use times of runs beside other runs (launch.parallel)",
     )
+    parser.add_argument(
+        "--columns",
+        default="",
+        help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
+    )
     options = parser.parse_args(arguments)
     from bsweep import report as writer
     from bsweep.core.whole_files import is_full, no_space
@@ -36,7 +41,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         print(
             writer.write(
-                options.study, options.out, mix=options.mix, beside=options.beside, say=_say
+                options.study,
+                options.out,
+                mix=options.mix,
+                beside=options.beside,
+                say=_say,
+                columns=[name.strip() for name in options.columns.split(",") if name.strip()],
+                tell=_tell,
             )
         )
     except (ValueError, OSError) as error:
@@ -46,6 +57,10 @@ def run(arguments: Sequence[str]) -> int:
         logger.error(f"bsweep: {problem}")
         return BAD_CONFIG
     return 0
+
+
+def _tell(line: str) -> None:
+    logger.info(line)
 
 
 def _say(line: str) -> None:

@@ -63,7 +63,7 @@ def draw_panel(axes: Axes, panel: Panel, metric: str) -> None:
 
 
 def dots(
-    table: pd.DataFrame, metrics: Sequence[str]
+    table: pd.DataFrame, metrics: Sequence[str], sorted_by: str = ""
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
     """Draw a figure with a column of panels for each metric. Each panel has a row for each of its
     cells, with dots at the cell's values.
@@ -72,7 +72,7 @@ def dots(
         The figure, its panels with their cells, and a sentence if cells are left out.
     """
     shown, left_out = few_enough(table)
-    figure, panels = panels_of_rows(shown, len(metrics))
+    figure, panels = panels_of_rows(shown, len(metrics), sorted_by=sorted_by)
     for row, rows in panels:
         for axes, metric in zip(row, metrics, strict=True):
             draw_dots(axes, rows, metric)
@@ -80,23 +80,13 @@ def dots(
 
 
 def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
-    """Draw one metric of each cell as a row of dots, on an axis that begins at zero."""
-    figure, panels, left_out = dots(cells, [metric])
+    """Draw one metric of each cell as a row of dots, sorted by the metric."""
+    figure, panels, left_out = dots(cells, [metric], sorted_by=metric)
     for (axes,), _ in panels:
-        points = cells[f"{metric}_points"].explode().dropna().astype(float)
-        axes.set_xlim(0, 1.05 * drawing.extent(points)[1])
+        drawing.fit_axis(axes, drawing.drawn_values(cells, metric), flat=True)
     axes.set_xlabel(label)
     drawing.legends(figure, ([], common(cells)))
     return drawing.captioned(figure, sentence, drawing.repeats(cells["n"], "row"), left_out)
-
-
-def from_zero(axes: Axes, cells: pd.DataFrame, metric: str) -> None:
-    """Set the limits of the vertical axis: from zero to above the highest value of any seed.
-
-    Intervals that are far wider are cut.
-    """
-    highest = drawing.extent(cells[f"{metric}_points"].explode().dropna().astype(float))[1]
-    axes.set_ylim(0, min(max(axes.get_ylim()[1], 1.08 * highest), 1.5 * highest))
 
 
 def draw_failed(panels: Sequence[Axes], curves: Sequence[Curve]) -> list[Line2D]:

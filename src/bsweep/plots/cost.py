@@ -15,11 +15,13 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import counted
 from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, MARKERS, handle
+from bsweep.plots.curves import handle, looks
 from bsweep.plots.surface import targets_in_words
 
 _MOST_TICKS = 8
 _STEP_INCHES = 0.3
+# A worker count that no run had.
+_PREDICTED: dict[str, Any] = {"color": drawing.GRAY, "marker": "P"}
 
 
 def several_workers(study: Study) -> pd.DataFrame:
@@ -46,11 +48,15 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
     figure, grid = drawing.grid(len(parts), 1, 3.0)
     counts = sorted(set(cells["num_workers"]))
+    known = looks(study)
+    shown = {count: known.get(("num_workers", count), _PREDICTED) for count in counts}
     for (axes,), (where, rows) in zip(grid, parts, strict=True):
-        _draw_front(axes, rows, counts)
+        _draw_front(axes, rows, shown)
         axes.set_title(drawing.broken(where, 60), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
-    handles = [handle(_look(counts, count), counted(count, "worker")) for count in counts]
+    handles = [
+        handle({**shown[count], "linestyle": ""}, counted(count, "worker")) for count in counts
+    ]
     front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
     has_line = cells.groupby("where")["is_on_front"].sum().max() > 1
     drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
@@ -63,13 +69,13 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     )
 
 
-def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
-    for count in counts:
+def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]) -> None:
+    for count, look in shown.items():
         of = rows[rows["num_workers"] == count]
         axes.plot(
             of["seconds"],
             of["worker_seconds"],
-            **{**_look(counts, count), "linestyle": ""},
+            **{**look, "linestyle": ""},
             alpha=0.35,
         )
     front = rows[rows["is_on_front"]].sort_values("seconds")
@@ -82,7 +88,8 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
         linewidth=1.0,
     )
     for cell in front.to_dict("records"):
-        color, workers = _look(counts, cell["num_workers"])["color"], cell["num_workers"]
+        workers = cell["num_workers"]
+        color = shown[workers]["color"]
         off = np.abs(
             [[cell["seconds"] - cell["typical_low"]], [cell["typical_high"] - cell["seconds"]]]
         )
@@ -92,7 +99,7 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
         )
         axes.plot(
             *place,
-            **{**_look(counts, workers), "linestyle": "", "markersize": 7},
+            **{**shown[workers], "linestyle": "", "markersize": 7},
             markeredgecolor="black",
         )
         spot = cell["seconds"], cell["worker_seconds"]
@@ -105,15 +112,6 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, counts: list[int]) -> None:
         scale("log")
         axes.margins(x=0.12, y=0.1)
         drawing.plain_log_ticks(axis, *drawing.extent(rows[name]))
-
-
-def _look(counts: list[int], count: int) -> dict[str, Any]:
-    place = counts.index(count)
-    return {
-        "color": COLORS[place % len(COLORS)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "linestyle": "",
-    }
 
 
 def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
@@ -131,8 +129,8 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     for axes, (name, label) in zip(panels, names.items(), strict=True):
         off = [steps[name] - steps[f"{name}_low"], steps[f"{name}_high"] - steps[name]]
         is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
-        colors = ["white" if none else COLORS[0] for none in is_open]
-        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=COLORS[0], alpha=0.8)
+        colors = ["white" if none else "#CCCCCC" for none in is_open]
+        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=drawing.INK)
         axes.errorbar(
             steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
         )

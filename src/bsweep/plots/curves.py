@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import applies, words
+from bsweep.analysis.once import once
 
-# Okabe and Ito (2008) without the yellow, which is hard to see on a white page.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
+# black, which is that of rows.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
+# The parts of a time, as pale fills (Tol's light scheme), which are no colours of lines.
+TIMES = {
+    "computing": "#DDDDDD",
+    "exchange": "#EE8866",
+    "waiting": "#999999",
+    "coding": "#FFAABB",
+    "fixed": "#EEDD88",
+    "large_batch": "#77AADD",
+}
+# Ordered quantities have colours from a sequential map, between these ends of it.
+_RAMPS = {"local_batch": ("viridis", 0.0, 0.85), "num_workers": ("YlOrBr", 0.4, 0.95)}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 MAX_LINES = 8  # in a panel
-MAX_PANELS = 24
+MAX_PANELS = 8
 # The end of a variant's name that lists each worker's batch.
 _LISTED = re.compile(r"\(\d+(?:(?:/\d+)+| each)\)$")
 
@@ -61,7 +76,7 @@ class Panel:
     title: str
     curves: Sequence[Curve]
     others: Sequence[Curve] = ()
-    left_out: str = ""  # how many of its panels the figure shows, if not all
+    left_out: str = ""  # a sentence: which panels the figure shows, if not all
 
 
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
@@ -171,11 +186,54 @@ def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_ba
     return ", ".join(said(name, table.index.get_level_values(name)[0]) for name in shared)
 
 
+@once
+def looks(study: Study) -> dict[tuple[str, Any], dict[str, Any]]:
+    """Return the colour and the marker of each setting of a study's cells, by the name of the
+    setting and its value.
+
+    A colour means the same in all figures of a study. Batch sizes and worker counts each have a
+    sequential palette. Other settings, such as strategies, share one list of colours.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The looks; names of variants are in words, as in `readable`.
+    """
+    cells = readable(study, analysis.cells(study.runs))
+    varying = analysis.varying(cells)
+    found: dict[tuple[str, Any], dict[str, Any]] = {}
+    place = 0
+    for name in sorted(analysis.levels(cells), key=lambda name: name != "variant"):
+        values = _values(cells.index.get_level_values(name))
+        if name in _RAMPS:
+            for at, (value, color) in enumerate(zip(values, ramp(name, len(values)), strict=True)):
+                found[name, value] = {"color": color, "marker": MARKERS[at % len(MARKERS)]}
+        elif name in varying or name == "variant":
+            for value in values:
+                found[name, value] = _categorical(place)
+                place += 1
+    return found
+
+
+def ramp(name: str, count: int) -> list[str]:
+    """Return `count` colours for the values of an ordered quantity, the smallest value first."""
+    map_name, low, high = _RAMPS[name]
+    return [to_hex(colormaps[map_name](at)) for at in np.linspace(low, high, max(count, 2))][:count]
+
+
+def _categorical(place: int) -> dict[str, Any]:
+    return {
+        "color": COLORS[place % len(COLORS)],
+        "marker": MARKERS[(place + place // len(COLORS)) % len(MARKERS)],
+    }
+
+
 def curves(
+    study: Study,
     table: pd.DataFrame,
     along: str,
     colored_by: str,
-    whole: pd.DataFrame | None = None,
     alike_in: Sequence[str] = (),
 ) -> list[Curve]:
     """Return the lines of a figure, one for each combination of settings other than the horizontal
@@ -185,10 +243,10 @@ def curves(
     level for colours is the one with the most values, or `colored_by` if none has more.
 
     Args:
+        study: The study, all of whose cells determine the colours.
         table: The cells.
         along: The index level on the horizontal axis.
         colored_by: The preferred level for colours.
-        whole: The cells that determine the colours, if `table` is a part of them.
         alike_in: Columns to compare. Variants that are equal in them become one line.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
@@ -196,13 +254,13 @@ def curves(
         return []
     groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names, sort=False)))
     members = _alike(groups, names, along, alike_in)
-    shown = pd.MultiIndex.from_tuples(members, names=names) if whole is None else whole.index
+    shown = pd.MultiIndex.from_tuples(members, names=names)
     levels = {name: _values(shown.get_level_values(name)) for name in names}
     colored_by = max(
         sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name])
     )
     at = names.index(colored_by)
-    values = {value: place for place, value in enumerate(levels[colored_by])}
+    known = looks(study)
     others = {
         rest: place
         for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
@@ -223,18 +281,12 @@ def curves(
         if len(of_line) > 1:
             labels["variant"] = f"{len(of_line)} exact strategies"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
-        look = _look(values[key[at]], others[key[:at] + key[at + 1 :]])
+        line = others[key[:at] + key[at + 1 :]]
+        look = known.get((colored_by, key[at])) or _categorical(0)
+        look = {**look, "linestyle": LINES[line % len(LINES)]}
         cells = groups[key].droplevel(names)
         found.append(Curve(named, colored_by, color_label, line_label, look, cells, of_line))
     return found
-
-
-def _look(color: int, line: int) -> dict[str, Any]:
-    return {
-        "color": COLORS[color % len(COLORS)],
-        "marker": MARKERS[(color + color // len(COLORS)) % len(MARKERS)],
-        "linestyle": LINES[line % len(LINES)],
-    }
 
 
 def _alike(
@@ -277,13 +329,13 @@ def alike_words(curves: Sequence[Curve]) -> str:
     return " ".join(said)
 
 
-def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
+def in_panels(curves: Sequence[Curve], metric: str, apart: bool = False) -> list[Panel]:
     """Distribute the lines of a figure over panels, at most `MAX_LINES` in each, and return the
     panels.
 
     If there are more lines, or with `apart`, the lines with the same dashes share a panel. If that
-    leaves too many in a panel, each line has its own. Of more than `MAX_PANELS` panels only some
-    are shown, evenly spaced in their order, to limit the size of the page and the time.
+    leaves too many in a panel, each line has its own. Of more than `MAX_PANELS` panels, those with
+    the best values of `metric` are shown, in their order.
     """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]
@@ -293,25 +345,32 @@ def in_panels(curves: Sequence[Curve], apart: bool = False) -> list[Panel]:
             replace(curve, look={**curve.look, "linestyle": "-"})
         )
     if all(len(of_title) <= MAX_LINES for of_title in by_title.values()):
-        return [
-            Panel(title, by_title[title], left_out=_left_out(by_title))
-            for title in _some(list(by_title))
-        ]
-    alone = [replace(curve, look=_look(0, 0)) for curve in _some(curves)]
-    words = _left_out(curves)
+        shown, words = _best(list(by_title.values()), metric)
+        return [Panel(of_title[0].line_label, of_title, left_out=words) for of_title in shown]
+    alone, words = _best(
+        [[replace(curve, look={**curve.look, "linestyle": "-"})] for curve in curves], metric
+    )
+    every = [curve for (curve,) in alone]
     return [
-        Panel(curve.label, [curve], [other for other in alone if other is not curve], words)
-        for curve in alone
+        Panel(curve.label, [curve], [other for other in every if other is not curve], words)
+        for curve in every
     ]
 
 
-def _some(panels: Sequence[Any]) -> Sequence[Any]:
-    return panels[:: math.ceil(len(panels) / MAX_PANELS) or 1]
-
-
-def _left_out(panels: Collection[Any]) -> str:
-    shown = len(_some(list(panels)))
-    return f"{shown} of {len(panels)} panels" if shown < len(panels) else ""
+def _best(groups: list[list[Curve]], metric: str) -> tuple[list[list[Curve]], str]:
+    """Return the groups of lines that have panels, and a sentence if these are not all."""
+    if len(groups) <= MAX_PANELS:
+        return groups, ""
+    is_more_better = metric.endswith(("accuracy", "per_second"))
+    sign = -1 if is_more_better else 1
+    scores = [min((sign * curve.cells[metric]).min() for curve in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda at: (math.isnan(scores[at]), scores[at]))
+    best = "largest" if is_more_better else "smallest"
+    words = (
+        f"The figure shows {MAX_PANELS} of {len(groups)} panels: those with the {best} "
+        f"{metric.replace('_', ' ')}. The tables have all."
+    )
+    return [groups[at] for at in sorted(order[:MAX_PANELS])], words
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
@@ -341,11 +400,10 @@ def colors(curves: Sequence[Curve]) -> list[Line2D]:
 
 def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
     """Return the legend's entries for the lines in a figure's panels."""
-    left_out = [handle({"linestyle": ""}, panels[0].left_out)] if panels[0].left_out else []
     if panels[0].others:
-        return [handle({"color": "#D5D5D5"}, "the others"), *left_out]
+        return [handle({"color": "#D5D5D5"}, "the others")]
     shown = [curve for panel in panels for curve in panel.curves]
-    return [*(handles(shown) if len(panels) == 1 else colors(shown)), *left_out]
+    return handles(shown) if len(panels) == 1 else colors(shown)
 
 
 def handle(look: dict[str, Any], label: str) -> Line2D:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.markers import CARETDOWN, CARETLEFT, CARETRIGHT, CARETUP
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from bsweep import analysis
@@ -31,6 +32,7 @@ AXES = {
 }
 PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
+INK = "#333333"  # of rows, which their labels tell apart
 # The look of background lines, which have panels of their own.
 BEHIND: dict[str, Any] = {
     "color": "#D5D5D5",
@@ -41,6 +43,7 @@ WIDTH = 7.0  # inches of a page
 _BESIDE = 0.75  # inches that the labels of an axes take of its width
 _DIGIT = 0.071  # inches of a digit in a tick label
 _CUT = 1000  # A panel leaves out losses this many times above or below its median.
+_FAR = 3  # An axis of losses holds intervals that go this many times beyond them.
 _MAX_LABEL = 60  # letters in a line of a legend
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -104,7 +107,7 @@ class StudyFigure:
 
 
 def _nothing(name: str) -> Figure:
-    figure = Figure(figsize=(4.8, 1.0))
+    figure = Figure(figsize=(WIDTH, 1.0))
     text = f"{name.replace('_', ' ').capitalize()}: nothing was measured for this figure."
     figure.text(0.5, 0.5, textwrap.fill(text, 50), ha="center", va="center")
     return captioned(figure, text)
@@ -179,6 +182,30 @@ def three_digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
+def drawn_values(cells: pd.DataFrame, metric: str) -> list[float]:
+    """Return all values that a figure draws of a metric: single seeds, and ends of intervals."""
+    points = cells[f"{metric}_points"].explode().dropna().astype(float)
+    return [*points, *interval_ends(cells, metric)]
+
+
+def interval_ends(cells: pd.DataFrame, metric: str) -> list[float]:
+    """Return both ends of the interval of each cell that has one."""
+    means, half = (cells[name].to_numpy(float) for name in (metric, f"{metric}_ci95"))
+    ends = np.concatenate([means - half, means + half])
+    return [float(end) for end in ends[np.isfinite(ends)]]
+
+
+def fit_axis(axes: Axes, values: Iterable[float], flat: bool = False) -> None:
+    """Fit a linear axis to values of a quantity such as seconds, with their intervals.
+
+    It begins at zero, unless the smallest value is more than half of the largest.
+    """
+    low, high = extent(values)
+    margin = 0.08 * (high - low)
+    begin = low - margin if low > high / 2 and high > low else min(0.0, 1.08 * low)
+    (axes.set_xlim if flat else axes.set_ylim)(begin, high + max(margin, 0.02 * abs(high), 1e-9))
+
+
 def extent(values: Iterable[float]) -> tuple[float, float]:
     found = [value for value in values if math.isfinite(value)]
     return (min(found), max(found)) if found else (0.0, 1.0)
@@ -193,10 +220,7 @@ def repeats(n: pd.Series[int], drawn_as: str = "point") -> str:
         return "No run has completed."
     told = [f"n = {span(counts)} per {drawn_as}."]
     if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
-        told.append(
-            "Small circles are single seeds. Bars are 95 % t-intervals over seeds, cut at the edge "
-            "of the panel."
-        )
+        told.append("Small circles are single seeds. Bars are 95 % t-intervals over seeds.")
     if 2 in counts:
         told.append("If a cell has two seeds, both are drawn without an interval.")
     return " ".join(told)
@@ -209,7 +233,7 @@ def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, 
     """
     abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
     num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts
-    size = (WIDTH if columns > 1 else 4.8, 0.5 + num_rows * (height if num_rows <= 3 else 1.3))
+    size = (WIDTH, 0.5 + num_rows * (height if num_rows <= 3 else 1.3))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(num_rows, columns, squeeze=False).reshape(-1, num_parts)
     for unused in axes[num_panels:].flat:
@@ -295,15 +319,23 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
     return list(evenly) if 2 * len(evenly) > len(found) else found
 
 
-def loss_axis(axes: Axes, values: Iterable[float], flat: bool = False, few: bool = False) -> None:
+def loss_axis(
+    axes: Axes,
+    values: Iterable[float],
+    ends: Sequence[float] = (),
+    flat: bool = False,
+    few: bool = False,
+) -> None:
     """Make an axis logarithmic and fit it to the losses, except those far above or below the
     median.
 
-    Exploded losses would flatten all others.
+    Exploded losses would flatten all others. The axis also holds the ends of intervals, unless they
+    are far beyond the losses; see `mark_beyond`.
     """
     known = np.asarray([value for value in values if 0 < value < math.inf])
     middle = float(np.median(known)) if len(known) else 1.0
     low, high = extent(known[(known <= _CUT * middle) & (known >= middle / _CUT)])
+    low, high = extent([low, high, *(end for end in ends if low / _FAR <= end <= high * _FAR)])
     margin = (high / low) ** 0.06 * 1.01
     axis, scale, limits = (
         (axes.xaxis, axes.set_xscale, axes.set_xlim)
@@ -360,21 +392,45 @@ def mark_cut(
     return found
 
 
-CUT_WORDS = "Triangles on an edge are losses beyond it."
+CUT_WORDS = "Triangles on an edge are values beyond it."
+BEYOND_WORDS = "Arrows on an edge are intervals that go beyond it."
+
+
+def mark_beyond(
+    axes: Axes, cells: pd.DataFrame, metric: str, color: str, flat: bool = False
+) -> bool:
+    """Draw an arrow on the edge of a panel for each interval that goes beyond the edge, as one of
+    losses does that contains zero.
+
+    Returns:
+        True if there is any such interval.
+    """
+    low, high = axes.get_xlim() if flat else axes.get_ylim()
+    half = cells[f"{metric}_ci95"]
+    frame = axes.get_yaxis_transform() if flat else axes.get_xaxis_transform()
+    look: dict[str, Any] = {"color": color, "markersize": 5, "clip_on": False, "transform": frame}
+    carets = (CARETLEFT, CARETRIGHT) if flat else (CARETDOWN, CARETUP)
+    found = False
+    for edge, is_beyond in enumerate((cells[metric] - half < low, cells[metric] + half > high)):
+        for place in cells.index[is_beyond]:
+            at = ([edge], [place]) if flat else ([place], [edge])
+            axes.plot(*at, linestyle="", marker=carets[edge], **look)
+            found = True
+    return found
 
 
 def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
     """Draw a line at the accuracy of random guessing, and return its legend entry.
 
-    If the number of classes is not known, draw nothing. If the line would squeeze all points it is
-    not drawn, and the legend says so.
+    If the number of classes is not known, or if the line would squeeze all points, draw nothing;
+    see `chance_words`.
     """
     level = chance(study)
     if level is None:
         return []
     look: dict[str, Any] = {"color": GRAY, "linestyle": (0, (1, 1.5)), "linewidth": 1.2}
     if level < (axes.get_xlim() if flat else axes.get_ylim())[0]:
-        return [handle({"linestyle": ""}, f"chance, off the axis: {level:.3g}")]
+        return []
     (axes.axvline if flat else axes.axhline)(level, zorder=1, **look)
     return [handle(look, f"chance: {level:.3g}")]
 
@@ -387,13 +443,19 @@ def chance(study: Study) -> float | None:
     return 1 / float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
 
 
+def chance_words(study: Study, drawn: Sequence[Line2D]) -> str:
+    """Return a sentence for a caption if the accuracy of random guessing lies beyond the axis."""
+    level = chance(study)
+    return "" if level is None or drawn else f"Chance, {level:.3g}, lies beyond the axis."
+
+
 def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float]:
     low, high = extent(values)
     level = chance(study)
     if level is not None and low - level <= 2 * (high - low):
         low = min(low, level)
     margin = max(0.02, 0.08 * (high - low))
-    return max(0.0, low - margin), min(1.0, high + margin)
+    return low - margin, high + margin
 
 
 def has_learned(study: Study) -> bool:

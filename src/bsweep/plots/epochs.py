@@ -32,17 +32,19 @@ _INCOMPLETE = (
 )
 # The time axis is logarithmic if the longest line takes more than this many times the shortest.
 _WIDE = 8
+_MIN_EPOCHS = 3  # The tables have two points of a course.
 
 
 def accuracies_by_time(study: Study) -> pd.DataFrame:
     table = analysis.accuracy_by_time(study)
-    return table if drawing.has_learned(study) else table[:0]
+    is_enough = table.index.get_level_values("epoch").nunique() >= _MIN_EPOCHS
+    return table if is_enough and drawing.has_learned(study) else table[:0]
 
 
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the test accuracy over the seconds of training, a line for each cell."""
-    found = curves(table, "epoch", "local_batch")
-    panels = in_panels(found)
+    found = curves(study, table, "epoch", "local_batch")
+    panels = in_panels(found, "test_accuracy")
     figure, grid = drawing.grid(len(panels), 1, 2.6)
     low, high = drawing.extent(table["elapsed_seconds"])
     ends = [curve.cells["elapsed_seconds"].iloc[-1] for curve in found]
@@ -69,6 +71,8 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
         "Test accuracy at the end of each epoch against the training time until then, without "
         "evaluations.",
         _repeated(table),
+        drawing.chance_words(study, guess),
+        panels[0].left_out,
     )
 
 
@@ -84,10 +88,10 @@ def accuracies(study: Study) -> pd.DataFrame:
 def _courses(study: Study, metric: str) -> pd.DataFrame:
     """Return the table of the loss or the accuracy by epoch.
 
-    It has no rows if there is only one epoch or if nothing was measured.
+    It has no rows if there are fewer than three epochs or if nothing was measured.
     """
     table = analysis.epoch_curves(study)
-    if table.empty or table.index.get_level_values("epoch").nunique() == 1:
+    if table.empty or table.index.get_level_values("epoch").nunique() < _MIN_EPOCHS:
         return table[:0]
     return (
         table if table[[f"{part}_{metric}" for part in PARTS]].notna().any(axis=None) else table[:0]
@@ -116,8 +120,8 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
     """
     parts = [part for part in PARTS if table[f"{part}_{metric}"].notna().any()]
     columns = [f"{part}_{metric}" for part in parts]
-    found = curves(table, "epoch", "local_batch", alike_in=columns)
-    panels = in_panels(found, apart=True)
+    found = curves(study, table, "epoch", "local_batch", alike_in=columns)
+    panels = in_panels(found, columns[-1], apart=True)
     figure, grid = drawing.grid(len(panels), len(parts))
     is_cut, guess = False, list[Line2D]()
     for row, panel in zip(grid, panels, strict=True):
@@ -156,6 +160,8 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
         _repeated(table),
         "" if table["completed"].all() else _INCOMPLETE,
         drawing.CUT_WORDS if is_cut else "",
+        drawing.chance_words(study, guess) if metric == "accuracy" else "",
+        panels[0].left_out,
     )
 
 

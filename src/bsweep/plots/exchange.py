@@ -11,21 +11,23 @@ from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.numbers import spread
 from bsweep.plots import drawing
 from bsweep.plots.along import PUBLISHED
-from bsweep.plots.curves import common, curves, handle, readable
+from bsweep.plots.curves import TIMES, common, curves, handle, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
 # The name in the legend and the look of each column of `analysis.step_times`, in a bar's order.
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "compute_seconds": ("computing", {"facecolor": "#0072B2"}),
-    "codec_seconds": ("coding", {"facecolor": "#CC79A7"}),
-    "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": "#E69F00"}),
+    "compute_seconds": ("computing", {"facecolor": TIMES["computing"]}),
+    "codec_seconds": ("coding", {"facecolor": TIMES["coding"]}),
+    "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": TIMES["exchange"]}),
     "wait_seconds": (
         "waiting for others",
-        {"facecolor": "#E3E3E3", "edgecolor": "#7A7A7A", "hatch": "//////", "linewidth": 0},
+        {"facecolor": "white", "edgecolor": TIMES["waiting"], "hatch": "//////", "linewidth": 0},
     ),
 }
+_WHISKERS: dict[str, Any] = {"ecolor": "#444444", "elinewidth": 0.8, "capsize": 2}
 
 
 def exchange_times(study: Study) -> pd.DataFrame:
@@ -39,7 +41,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     The parts are computing, coding, exchanging and waiting for others.
     """
     times, left_out = few_enough(table)
-    figure, panels = panels_of_rows(times, 1)
+    figure, panels = panels_of_rows(times, 1, sorted_by="total_seconds")
     parts = {
         name: part for name, part in PARTS.items() if name in times and times[name].gt(0).any()
     }
@@ -52,18 +54,23 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
             widths = rows[name].where(rows["compute_seconds"].notna(), 0).fillna(0).to_numpy()
             axes.barh(range(len(rows)), widths, left=left, **look)
             left += widths
-        for place, seconds in enumerate(total):
+        half = rows["total_seconds_ci95"].to_numpy()
+        ends = total + np.nan_to_num(half)
+        if np.isfinite(half).any():
+            axes.errorbar(total, range(len(rows)), xerr=half, fmt="none", **_WHISKERS)
+        for place, (seconds, end) in enumerate(zip(total, ends, strict=True)):
             axes.annotate(
-                drawing.three_digits(seconds),
-                (seconds, place),
+                spread(seconds, half[place]),
+                (end, place),
                 (3, 0),
                 textcoords="offset points",
                 va="center",
                 size=7,
             )
+    highest = (times["total_seconds"] + times["total_seconds_ci95"].fillna(0)).max()
     unit = analysis.step_unit(study)
     label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"
-    axes.set(xlabel=label, xlim=(0, 1.12 * times["total_seconds"].max()))
+    axes.set(xlabel=label, xlim=(0, 1.2 * highest))
     handles = [Patch(label=name, **look) for name, look in parts.values() if is_split.any()]
     handles += [] if is_split.all() else [Patch(facecolor=drawing.PALE, label="parts not measured")]
     drawing.legends(figure, (handles, common(times)))
@@ -74,6 +81,9 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
         f"computing{coding}, a worker's mean wait for others before the exchange, and the rest, "
         "which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
+        "Whiskers are 95 % t-intervals of the whole step over seeds."
+        if times["total_seconds_ci95"].notna().any()
+        else "",
         left_out,
     )
 
@@ -86,12 +96,12 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     """
     loads, left_out = few_enough(table)
     shares = readable(study, analysis.server_shares(study))
-    figure, panels = panels_of_rows(loads, 2)
+    figure, panels = panels_of_rows(loads, 2, sorted_by="busiest_load")
     for (left_axes, right_axes), rows in panels:
         for place, key in enumerate(rows.index):
             held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
             starts = np.cumsum(held) - held
-            colors = ["#0072B2", *[drawing.PALE] * (len(held) - 1)]
+            colors = ["#555555", *["#CCCCCC"] * (len(held) - 1)]
             left_axes.barh(
                 [place] * len(held),
                 held,
@@ -100,7 +110,7 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
                 edgecolor="white",
                 linewidth=0.6,
             )
-        right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color="#E69F00")
+        right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color=drawing.GRAY)
     left_axes.set(xlabel="Share of the parameters by\nserver, the fullest first (%)", xlim=(0, 100))
     right_axes.set_xlabel("Busy time of the busiest\nserver (% of training time)")
     right_axes.set_xlim(left=0)
@@ -129,7 +139,7 @@ def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
     axes.plot(workers, [100 * analysis.predicted_gain(count, ratio) for count in workers], **fitted)
     stars: dict[str, Any] = {**PUBLISHED, "linestyle": "", "markersize": 8}
     axes.plot(100 * published, **stars)
-    found = curves(measured, "num_workers", "local_batch")
+    found = curves(study, measured, "num_workers", "local_batch")
     for curve in found:
         axes.plot(100 * curve.cells["gain"], **curve.look)
     drawing.log_axis(axes, measured, "num_workers", also=published.index)

@@ -16,11 +16,11 @@ from bsweep.analysis.fairness import one_rate_for_all, rate_words
 from bsweep.analysis.keys import RATES, levels
 from bsweep.analysis.tuning import best_by
 from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, handle, said
+from bsweep.plots.curves import handle, said
 
 _MOST_PANELS = 4
-_BEST: dict[str, Any] = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
-_ONE: dict[str, Any] = {"color": COLORS[1], "marker": "s", "linestyle": "--"}
+_BEST: dict[str, Any] = {"color": drawing.INK, "marker": "o", "linestyle": "-"}
+_ONE: dict[str, Any] = {"color": drawing.GRAY, "marker": "s", "linestyle": "--"}
 _NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target (s)"}
 
 

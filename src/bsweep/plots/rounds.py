@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -19,7 +21,6 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
 from bsweep.plots.curves import (
-    COLORS,
     Curve,
     common,
     curves,
@@ -33,6 +34,7 @@ from bsweep.plots.rows import few_enough, panels_of_rows
 
 _MAX_METHODS = 16  # cells with bars for each node
 _MAX_TIMELINES = 8
+_MAX_BARS = 7  # nodes in a group of bars
 _MAX_NODES_NAMED = 8
 _PARTS_OF_A_ROUND = {
     "compute": ("computing", PARTS["compute_seconds"][1]),
@@ -60,29 +62,30 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
     num_nodes = idle.shape[1]
-    are_bars = num_nodes <= len(COLORS)
-    figure, panels = panels_of_rows(table, 1, 0.12 + 0.08 * num_nodes if are_bars else 0.25)
+    errors = [f"{name}_ci95" for name in analysis.node_columns(table)]
+    whiskers = table.reindex(columns=errors).to_numpy(float)
+    are_bars = num_nodes <= _MAX_BARS
+    row_inches = 0.12 + 0.08 * num_nodes if are_bars else 0.25
+    figure, panels = panels_of_rows(table, 1, row_inches)
+    shades = [to_hex(colormaps["Greys"](at)) for at in np.linspace(0.9, 0.25, num_nodes)]
     for (axes,), rows in panels:
         for place, (_, row) in enumerate(rows.iterrows()):
             seconds = row[analysis.node_columns(table)].to_numpy(float)
             if are_bars:
                 height = 0.8 / num_nodes
                 places = place + height * (np.arange(num_nodes) - (num_nodes - 1) / 2)
-                errors = [f"{name}_ci95" for name in analysis.node_columns(table)]
                 half = row.reindex(errors).to_numpy(float)
-                axes.barh(places, seconds, height, color=COLORS[:num_nodes], xerr=half, **_BARS)
+                axes.barh(places, seconds, height, color=shades, xerr=half, **_BARS)
             else:
-                axes.plot(seconds, [place] * num_nodes, "o", color=COLORS[0], alpha=0.4)
+                axes.plot(seconds, [place] * num_nodes, "o", color=drawing.INK, alpha=0.4)
             _name_total(axes, place, row)
         _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
-        axes.set_xlim(0, 1.04 * max(np.nanmax(idle), 1e-9))
+        axes.set_xlim(0, 1.04 * max(np.nanmax(idle + np.nan_to_num(whiskers)), 1e-9))
     axes.set_xlabel(
         f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} "
         "rounds"
     )
-    nodes = [
-        Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(COLORS[:num_nodes])
-    ]
+    nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(shades)]
     drawing.legends(figure, (nodes if are_bars else [], common(table)))
     interval = (
         " ± is the half-width of its 95 % t-interval."
@@ -172,8 +175,8 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
 
     It shows the loss of all cells after equal time.
     """
-    found = curves(table, "elapsed_seconds", "variant")
-    panels = in_panels(found)
+    found = curves(study, table, "elapsed_seconds", "variant")
+    panels = in_panels(found, "train_loss")
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
     # The line is drawn only if one time holds for all curves.
     ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()
@@ -210,6 +213,7 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
         "Right: the same around the last time at which the loss of all runs is known."
         if ends
         else "",
+        panels[0].left_out,
     )
 
 
@@ -245,7 +249,10 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     model, published = analysis.idle_model(), analysis.published_idle()
     figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
-    looks: dict[str, Any] = {"published": {"color": drawing.GRAY}, "modelled": {"color": COLORS[4]}}
+    looks: dict[str, Any] = {
+        "published": {"color": drawing.GRAY},
+        "modelled": {"facecolor": "white", "edgecolor": drawing.INK},
+    }
     for axes, (method, title) in zip(panels, _PUBLISHED_METHODS.items(), strict=True):
         rows = idle[idle.index.get_level_values("method") == method].droplevel("method")
         told = published.loc[[method], ["local_batch", "local_steps"]].to_numpy()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis.naming import applies
 from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, said
+from bsweep.plots.curves import said
 
 _MAX_ROWS = 48
 _MAX_LETTERS = 36  # in a line of a row's label
@@ -38,14 +38,17 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
 
 
 def panels_of_rows(
-    table: pd.DataFrame, columns: int, row_inches: float = 0.19
+    table: pd.DataFrame, columns: int, row_inches: float = 0.19, sorted_by: str = ""
 ) -> tuple[Figure, list[Rows]]:
     """Return an empty figure that has a row for each cell, and its panels with the cells that they
     show.
 
     There are `columns` panels side by side. Cells that share a panel differ in variant, or else in
-    batch size. If neither varies, all cells share one panel. Cells are numbered by their row.
+    batch size. If neither varies, all cells share one panel. Cells are numbered by their row, in
+    the order of the column `sorted_by` if it is given.
     """
+    if sorted_by:
+        table = table.sort_values(sorted_by, kind="stable")
     varying = analysis.varying(table)
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
     by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
@@ -91,7 +94,7 @@ def numbered(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.reset_index(drop=True)
 
 
-def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = COLORS[0]) -> None:
+def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = drawing.INK) -> None:
     """Draw for each cell a dot at the mean of its seeds or, if it has two seeds, a dot at each.
 
     A faint line across the panel marks the row of the cell.

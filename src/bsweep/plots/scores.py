@@ -25,6 +25,7 @@ from bsweep.plots.along import (
 )
 from bsweep.plots.curves import Curve, alike_words, common, curves, handle, in_panels, panel_handles
 from bsweep.plots.epochs import PARTS
+from bsweep.plots.rows import numbered
 
 
 def final_scores(study: Study) -> pd.DataFrame:
@@ -49,14 +50,14 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
     metrics = [metric for metric in metrics if cells[metric].notna().any()]
-    found = curves(cells, name, "num_workers", alike_in=metrics) if name else []
+    found = curves(study, cells, name, "num_workers", alike_in=metrics) if name else []
     published = (
         published_cells()
         if name == "local_batch" and analysis.comparable(study)
         else pd.DataFrame()
     )
     drawn = _as_lines(study, cells, name, found, metrics, published) if name else None
-    figure, failed, is_cut = drawn or _as_dots(study, cells, metrics)
+    figure, failed, guess, edges = drawn or _as_dots(study, cells, metrics)
     along_what = f"by {drawing.AXES[name][1]}" if name else "of each cell"
     shown = f"{along_what}, in training{' and on the test set' if 'test_loss' in metrics else ''}"
     has_accuracy = not all(metric.endswith("loss") for metric in metrics)
@@ -67,29 +68,31 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
         "logarithmic axes.",
         alike_words(found),
         drawing.repeats(cells["n"], "point" if name else "row"),
-        drawing.CUT_WORDS if is_cut else "",
+        edges,
+        drawing.chance_words(study, guess) if has_accuracy else "",
         ""
         if published.empty
         else "The published training accuracy and loss after 50 epochs are grey.",
         CROSSES if failed else "",
+        in_panels(found, metrics[-1])[0].left_out if found else "",
     )
 
 
 def _as_dots(
     study: Study, cells: pd.DataFrame, metrics: Sequence[str]
-) -> tuple[Figure, list[Line2D], bool]:
+) -> tuple[Figure, list[Line2D], list[Line2D], str]:
     figure, panels, _ = dots(cells, metrics)
-    guess, is_cut = list[Line2D](), False
+    guess, is_cut, is_beyond = list[Line2D](), False, False
     for row, rows in panels:
         for axes, metric in zip(row, metrics, strict=True):
             guess = _score_axis(axes, study, cells, metric, flat=True) or guess
-            is_cut |= drawing.mark_cut(
-                axes, range(len(rows)), rows[metric], drawing.GRAY, flat=True
-            )
+            at = numbered(rows)
+            is_cut |= drawing.mark_cut(axes, at.index, at[metric], drawing.INK, flat=True)
+            is_beyond |= drawing.mark_beyond(axes, at, metric, drawing.INK, flat=True)
     for axes, name in zip(panels[-1][0], _named(metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))
-    return figure, [], is_cut
+    return figure, [], guess, _edges(is_cut, is_beyond)
 
 
 def _as_lines(
@@ -99,20 +102,21 @@ def _as_lines(
     found: Sequence[Curve],
     metrics: Sequence[str],
     published: pd.DataFrame,
-) -> tuple[Figure, list[Line2D], bool]:
+) -> tuple[Figure, list[Line2D], list[Line2D], str]:
     """Draw the losses and accuracies over the batch size as lines, in a panel for each metric.
 
     The panels are two side by side. If the lines are in several groups, each group has a row of
     panels.
 
     Returns:
-        The figure, the legend's entry for runs that failed, and True if a loss is cut.
+        The figure, the legend's entries for runs that failed and for guessing, and the sentences on
+        marks on the edges.
     """
-    panels = in_panels(found)
+    panels = in_panels(found, metrics[-1])
     figure, grid = (
         drawing.grid(len(panels), len(metrics)) if len(panels) > 1 else _two_abreast(len(metrics))
     )
-    guess, is_cut = list[Line2D](), False
+    guess, is_cut, is_beyond = list[Line2D](), False, False
     for axes, panel, metric in (
         (a, p, m)
         for row, p in zip(grid, panels, strict=True)
@@ -121,9 +125,9 @@ def _as_lines(
         draw_panel(axes, panel, metric)
         guess = _scale(axes, study, cells, metric, along, published) or guess
         for curve in panel.curves:
-            is_cut |= drawing.mark_cut(
-                axes, curve.cells.index, curve.cells[metric], curve.look["color"]
-            )
+            of, color = curve.cells, curve.look["color"]
+            is_cut |= drawing.mark_cut(axes, of.index, of[metric], color)
+            is_beyond |= drawing.mark_beyond(axes, of, metric, color)
     if len(panels) > 1:
         drawing.name_panels(
             [panel.title for panel in panels], grid, drawing.AXES[along][0], _named(metrics)
@@ -134,7 +138,12 @@ def _as_lines(
     stars = handle(PUBLISHED, "published, 4 workers, 50 epochs, n = 1 (training only)")
     entries = [*panel_handles(panels), *guess, *([stars] if len(published) else []), *failed]
     drawing.legends(figure, (entries, common(cells)))
-    return figure, failed, is_cut
+    return figure, failed, guess, _edges(is_cut, is_beyond)
+
+
+def _edges(is_cut: bool, is_beyond: bool) -> str:
+    """Return the sentences of a caption on marks on the edges of panels."""
+    return " ".join([*[drawing.CUT_WORDS] * is_cut, *[drawing.BEYOND_WORDS] * is_beyond])
 
 
 def _scale(
@@ -176,15 +185,17 @@ def _score_axis(
 ) -> list[Line2D]:
     """Set the scale of the axis that shows a loss or an accuracy.
 
-    Accuracies in training and on the test set share a scale, with the accuracy of guessing.
+    Accuracies in training and on the test set share a scale, with the accuracy of guessing. Cells
+    that have not learned may lie beyond it.
     """
     if metric.endswith("loss"):
         points = cells[f"{metric}_points"].explode().dropna().astype(float)
-        drawing.loss_axis(axes, [*points, *also], flat, few=flat)
+        ends = drawing.interval_ends(cells, metric)
+        drawing.loss_axis(axes, [*points, *also], ends, flat, few=flat)
         return []
-    both = [f"{part}_accuracy_points" for part in PARTS]
-    limits = drawing.accuracy_limits(
-        study, [*pd.concat([cells[name] for name in both]).explode().dropna(), *also]
-    )
+    # A cell at chance would flatten all others.
+    shown = cells[cells["has_learned"].fillna(True).astype(bool)]
+    both = [drawing.drawn_values(shown, f"{part}_accuracy") for part in PARTS]
+    limits = drawing.accuracy_limits(study, [*both[0], *both[1], *also])
     (axes.set_xlim if flat else axes.set_ylim)(limits)
     return drawing.chance_line(axes, study, flat)

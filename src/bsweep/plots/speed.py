@@ -19,7 +19,6 @@ from bsweep.plots.along import (
     along,
     draw_failed,
     draw_panel,
-    from_zero,
     one_quantity,
     timed_cells,
 )
@@ -44,20 +43,21 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
     The ideal speed-up is drawn too. The speed-up is at equal local batch. With parameter servers
     the figure runs over workers: figure 2 of the parameter-sharding paper.
     """
-    name, scaling = along(cells), readable(study, analysis.scaling(timed_cells(study)))
+    name, scaling = along(cells), readable(study, _speedups(timed_cells(study)))
     label = "Examples per second, all workers"
     if not name:
         return one_quantity(
             cells, "images_per_second", label, "Examples per second, all workers together."
         )
-    panels = in_panels(curves(cells, name, "num_workers" if name == "local_batch" else "variant"))
+    found = curves(study, cells, name, "num_workers" if name == "local_batch" else "variant")
+    panels = in_panels(found, "images_per_second")
     figure, grid = drawing.grid(len(panels), 1 if scaling.empty else 2, 2.6)
     failed: list[Line2D] = []
     speedups: list[Curve] = []
     for (left, *right), panel in zip(grid, panels, strict=True):
         failed = _draw_speeds(left, panel, cells, name) or failed
         for axes in right:
-            speedups += _draw_speedup(axes, _of_panel(scaling, panel), cells, name)
+            speedups += _draw_speedup(axes, study, _of_panel(scaling, panel), name)
     names = [label, _speedup_label(scaling)][: len(grid[0])]
     drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[name][0], names)
     for row in grid if speedups else ():
@@ -72,7 +72,17 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
         analysis.unequal_threads(timed_cells(study)),
         drawing.repeats(cells["n"]),
         CROSSES if failed else "",
+        panels[0].left_out,
     )
+
+
+def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of speed-ups; it has no rows for two worker counts, whose speed-up is a
+    number and no curve.
+    """
+    table = analysis.scaling(cells)
+    counts = table.index.get_level_values("num_workers").nunique()
+    return table if counts > 2 else table[:0]
 
 
 def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
@@ -81,18 +91,16 @@ def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> l
     """
     draw_panel(axes, panel, "images_per_second")
     drawing.log_axis(axes, cells, along)
-    from_zero(axes, cells, "images_per_second")
+    drawing.fit_axis(axes, drawing.drawn_values(cells, "images_per_second"))
     return draw_failed([axes], panel.curves)
 
 
-def _draw_speedup(
-    axes: Axes, scaling: pd.DataFrame, cells: pd.DataFrame, along: str
-) -> list[Curve]:
-    """Draw the measured and the ideal speed-up over the number of workers, and return the measured
-    lines.
+def _draw_speedup(axes: Axes, study: Study, scaling: pd.DataFrame, along: str) -> list[Curve]:
+    """Draw the measured and the ideal speed-up over the number of workers; return a `Curve` for
+    each line of measured values.
     """
     lines = curves(
-        scaling, "num_workers", "local_batch" if along == "local_batch" else "variant", whole=cells
+        study, scaling, "num_workers", "local_batch" if along == "local_batch" else "variant"
     )
     workers, bases = (
         sorted(set(scaling.index.get_level_values("num_workers"))),

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.curves import handle
+from bsweep.plots.curves import TIMES, handle
 
 GLOBAL_BATCH = "Global batch (examples)"
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
@@ -28,22 +28,25 @@ _MOST_ROOMY = 9  # columns that leave room for a line of two words
 _DARK = 0.45  # Text is white on a colour whose luminance is lower.
 _DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
-# For each part of a time: its colour (after Okabe and Ito, light enough for text), its description,
-# and its name in a cell.
+# For each part of a time: its colour, its description, and its name in a cell.
 PARTS = {
-    "fixed": ("#E69F00", "of a step, independent of its batch", "fixed cost"),
-    "computing": ("#E3E3E3", "on examples that the smallest batch also needs", "computing"),
+    "fixed": (TIMES["fixed"], "of a step, independent of its batch", "fixed cost"),
+    "computing": (
+        TIMES["computing"],
+        "on examples that the smallest batch also needs",
+        "computing",
+    ),
     "large_batch": (
-        "#56B4E9",
+        TIMES["large_batch"],
         "computing on the additional examples that a batch this large needs",
         "large batch",
     ),
     "exchange": (
-        "#CC79A7",
+        TIMES["exchange"],
         "of gradients, without the part that overlaps with computing",
         "exchange",
     ),
-    "waiting": ("#009E73", "for slower workers", "waiting"),
+    "waiting": (TIMES["waiting"], "for slower workers", "waiting"),
 }
 
 

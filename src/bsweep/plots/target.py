@@ -47,48 +47,49 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     common = analysis.common_target(study)
     assert common is not None  # otherwise the table has no rows
     label = f"Training time to {common[0]} (s)"
-    highest = 1.08 * drawing.extent(table["seconds_points"].explode().dropna().astype(float))[1]
     name = along(analysis.cells(study.runs))
-    figure, missed = (
-        _as_lines(table, name, label, highest) if name else _as_dots(table, label, highest)
+    figure, missed, left_out = (
+        _as_lines(study, table, name, label) if name else _as_dots(table, label)
     )
     return drawing.captioned(
         figure,
         f"Seconds of training until {common[0]}, by the median of three evaluations. {common[1]}",
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach the target." if missed else "",
+        left_out,
     )
 
 
 def _as_lines(
-    table: pd.DataFrame, along: str, label: str, highest: float
-) -> tuple[Figure, list[Line2D]]:
+    study: Study, table: pd.DataFrame, along: str, label: str
+) -> tuple[Figure, list[Line2D], str]:
     missed: list[Line2D] = []
-    panels = in_panels(curves(table, along, "num_workers"))
+    panels = in_panels(curves(study, table, along, "num_workers"), "seconds")
     figure, grid = drawing.grid(len(panels), 1, 2.6)
     for (axes,), panel in zip(grid, panels, strict=True):
         draw_panel(axes, panel, "seconds")
         missed = _mark_missed(axes, panel.curves) or missed
         drawing.log_axis(axes, table, along)
-        axes.set_ylim(0, highest)
+        drawing.fit_axis(axes, drawing.drawn_values(table, "seconds"))
     drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[along][0], [label])
     drawing.legends(figure, ([*panel_handles(panels), *missed], common(table)))
-    return figure, missed
+    return figure, missed, panels[0].left_out
 
 
-def _as_dots(table: pd.DataFrame, label: str, highest: float) -> tuple[Figure, list[Line2D]]:
+def _as_dots(table: pd.DataFrame, label: str) -> tuple[Figure, list[Line2D], str]:
     missed: list[Line2D] = []
-    figure, panels = panels_of_rows(few_enough(table)[0], 1)
+    shown, left_out = few_enough(table)
+    figure, panels = panels_of_rows(shown, 1, sorted_by="seconds")
     for (axes,), rows in panels:
         draw_dots(axes, rows, "seconds")
-        axes.set_xlim(0, highest)
+        drawing.fit_axis(axes, drawing.drawn_values(table, "seconds"), flat=True)
         places = numbered(rows).index[rows["missed"] > 0]
         missed = (
             _draw_missed(axes, [1.0] * len(places), list(places), drawing.GRAY, flat=True) or missed
         )
     axes.set_xlabel(label)
     drawing.legends(figure, (missed, common(table)))
-    return figure, missed
+    return figure, missed, left_out
 
 
 def _mark_missed(axes: Axes, curves: Sequence[Curve]) -> list[Line2D]:

@@ -23,7 +23,6 @@ from bsweep.plots.along import (
     along,
     draw_failed,
     draw_panel,
-    from_zero,
     one_quantity,
     published_cells,
 )
@@ -56,8 +55,8 @@ def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     )
     reference = _reference_batch(study, cells)
     relative = analysis.relative_seconds(cells, reference) if reference else np.nan
-    found = curves(cells.assign(relative_seconds=relative), name, "num_workers")
-    panels = in_panels(found)
+    found = curves(study, cells.assign(relative_seconds=relative), name, "num_workers")
+    panels = in_panels(found, "train_seconds")
     figure, grid = drawing.grid(len(panels), 2 if reference else 1, 2.6)
     failed: list[Line2D] = []
     for (left, *right), panel in zip(grid, panels, strict=True):
@@ -70,7 +69,8 @@ def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     drawing.legends(
         figure, ([*_entries(found, panels, fits), *_published_entries(reference), *failed], title)
     )
-    return drawing.captioned(figure, *_sentences(cells, name, fits, reference, failed))
+    sentences = _sentences(cells, name, fits, reference, failed)
+    return drawing.captioned(figure, *sentences, panels[0].left_out)
 
 
 def _sentences(
@@ -103,7 +103,7 @@ def _draw_times(
     """
     draw_panel(axes, panel, "train_seconds") if fits.empty else _draw_fitted(axes, panel, fits)
     drawing.log_axis(axes, cells, along)
-    from_zero(axes, cells, "train_seconds")
+    drawing.fit_axis(axes, drawing.drawn_values(cells, "train_seconds"))
     return draw_failed([axes], panel.curves)
 
 

@@ -30,6 +30,7 @@ from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
+_MAX_ANSWER = 4  # lines; the path of the page is the fifth
 _MAX_LINES = 4  # in a list; the others are folded away
 _MAX_RUN_IDS = 500  # below a figure; all are in runs.csv
 
@@ -41,7 +42,9 @@ def write(
     *,
     mix: bool = False,
     beside: bool = False,
+    columns: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the report of a study and return the path of the HTML page.
 
@@ -54,8 +57,10 @@ def write(
         mix: Accept runs that do not compare. Without it they are refused.
         beside: Use the times of runs that had others beside them. Without it those times are left
             out.
+        columns: The headings of the columns that the tables for LaTeX keep; none: all.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
+        tell: A function that is called with each of the first lines of the answer.
 
     Returns:
         The path of the file `report.html` in the report's folder.
@@ -73,20 +78,26 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
+            for line in headlines(study)[:_MAX_ANSWER]:
+                tell(line)
             flags = " --mix" * mix + " --beside" * beside
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), escaped(made_by))
+            _write_files(study, Path(new), escaped(made_by), columns)
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
 
 
-def _write_files(study: Study, folder: Path, command: str) -> None:
+def _write_files(study: Study, folder: Path, command: str, columns: Sequence[str] = ()) -> None:
     _write_data(study, folder)
     all_tables, costs = list(tables.tables(study)), scaling.scaling(study)
     titled = [*all_tables, replace(costs, caption=f"{scaling.TITLE}. {costs.caption}")]
     (folder / "table.md").write_text(formats.as_markdown(study.name, titled), encoding="utf-8")
-    (folder / "table.tex").write_text(formats.as_latex(study.name, titled), encoding="utf-8")
+    texts = formats.as_latex(study.name, titled, columns)
+    needs = "% Needs \\usepackage{booktabs}.\n\n"
+    (folder / "table.tex").write_text(needs + "\n".join(texts), encoding="utf-8")
+    for number, text in enumerate(texts, 1):
+        (folder / f"table_{number}.tex").write_text(needs + text, encoding="utf-8")
     page = _page(study, all_tables, costs, _write_figures(study, folder), folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 

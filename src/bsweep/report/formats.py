@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+_MOST_ROOMY = 8  # columns of a table in LaTeX that fit in small type
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
 _MAX_ROWS = 300  # of a table on the page
 
@@ -36,30 +37,34 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
     return "\n".join(blocks)
 
 
-def as_latex(title: str, tables: Sequence[Table]) -> str:
-    """Return tables as LaTeX code, in small type with headings of several lines.
+def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -> list[str]:
+    """Return each table that has cells as LaTeX code with a label, in small type with headings of
+    several lines.
 
-    A table shrinks only if it is wider than the text.
+    Args:
+        title: The name of the study, which begins each caption and label.
+        tables: The tables.
+        columns: The headings of the columns to keep, in order. A table with none of them keeps all.
     """
-    blocks = ["% Needs \\usepackage{adjustbox,booktabs}.\n"]
-    for table in tables:
-        if table.cells.empty:
-            blocks.append(f"% {table.caption}\n")
-            continue
-        are_numbers = _are_numbers(table)
-        _, *body = (" & ".join(row) + r" \\" for row in _rows(table, _tex))
-        head = " & ".join(map(_tex_heading, map(str, table.cells.columns), are_numbers)) + r" \\"
-        columns = "".join("r" if numbers else "l" for numbers in are_numbers)
+    texts = []
+    for number, table in enumerate((table for table in tables if not table.cells.empty), 1):
+        kept = [name for name in columns if name in table.cells]
+        shown = replace(table, cells=table.cells[kept]) if kept else table
+        are_numbers = _are_numbers(shown)
+        _, *body = (" & ".join(row) + r" \\" for row in _rows(shown, _tex))
+        head = " & ".join(map(_tex_heading, map(str, shown.cells.columns), are_numbers)) + r" \\"
+        size = r"\scriptsize" if len(are_numbers) > _MOST_ROOMY else r"\small"
+        label = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
         lines = [
             r"\begin{table}",
-            r"\centering\small\setlength{\tabcolsep}{4pt}\setlength{\belowcaptionskip}{1ex}",
-            rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}",
-            r"\begin{adjustbox}{max width=\linewidth}",
-            rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body,
-            r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}", r"\end{table}",
+            rf"\centering{size}\setlength{{\tabcolsep}}{{3pt}}\setlength{{\belowcaptionskip}}{{1ex}}",
+            rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}\label{{tab:{label}-{number}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if one else 'l' for one in are_numbers)}}}",
+            r"\toprule", head, r"\midrule", *body,
+            r"\bottomrule", r"\end{tabular}", r"\end{table}",
         ]  # fmt: skip
-        blocks.append("\n".join(lines) + "\n")
-    return "\n".join(blocks)
+        texts.append("\n".join(lines) + "\n")
+    return texts
 
 
 def as_html(table: Table) -> str:
@@ -121,6 +126,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "²": r"$^2$",
+    "\N{MINUS SIGN}": "$-$", "\N{EN DASH}": "--",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
 }  # fmt: skip
 
 

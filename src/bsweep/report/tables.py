@@ -65,11 +65,10 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
         if cells[metric].notna().any():
             columns = cells[[metric, f"{metric}_ci95", f"{metric}_points"]]
             values[metric] = [spread(*row) for row in columns.itertuples(index=False)]
-    if "test_accuracy" in values and (medians := analysis.best_medians(study)).notna().any(
-        axis=None
-    ):
+    medians = analysis.best_medians(study)
+    if "test_accuracy" in values and medians["best_median"].notna().any():
         texts = [spread(*row) for row in medians.reindex(cells.index).itertuples(index=False)]
-        values.insert(values.columns.get_loc("test_accuracy") + 1, "best_median", texts)
+        values.insert([*values.columns].index("test_accuracy") + 1, "best_median", texts)
     learned = cells["has_learned"]
     if not learned.fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
@@ -189,7 +188,10 @@ def _steps(study: Study) -> pd.DataFrame:
     steps = steps.assign(sent_bytes=steps["sent_bytes"] / 1e6).rename(
         columns={"sent_bytes": "sent_megabytes"}
     )
-    return steps[steps["sent_megabytes"] != 0]
+    totals = zip(steps["total_seconds"], steps.pop("total_seconds_ci95"), strict=True)
+    return steps.assign(total_seconds=[spread(*total) for total in totals])[
+        steps["sent_megabytes"] != 0
+    ]
 
 
 def _equal_time(study: Study) -> pd.DataFrame:

@@ -135,6 +135,31 @@ class Prediction:
         )
         return " ".join(filter(None, (first, self._others())))
 
+    def brief(self) -> list[str]:
+        """Return the answer in at most four lines: the recommended cell with its interval, how sure
+        it is, the warnings, and what to run next.
+        """
+        choice, best = self.choice, self.recommended
+        first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
+        sure = (
+            f"{_basis(best)}. The best cell with probability {choice.probability_best:.2f}, within "
+            f"{100 * CLOSE:.0f} % of the best with {choice.probability_close:.2f}."
+        )
+        if choice.probability_in_time is not None:
+            sure += f" In time with probability {choice.probability_in_time:.2f}."
+        count = len(self.warnings)
+        warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
+        lines = [f"{first}, {self.amount}.", f"{sure} {self._others()}".strip()]
+        return [*lines, *[warned] * bool(count), f"Run next: {self._next()}."]
+
+    def _next(self) -> str:
+        if not self.recommended["num_reached"]:
+            return "the recommended cell itself, to its target"
+        if self.choice.alternatives:
+            other = cell_name(self.cells.iloc[self.choice.alternatives[0]])
+            return f"further seeds of it and of {other}, which tell them apart"
+        return "nothing, or further seeds of it for a narrower interval"
+
     def _others(self) -> str:
         places = self.choice.alternatives
         if not places:
