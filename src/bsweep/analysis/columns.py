@@ -315,11 +315,11 @@ def of(name: str) -> Column:
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows as a table whose first columns have the names and types that `table` describes.
-    Described columns that the rows lack are added with missing values.
+    """Return rows as a table whose columns have the types that `table` describes, and whose first
+    columns are those that every such table has (`is_always`).
 
-    Columns that are not `is_always` are not added. Whole numbers have an integer type, a
-    missing number is NaN, and a missing text is empty.
+    Of these, columns that the rows lack are added with missing values. Whole numbers have an
+    integer type, a missing number is NaN, and a missing text is empty.
     """
     always = [column.name for column in table if column.is_always]
     typed = rows.reindex(columns=list(dict.fromkeys([*always, *rows.columns])))

@@ -142,7 +142,10 @@ def parse_seconds(text: str) -> float:
     seconds = seconds_of(text.strip())
     if seconds is None:
         unit = f" Did you mean {text}m?" if re.fullmatch(r"\d+(\.\d+)?", text) else ""
-        raise ValueError(f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d.{unit}")
+        raise ValueError(
+            f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d, of more than 0 s and "
+            f"at most 1e9 s.{unit}"
+        )
     return seconds
 
 

@@ -1,4 +1,6 @@
-"""The errors that end a worker process, and the file from which the launcher learns of an error."""
+"""The errors that end a run or its workers, and the file from which the launcher learns why a
+worker failed.
+"""
 
 from __future__ import annotations
 

@@ -467,7 +467,8 @@ class Rounds(Strategy):
         """
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
-        """Begin a round, in which this worker makes `shares[rank].num_steps` steps.
+        """Begin a round, in which this worker makes at most `shares[rank].num_steps` steps. It
+        makes fewer only in a round that the end of an epoch cuts short.
 
         Args:
             shares: Each worker's share of the round, by rank.

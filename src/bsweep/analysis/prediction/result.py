@@ -344,8 +344,8 @@ def _key(cell: pd.Series[Any]) -> dict[str, Any]:
 
 
 def _as_text(table: pd.DataFrame) -> str:
-    """Return a table as text for a terminal, with texts aligned on the left and numbers on the
-    right.
+    """Return a table as text for a terminal, with columns of digits aligned on the right, and the
+    last column and columns of words on the left.
     """
     rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     last = len(rows[0]) - 1

@@ -150,7 +150,9 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
 
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run True if it began at a checkpoint of another run."""
+    """Return for each run True if it began at a checkpoint of another run, whether with the same
+    global batch or another one.
+    """
     return (
         runs["branch_of"].notna() & (runs["branch_of"] != "")
         if "branch_of" in runs
