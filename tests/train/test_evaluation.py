@@ -131,7 +131,7 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
     ("overrides", "expected"),
     [
         (
-            ("evaluate_every_examples=271",),
+            ("evaluate_every_examples=271", "epochs=3"),
             ["evaluate_every_examples=271", "epochs=3 of 90", "less than 90"],
         ),
         (

@@ -68,10 +68,7 @@ def write_summary(
         train_seconds=train_seconds,
         wall_seconds=wall_seconds,
         images_per_second=num_examples / train_seconds if train_seconds else None,
-        train_loss=last.get("train_loss"),
-        train_accuracy=last.get("train_accuracy"),
-        test_loss=last.get("test_loss"),
-        test_accuracy=last.get("test_accuracy"),
+        **{key: last.get(key) for key in _SCORES},
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
         **_final_scores(records),
         warnings=tuple(warnings_in(records)),
@@ -83,6 +80,9 @@ def write_summary(
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
     return status, message
+
+
+_SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")  # of the last epoch
 
 
 def _final_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
