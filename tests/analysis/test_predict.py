@@ -194,6 +194,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         "predict", str(folder), "--target-accuracy", "0.9", "--batches", "64,128", cwd=tmp_path
     )
     assert printed.returncode == 0, printed.stderr
+    assert len(printed.stdout.splitlines()) <= 5
     assert printed.stdout.startswith(
         "Fastest to a test accuracy of 0.9: global batch 128 on 2 workers"
     )

@@ -6,6 +6,10 @@ import argparse
 import json
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bsweep.analysis import Prediction
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,6 +61,11 @@ def run(arguments: Sequence[str]) -> int:
 
     where = dict(_column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
+    _print(prediction, study, as_json, is_verbose)
+    return 0
+
+
+def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) -> None:
     if as_json:
         print(json.dumps(prediction.as_json(), indent=2, allow_nan=False))
     elif is_verbose:
@@ -64,7 +73,6 @@ def run(arguments: Sequence[str]) -> int:
     else:
         page = f"Page: bsweep report {shlex.quote(study)} writes it."
         print("\n".join([*prediction.brief(), page]))
-    return 0
 
 
 def _column_and_value(text: str) -> tuple[str, str]:

@@ -157,11 +157,10 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
         figure,
         f"{metric.capitalize()} by epoch: mean over an epoch's training examples{on_test}{axis}.",
         alike_words(found),
-        _repeated(table),
+        f"{_repeated(table)} {panels[0].left_out}".strip(),
         "" if table["completed"].all() else _INCOMPLETE,
         drawing.CUT_WORDS if is_cut else "",
         drawing.chance_words(study, guess) if metric == "accuracy" else "",
-        panels[0].left_out,
     )
 
 

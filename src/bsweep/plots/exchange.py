@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -54,19 +55,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
             widths = rows[name].where(rows["compute_seconds"].notna(), 0).fillna(0).to_numpy()
             axes.barh(range(len(rows)), widths, left=left, **look)
             left += widths
-        half = rows["total_seconds_ci95"].to_numpy()
-        ends = total + np.nan_to_num(half)
-        if np.isfinite(half).any():
-            axes.errorbar(total, range(len(rows)), xerr=half, fmt="none", **_WHISKERS)
-        for place, (seconds, end) in enumerate(zip(total, ends, strict=True)):
-            axes.annotate(
-                spread(seconds, half[place]),
-                (end, place),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                size=7,
-            )
+        _name_totals(axes, rows)
     highest = (times["total_seconds"] + times["total_seconds_ci95"].fillna(0)).max()
     unit = analysis.step_unit(study)
     label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"
@@ -86,6 +75,24 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
         else "",
         left_out,
     )
+
+
+def _name_totals(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the interval of each bar's whole time, and write the time beside it."""
+    total = rows["total_seconds"].to_numpy()
+    half = rows["total_seconds_ci95"].to_numpy()
+    ends = total + np.nan_to_num(half)
+    if np.isfinite(half).any():
+        axes.errorbar(total, range(len(rows)), xerr=half, fmt="none", **_WHISKERS)
+    for place, (seconds, end) in enumerate(zip(total, ends, strict=True)):
+        axes.annotate(
+            spread(seconds, half[place]),
+            (end, place),
+            (3, 0),
+            textcoords="offset points",
+            va="center",
+            size=7,
+        )
 
 
 def server_load(study: Study, table: pd.DataFrame) -> Figure:

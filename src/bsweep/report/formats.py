@@ -60,8 +60,8 @@ def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -
             rf"\centering{size}\setlength{{\tabcolsep}}{{3pt}}\setlength{{\belowcaptionskip}}{{1ex}}",
             rf"\caption{{{_tex(title)}: {_tex(table.caption)}}}\label{{tab:{label}-{number}}}",
             rf"\begin{{tabular}}{{{''.join('r' if one else 'l' for one in are_numbers)}}}",
-            r"\toprule", head, r"\midrule", *body,
-            r"\bottomrule", r"\end{tabular}", r"\end{table}",
+            r"\hline", head, r"\hline", *body,
+            r"\hline", r"\end{tabular}", r"\end{table}",
         ]  # fmt: skip
         texts.append("\n".join(lines) + "\n")
     return texts

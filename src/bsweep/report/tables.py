@@ -68,7 +68,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
     medians = analysis.best_medians(study)
     if "test_accuracy" in values and medians["best_median"].notna().any():
         texts = [spread(*row) for row in medians.reindex(cells.index).itertuples(index=False)]
-        values.insert([*values.columns].index("test_accuracy") + 1, "best_median", texts)
+        values.insert(list(values).index("test_accuracy") + 1, "best_median", texts)
     learned = cells["has_learned"]
     if not learned.fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
