@@ -17,6 +17,7 @@ from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.torch_private import private
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,6 @@ def initial(
         layout: The memory format of its 4-dimensional tensors.
     """
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     torch.manual_seed(config.seed)
     shape = tuple(dataset.train_inputs.shape[1:])
@@ -62,7 +62,7 @@ def initial(
         if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
             tensor.data = tensor.data.to(memory_format=layout)
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.momentum is not None:
+        if isinstance(module, private("batchnorm")) and module.momentum is not None:
             module.num_batches_tracked = (
                 None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
@@ -80,10 +80,9 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
     config.model.check_num_classes(num_classes)
     if config.model.has_batchnorm is not None:
         return
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     model = outlined(config.model, num_classes, shape)
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, private("batchnorm")) for module in model.modules()):
         problems = list(config.model.lone_examples(config))
         if problems:
             raise ConfigError(*problems)
