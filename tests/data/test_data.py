@@ -663,6 +663,21 @@ def test_torchvision_imports_beside_any_torch() -> None:
     )
 
 
+def test_torchvision_of_other_versions_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch; torch.ones(1).item()")  # as of 0.21
+    (package / "_C_stable.so").touch()  # as of 0.29
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "torchvision" in _modules_after(
+        "import torch; loaded = []; torch.ops.load_library = loaded.append; "
+        "torch.set_default_device('meta'); from bsweep.core import torchvision_shim; "
+        "torchvision_shim.import_torchvision(); assert loaded"
+    )
+
+
 def test_the_cache_lies_in_the_users_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

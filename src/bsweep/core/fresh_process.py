@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from bsweep.core.memory import CRASHES, is_out_of_memory
+from bsweep.core.torch_private import COMPILER
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
@@ -44,8 +45,7 @@ def call(
         Exception: If the function raised it. Its traceback is on stderr, unless memory ran out.
     """
     context = multiprocessing.get_context("forkserver")
-    # Torch's optimizers import torch._dynamo.
-    context.set_forkserver_preload(["bsweep.measure.timed_steps", "torch._dynamo"])
+    context.set_forkserver_preload(["bsweep.measure.timed_steps", COMPILER])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
     process.start()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from bsweep.core.torch_private import listening_store
+
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
 
 def interfaces() -> dict[str, str]:
@@ -63,13 +65,9 @@ def store_at(
     Returns:
         The store; None if `interface` does not have the address to which `host` resolves here.
     """
-    from torch._C._distributed_c10d import TCPStore
-
     at = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     if (address := interfaces().get(interface or "")) not in at:
         return None
     server = listening(address, port)
     number = server.getsockname()[1]
-    return TCPStore(
-        address, number, num_processes, True, timeout, False, master_listen_fd=server.detach()
-    )
+    return listening_store(address, number, num_processes, timeout, server.detach())

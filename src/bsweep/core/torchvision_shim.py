@@ -24,9 +24,10 @@ def import_torchvision() -> ModuleType:
     """Import and return torchvision, even with a CPU-only torch. Call this before any import of a
     torchvision submodule.
     """
-    if not _operators_load():
-        _define_schemas()
-    return importlib.import_module("torchvision")
+    with torch.device("cpu"):  # torch 2.6 and 2.8 import modules that compute on the default device
+        if not _operators_load():
+            _define_schemas()
+        return importlib.import_module("torchvision")
 
 
 def _operators_load() -> bool:
@@ -37,7 +38,7 @@ def _operators_load() -> bool:
     folders = spec.submodule_search_locations if spec else None
     if not folders:
         raise ModuleNotFoundError("torchvision is not installed: run scripts/setup.sh")
-    for library in Path(folders[0]).glob("_C.*"):
+    for library in Path(folders[0]).glob("_C*.*"):  # `_C_stable` since 0.29
         try:
             torch.ops.load_library(str(library))
         except OSError:

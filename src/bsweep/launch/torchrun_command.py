@@ -20,16 +20,14 @@ BACKEND = "bsweep"
 
 
 def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-
     from bsweep.core import network
+    from bsweep.core.torch_private import private
 
-    class Handler(StaticTCPRendezvous):
+    class Handler(private("handler")):  # type: ignore[misc]
         def get_backend(self) -> str:
             return BACKEND
 
-    host, port = parse_rendezvous_endpoint(parameters.endpoint, 0)
+    host, port = private("parse_endpoint")(parameters.endpoint, 0)
     rank, num_hosts = parameters.get_as_int("rank"), parameters.max_nodes
     assert rank is not None, parameters
     handler = Handler(host, port, rank, num_hosts, parameters.run_id, _TIMEOUT_SECONDS)

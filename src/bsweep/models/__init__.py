@@ -21,6 +21,7 @@ from bsweep.config.own import Own, place
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.gpus import num_gpus
+from bsweep.core.torch_private import private
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def initial(
         layout: The memory format of its 4-dimensional tensors.
     """
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     torch.manual_seed(config.seed)
     shape = tuple(dataset.train_inputs.shape[1:])
@@ -69,7 +69,7 @@ def initial(
         if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
             tensor.data = tensor.data.to(memory_format=layout)
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.momentum is not None:
+        if isinstance(module, private("batchnorm")) and module.momentum is not None:
             module.num_batches_tracked = (
                 None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
@@ -87,11 +87,10 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
     config.model.check_num_classes(num_classes)
     if config.model.has_batchnorm is not None:
         return
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     model = outlined(config.model, num_classes, shape)
     _start_from_weights(config.model, num_classes, shape, None)
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, private("batchnorm")) for module in model.modules()):
         problems = list(config.model.lone_examples(config))
         if problems:
             raise ConfigError(*problems)

@@ -23,6 +23,7 @@ from bsweep.config.optimizers import (
 )
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.torch_private import private
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics.vector import Flat
 
@@ -191,7 +192,7 @@ def rehearse(optimizer: Optimizer) -> None:
     optimizer.step()
     optimizer.load_state_dict(state)
     with torch.no_grad():
-        torch._foreach_copy_(tensors, before)
+        private("copy_each")(tensors, before)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from bsweep.config.run import RunConfig
+from bsweep.core.torch_private import private
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The types in which an fp32 model computes matrix products and convolutions, by precision."""
@@ -42,11 +43,7 @@ def choose(config: RunConfig, device: torch.device) -> str:
     if config.precision != "auto":
         return config.precision
     if device.type == "cpu":
-        return (
-            "bf16"
-            if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-            else "fp32"
-        )
+        return "bf16" if private("has_avx512_bf16")() or private("has_amx")() else "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp32" if config.strategy.can.why_no_fp16 else "fp16"
@@ -141,7 +138,7 @@ class LossScale:
             if on_device or not self._overflow:
                 step(*arguments, **options)
             self.num_skipped += self._overflow
-            torch._amp_update_scale_(
+            private("update_scale")(
                 self.factor, self._good_steps, self._overflow, 2.0, 0.5, _GROWTH_STEPS
             )
             self._is_judged = False
@@ -165,7 +162,7 @@ class LossScale:
 
     def _divide_and_judge(self, inverse: Tensor) -> None:
         self._overflow.zero_()
-        torch._amp_foreach_non_finite_check_and_unscale_([self._gradients], self._overflow, inverse)
+        private("unscale")([self._gradients], self._overflow, inverse)
         self._is_judged = True
 
 

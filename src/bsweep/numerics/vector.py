@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from bsweep.core.torch_private import private
 from bsweep.numerics.precision import LossScale
 
 
@@ -146,7 +147,7 @@ class Vector(Flat):
                 views.append(view)
                 gradients.append(gradient)
         if views:
-            torch._foreach_copy_(views, gradients)
+            private("copy_each")(views, gradients)
 
 
 class Anchor(Flat):

@@ -15,8 +15,9 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
+from bsweep.core.torch_private import private
 from bsweep.runlog.errors import WorkerLost
 
 _BEATS_A_TIMEOUT = 10
@@ -31,7 +32,10 @@ class RollCall:
         self._store = _default_store()
         self._number = 0
         self._ended = threading.Event()
-        own_connection = self._store.clone()  # type: ignore[attr-defined]
+        store = self._store
+        own_connection = TCPStore(
+            store.host, store.port, is_master=False, timeout=store.timeout, wait_for_workers=False
+        )
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class RollCall:
 
 
 def _default_store() -> TCPStore:
-    store = dist.distributed_c10d._get_default_store()
+    store = private("default_store")()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     assert isinstance(store, TCPStore), store

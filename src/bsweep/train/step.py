@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bsweep.core.torch_private import private
 from bsweep.data import augment, plan
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.strategies import InBackward, Strategy
@@ -111,9 +112,7 @@ def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
     if num_examples > 1:
         yield
         return
-    norms = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
-    ]
+    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
     for norm in norms:
         norm.eval()
     try:

@@ -1,0 +1,80 @@
+"""The private names of torch that bsweep uses, each of which a version of torch may lack.
+
+torch promises nothing about these names. All of them were seen in torch 2.6, 2.13 and 2.15. No
+other module of bsweep names them. Torch is imported when a name is asked for, so that processes
+without torch can import this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from datetime import timedelta
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+COMPILER = "torch._dynamo"
+"""A module that torch's optimizers import when they are built, in seconds."""
+
+NAMES = {
+    "batchnorm": "torch.nn.modules.batchnorm:_BatchNorm",
+    "copy_each": "torch:_foreach_copy_",
+    "default_store": "torch.distributed.distributed_c10d:_get_default_store",
+    "has_amx": "torch.cpu:_is_amx_tile_supported",
+    "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
+    "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
+    "parse_endpoint": "torch.distributed.elastic.rendezvous.utils:parse_rendezvous_endpoint",
+    "unscale": "torch:_amp_foreach_non_finite_check_and_unscale_",
+    "update_scale": "torch:_amp_update_scale_",
+}
+"""What bsweep calls a private name of torch, and the `module:name` where torch has it."""
+
+
+@functools.cache  # each step asks for some
+def private(name: str) -> Any:
+    """Return a private class or function of the installed torch.
+
+    Args:
+        name: A key of `NAMES`.
+
+    Raises:
+        ValueError: If the installed torch does not have it.
+    """
+    import torch
+
+    module, _, path = NAMES[name].partition(":")
+    try:
+        return attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        raise ValueError(
+            f"this needs {module}.{path}, which torch {torch.__version__} lacks: install a torch "
+            "that `bsweep doctor` calls tested"
+        ) from None
+
+
+def listening_store(
+    address: str, port: int, num_processes: int, timeout: timedelta, socket: int
+) -> TCPStore:
+    """Return a store of torch that accepts connections at a socket that listens already.
+
+    Args:
+        address: The address of the socket.
+        port: The port of the socket.
+        num_processes: The number of processes that meet.
+        timeout: How long they wait for each other.
+        socket: The file descriptor of the socket, which the store closes.
+    """
+    from torch.distributed import TCPStore
+
+    def store(**options: bool) -> TCPStore:
+        return TCPStore(
+            address, port, num_processes, True, timeout, False, master_listen_fd=socket, **options
+        )
+
+    try:
+        return store()
+    except NotImplementedError:  # torch 2.6: the store that uses libuv takes no socket
+        return store(use_libuv=False)
