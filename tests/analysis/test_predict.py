@@ -201,7 +201,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     told = command("predict", str(folder), "--target-loss", "0.1", "--json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     read = json.loads(told.stdout)
-    assert read["target"] == {"metric": "test_loss", "value": 0.1}
+    assert read["target"] == {"metric": "test_loss", "value": 0.1, "part": "test"}
     assert read["cells"][0]["joules"] is None
     assert read["learning_rate_rule"] == "linear"
     assert [one["source"] for one in read["critical_batches"]] == [

@@ -41,9 +41,8 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
     pictures, text = pictures_and_text(folder)
     assert pictures == 7
-    assert (
-        "mine\nFastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
-    )
+    assert "mine\nFastest to a test accuracy of 0.8: global batch 512 on 2 workers" in text
+    assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
 
 @pytest.mark.slow
@@ -80,6 +79,7 @@ def test_the_package_shows_its_api_alone_and_imports_little() -> None:
         "__version__",
         "analysis",
         "load",
+        "load_model",
         "plots",
         "predict",
         "report",

@@ -144,7 +144,8 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
         for paths in runs(tmp_path)
     ]
     assert sum("resumed" in of_run for of_run in events) == 2
-    assert all(read_meta(paths)["beside_others"] for paths in runs(tmp_path))
+    # The third one is alone if the first two end at the same time.
+    assert sum(read_meta(paths).get("beside_others", False) for paths in runs(tmp_path)) >= 2
 
 
 def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_path: Path) -> None:

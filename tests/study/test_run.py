@@ -736,6 +736,7 @@ def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> Non
         "local_batch=8",
         "seed=1",
         "launch.threads_per_worker=1",
+        "optimizer.lr=0.1",
         *QUICK,
     )
     before = torch.get_num_threads()

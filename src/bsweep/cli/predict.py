@@ -55,8 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))
-    as_json, study = options.pop("json"), options.pop("study")
-    is_verbose = options.pop("verbose")
+    study, as_json, is_verbose = map(options.pop, ("study", "json", "verbose"))
     from bsweep.analysis import predict as predicted
 
     where = dict(_column_and_value(text) for text in options.pop("where"))
