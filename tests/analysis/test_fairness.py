@@ -13,6 +13,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.fairness import fairness, seeds_left_out
 from bsweep.analysis.tuning import rates
+from bsweep.plots import drawing
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import write_run
 from tests.support.synthetic_targets import Truth, write_target_run
@@ -183,7 +184,7 @@ def test_the_page_and_the_figure_show_the_best_rates(
     best = next(
         line
         for line in score.lines
-        if line.get_color() == plots.COLORS[0] and len(line.get_xdata()) == 3  # type: ignore[arg-type]
+        if line.get_color() == drawing.INK and len(line.get_xdata()) == 3  # type: ignore[arg-type]
     )
     assert list(best.get_ydata()) == pytest.approx([0.93, 0.931, 0.929], abs=0.002)  # type: ignore[arg-type]
     assert rate.get_yscale() == "log"
