@@ -34,6 +34,7 @@ class Cifar10Config(ImageConfig):
     download: bool
 
     builds: ClassVar[str] = "bsweep.data.cifar10"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
 
@@ -45,6 +46,7 @@ class ImageFolderConfig(ImageConfig):
     side: Side
 
     builds: ClassVar[str] = "bsweep.data.imagefolder"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     files: ClassVar[tuple[str, ...]] = ("root",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root")
 
@@ -114,6 +116,10 @@ class TextConfig(DataConfig):
     files: ClassVar[tuple[str, ...]] = ("path",)
     consists_of: ClassVar[Kind] = "text"
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("safetensors",) if self.tokenizer is None else ("safetensors", "tokenizers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionConfig(ImageConfig):
@@ -124,6 +130,7 @@ class TorchvisionConfig(ImageConfig):
     side: Side | None
 
     builds: ClassVar[str] = "bsweep.data.torchvision"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "root", "download")
 
@@ -133,6 +140,7 @@ class OwnDataConfig(Own, ImageConfig):
     name: Literal["own"]
 
     builds: ClassVar[str] = "bsweep.data.own"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     consists_of: ClassVar[Kind] = "anything"
 
 
