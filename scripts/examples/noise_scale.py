@@ -5,15 +5,15 @@ python scripts/examples/noise_scale.py
 """
 
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsweep
+from bsweep.data.digits import read_digits
 
 torch.manual_seed(0)
-images, labels = load_digits(return_X_y=True)
-digits = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
+images, labels = read_digits()
+digits = TensorDataset(images.flatten(1) / 16, labels)
 loader = DataLoader(digits, batch_size=32, shuffle=True, drop_last=True)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

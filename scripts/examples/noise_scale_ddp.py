@@ -5,18 +5,18 @@ torchrun --nproc-per-node 2 scripts/examples/noise_scale_ddp.py
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
+from bsweep.data.digits import read_digits
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 torch.set_num_threads(1)
-images, labels = load_digits(return_X_y=True)
-digits = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
+images, labels = read_digits()
+digits = TensorDataset(images.flatten(1) / 16, labels)
 sampler: DistributedSampler[int] = DistributedSampler(digits, drop_last=True)
 loader = DataLoader(digits, batch_size=32, sampler=sampler, drop_last=True)
 network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))

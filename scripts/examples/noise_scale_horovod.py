@@ -5,17 +5,17 @@ horovodrun -np 2 python scripts/examples/noise_scale_horovod.py
 
 import horovod.torch as hvd
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
+from bsweep.data.digits import read_digits
 
 hvd.init()
 torch.manual_seed(0)
 torch.set_num_threads(1)
-images, labels = load_digits(return_X_y=True)
-digits = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
+images, labels = read_digits()
+digits = TensorDataset(images.flatten(1) / 16, labels)
 sampler: DistributedSampler[int] = DistributedSampler(
     digits, hvd.size(), hvd.rank(), drop_last=True
 )

@@ -112,6 +112,8 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     (built,) = tmp_path.glob("bsweep-*.whl")
     install = ("pip", "install", "--no-deps", "--target", str(site), str(built))
     subprocess.run([*uv, *install, *python], check=True, capture_output=True)
+    for extra in ("safetensors", "sklearn", "timm", "tokenizers"):
+        (site / f"{extra}.py").write_text("raise ImportError")
     env = {**os.environ, "PYTHONPATH": str(site)}
     where = (
         "import bsweep; from bsweep.config import parsing; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -678,6 +679,30 @@ def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
         ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"
     ):
         launch.check_machine(compose("local_batch=8"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "package"),
+    [
+        (("model=timm", "model.architecture=resnet18"), "timm"),
+        (("optimizer=lars",), "timm"),
+        (("optimizer=lamb",), "timm"),
+        (("data=cifar10", "data.root=x"), "safetensors"),
+        (("data=text", "data.path=x", "data.tokenizer=x", "model=llama_tiny"), "tokenizers"),
+    ],
+)
+def test_a_missing_extra_is_named_where_it_is_needed(
+    asked: tuple[str, ...], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = compose("local_batch=8", "num_workers=1", "strategy=single", "launch=inline", *asked)
+    launch.check_machine(point)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else real(name)
+    )
+    expected = rf"^{asked[0]}: {package} not installed: pip install 'bsweep\[{package}\]'"
+    with pytest.raises(ValueError, match=expected):
+        launch.check_machine(point)
 
 
 def test_inside_horovodrun_diloco_needs_horovods_sums(

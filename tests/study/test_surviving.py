@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import bsweep as package
+from bsweep import analysis
 from bsweep.data.cache import cache_folder, cached_tensors
 from bsweep.launch import failure
 from bsweep.runlog.checkpoint_files import checkpoint_at
@@ -374,6 +375,15 @@ def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Pat
     mixed = package.load(study, mix=True)
     assert len(mixed.runs) == 3
     assert any("different torch" in line for line in mixed.warnings)
+
+
+def test_runs_of_different_torch_are_never_averaged(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    write_run(study, local_batch=8, seed=1, meta=META | {"versions": {"torch": "2.13.1+cpu"}})
+    write_run(study, local_batch=8, seed=2, meta=META | {"versions": {"torch": "2.12.1"}})
+    cells = analysis.cells(package.load(study, mix=True).runs)
+    assert cells.index.get_level_values("torch").tolist() == ["2.12", "2.13"]
+    assert cells["n"].tolist() == [1, 2]
 
 
 def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:

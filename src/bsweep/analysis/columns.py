@@ -102,6 +102,7 @@ RUNS = (
     Column("accumulation_steps", "any", role="setting"),
     Column("device", "text", role="context", source="start", said="{}"),
     Column("hardware", "text", role="context", source="meta", said="{}"),
+    Column("torch", "any", role="context", source="meta", said="torch {}", is_always=False),
     Column("gpu_software", "any", role="context", source="start", said="{}", is_always=False),
     Column("precision", "text", role="setting", source="start", said="{}"),
     Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),

@@ -206,7 +206,9 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
             f"{names}."
         )
     for difference, values in mixture(runs, provenance).items():
-        if difference != "hardware":
+        if difference == "torch":
+            yield f"Runs of different torch have separate curves: {in_words(values)}."
+        elif difference != "hardware":
             yield f"Runs of different {difference} are shown together: {in_words(values)}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.core.words import counted, first_of
+from bsweep.core.words import counted, first_of, minor
 
 _VERSIONS = ("torch", "horovod", "bsweep")
 
@@ -40,11 +40,7 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
             str(version) if pd.notna(version) else ""
             for version in told.get(f"versions.{name}", ())
         ]
-        by_run[name] = (
-            versions
-            if name == "bsweep"
-            else [".".join(version.split(".")[:2]) for version in versions]
-        )
+        by_run[name] = versions if name == "bsweep" else [minor(version) for version in versions]
     found = {name: _runs_by(values, runs["run_id"]) for name, values in by_run.items()}
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
@@ -64,8 +60,8 @@ def refuse(folder: Path, found: Mixture) -> None:
         "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
         + "\nRemove the folders of the smaller group and run the same sweep again, or move them "
         "to a study of their own. Or use all runs together by --mix (mix=True in Python): runs "
-        "of different hardware or precision then get separate curves, runs of different "
-        "versions do not."
+        "of different hardware, precision or torch then get separate curves, runs of different "
+        "Horovod or bsweep do not."
     )
 
 

@@ -19,7 +19,7 @@ from bsweep.config.hosts import SLURM
 from bsweep.config.run import is_left_out
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten
-from bsweep.core.words import escaped
+from bsweep.core.words import escaped, minor
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import REMEDY, Damaged, Run, changes_batch, numbered, warnings_in
@@ -143,10 +143,17 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": hardware_words(run.meta),
+        **_torch(run.meta),
         "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
     }
+
+
+def _torch(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the minor release of torch that a run's `meta.json` names, such as 2.13."""
+    version = (meta.get("versions") or {}).get("torch")
+    return {"torch": minor(version)} if version else {}
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

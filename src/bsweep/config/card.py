@@ -47,6 +47,13 @@ class Card(Schema):
     A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Python packages that the variant imports and that bsweep does not require; an extra of
+        each name installs it.
+        """
+        return ()
+
     def problems(self, point: Point) -> Iterator[str]:
         """Yield an error message, with the remedy, for each conflict between the settings of this
         card and the rest of a point.

@@ -64,6 +64,7 @@ class Cifar10Config(ImageConfig):
     download: bool
 
     builds: ClassVar[str] = "bsweep.data.cifar10"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = (
         *DataConfig.of_no_example,
@@ -85,6 +86,7 @@ class ImageFolderConfig(ImageConfig):
     skip_broken: bool = False
 
     builds: ClassVar[str] = "bsweep.data.imagefolder"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     files: ClassVar[tuple[str, ...]] = ("root",)
     added_later: ClassVar[Mapping[str, object]] = {
         **DataConfig.added_later,
@@ -180,6 +182,10 @@ class TextConfig(DataConfig):
     files: ClassVar[tuple[str, ...]] = ("path",)
     consists_of: ClassVar[Kind] = "text"
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("safetensors",) if self.tokenizer is None else ("safetensors", "tokenizers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionConfig(ImageConfig):
@@ -190,6 +196,7 @@ class TorchvisionConfig(ImageConfig):
     side: Side | None
 
     builds: ClassVar[str] = "bsweep.data.torchvision"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = (
         *DataConfig.of_no_example,
@@ -207,6 +214,7 @@ class OwnDataConfig(Own, ImageConfig):
     name: Literal["own"]
 
     builds: ClassVar[str] = "bsweep.data.own"
+    needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     consists_of: ClassVar[Kind] = "anything"
 
 

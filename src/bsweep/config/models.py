@@ -137,6 +137,7 @@ class TimmConfig(LibraryConfig):
     name: Literal["timm"]
 
     builds: ClassVar[str] = "bsweep.models.timm:build"
+    needs: ClassVar[tuple[str, ...]] = ("timm",)
     given: ClassVar[tuple[str, ...]] = ("pretrained", "num_classes", "in_chans", "checkpoint_path")
 
 

@@ -46,6 +46,7 @@ class LARSConfig(OptimizerConfig):
     trust_coefficient: Positive
 
     builds: ClassVar[str] = "bsweep.numerics.optim:lars"
+    needs: ClassVar[tuple[str, ...]] = ("timm",)
     needs_layer_norms: ClassVar[bool] = True
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -60,6 +61,7 @@ class LAMBConfig(OptimizerConfig):
     eps: Positive
 
     builds: ClassVar[str] = "bsweep.numerics.optim:lamb"
+    needs: ClassVar[tuple[str, ...]] = ("timm",)
     needs_layer_norms: ClassVar[bool] = True
     needs_global_norm: ClassVar[bool] = True
 

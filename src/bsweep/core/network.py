@@ -11,7 +11,7 @@ import psutil
 from bsweep.core.torch_private import listening_store
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def interfaces() -> dict[str, str]:

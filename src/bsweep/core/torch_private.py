@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 COMPILER = "torch._dynamo"
 """A module that torch's optimizers import when they are built, in seconds."""
@@ -67,7 +67,7 @@ def listening_store(
         timeout: How long they wait for each other.
         socket: The file descriptor of the socket, which the store closes.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     def store(**options: bool) -> TCPStore:
         return TCPStore(

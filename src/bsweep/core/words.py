@@ -40,6 +40,11 @@ def listed(items: Sequence[object], comma: str = ", ") -> str:
     return f"{comma.join(first)} and {last}" if first else last
 
 
+def minor(version: str) -> str:
+    """Return the minor release of a version, such as `2.13` of `2.13.0+cpu`."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
 def first_of(items: Sequence[str], most: int = 3, comma: str = ", ") -> str:
     """Return the first `most` items and the number of the others, such as `a, b, c and 2 more`."""
     shown, more = comma.join(items[:most]), len(items) - most

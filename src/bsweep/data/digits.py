@@ -1,8 +1,10 @@
-"""scikit-learn's handwritten digits (part of UCI's optdigits): 1,797 real images of 8x8 pixels."""
+"""scikit-learn's handwritten digits (part of UCI's optdigits): 1,797 real images of 8x8 pixels.
+
+The file `digits.csv.gz` is scikit-learn's own. `digits_licence.txt` has its licences.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,6 @@ def info(config: DigitsConfig) -> DataInfo:
     """Return the numbers of training and test images of handwritten digits, their shape and their
     classes.
     """
-    _path()
     return DataInfo(1437, 360, (3, config.side, config.side), _CLASSES, len(_CLASSES))
 
 
@@ -52,25 +53,13 @@ def load(config: DigitsConfig) -> Dataset:
 def read_digits() -> tuple[Tensor, Tensor]:
     """Return the images and labels that `sklearn.datasets.load_digits` returns.
 
-    They are read from the file inside the package, because importing scikit-learn takes more than a
-    second.
-
     Returns:
         Grey levels 0 to 16, float32 (1797, 8, 8), and labels, int64 (1797,).
     """
     import torch
 
-    table = torch.from_numpy(np.loadtxt(_path(), delimiter=",", dtype=np.float32))
+    table = torch.from_numpy(np.loadtxt(_FILE, delimiter=",", dtype=np.float32))
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].long()
 
 
-def _path() -> Path:
-    """Return the path of scikit-learn's file of digits; raise ValueError if there is no
-    scikit-learn.
-    """
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
-            "data=digits is read from scikit-learn, which is not installed: run scripts/setup.sh"
-        )
-    return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+_FILE = Path(__file__).with_name("digits.csv.gz")

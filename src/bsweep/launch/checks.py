@@ -14,6 +14,7 @@ from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_
 from bsweep.config.run import RunConfig
 from bsweep.config.values import show
 from bsweep.core import memory
+from bsweep.core.extras import refuse_missing
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores
 from bsweep.core.words import counted
@@ -28,6 +29,7 @@ def check_machine(config: RunConfig) -> list[str]:
     Raises:
         ValueError: If the point cannot run here.
     """
+    check_packages(config)
     check_hosts(config)
     if inside_horovodrun():
         _check_inside_horovodrun(config)
@@ -49,6 +51,19 @@ def check_machine(config: RunConfig) -> list[str]:
         *config.compression.warnings(config),
         *config.strategy.warnings(config),
     ]
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raise ValueError if a package that only some data sets, models or optimizers need is not
+    installed.
+
+    Raises:
+        ValueError: If a package that the point needs is missing.
+    """
+    for group in ("data", "model", "optimizer"):
+        card = getattr(config, group)
+        for package in card.needs:
+            refuse_missing(f"{group}={card.name}", [package], package)
 
 
 def check_hosts(config: RunConfig) -> None:

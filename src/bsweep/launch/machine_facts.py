@@ -29,6 +29,7 @@ from bsweep.config.groups import DataConfig
 from bsweep.config.saved import read_config
 from bsweep.core import gpus, network
 from bsweep.core.ranks import num_cores
+from bsweep.launch.checks import check_packages
 from bsweep.runlog.files import RunPaths
 
 PACKAGES = ("bsweep", "torch", "horovod")
@@ -145,6 +146,7 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         config = read_config(path)
         own.read_kept(config, RunPaths(path.parent).own)  # it may make the data
+        check_packages(config)
         card = config.data
         return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
     except (OSError, ValueError) as error:

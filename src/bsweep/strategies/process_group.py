@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
@@ -122,7 +122,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     # The store outlives a run: the next run of the same processes must not find this run's keys
     # there. The prefix is the run's folder as it was configured, because ~ may be another folder on
     # each host.
-    store = dist.PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
+    store = PrefixStore(f"{config.results_dir}/{config.study}/{config.run_id}", store)
     dist.init_process_group(
         backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes
     )

@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from bsweep.core.torch_private import private
 from bsweep.runlog.errors import WorkerLost
@@ -32,10 +32,8 @@ class RollCall:
         self._store = _default_store()
         self._number = 0
         self._ended = threading.Event()
-        store = self._store
-        own_connection = TCPStore(
-            store.host, store.port, is_master=False, timeout=store.timeout, wait_for_workers=False
-        )
+        host, port = self._store.host, self._store.port
+        own_connection = TCPStore(host, port, is_master=False, wait_for_workers=False)
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ knows of one, and a tracker that fails does not end a run.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from bsweep.config.values import TrackerName
+from bsweep.core.extras import refuse_missing
 
 NAMES: tuple[TrackerName, ...] = typing.get_args(TrackerName)
 _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {
@@ -87,14 +87,4 @@ def sink(name: TrackerName) -> Sink:
 def check_trackers(names: Iterable[TrackerName]) -> None:
     """Raise ValueError if the Python package of a tracker is not installed."""
     for name in names:
-        missing = [package for package in _PACKAGES[name] if not _is_installed(package)]
-        if missing:
-            raise ValueError(
-                f"{name}: {', '.join(missing)} not installed: pip install 'bsweep[{name}]'"
-            )
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    # A folder of that name has no origin; wandb, for example, makes a folder `wandb`.
-    return spec is not None and spec.origin is not None
+        refuse_missing(name, _PACKAGES[name], name)
