@@ -12,15 +12,17 @@ horovod=0.28.1
 python=$1
 
 # torch's version.py says what a build must fit, and is read without the seconds that importing torch takes.
-IFS=$'\t' read -r tag torch_version torch_cuda platform site include < <("$python" -c '
-import os, platform, runpy, sys, sysconfig
+IFS=$'\t' read -r tag torch_version torch_cuda cxx platform site include < <("$python" -c '
+import os, platform, re, runpy, sys, sysconfig
 site = next((folder for folder in sys.path[1:] if os.path.exists(f"{folder}/torch/version.py")), "none")
 torch = runpy.run_path(f"{site}/torch/version.py") if site != "none" else {"__version__": "none", "cuda": None}
+extensions = f"{site}/torch/utils/cpp_extension.py"
+asked = re.findall(r"-fPIC., .-std=c\+\+(\d+)", open(extensions).read()) if os.path.exists(extensions) else []
 libc = "".join(platform.libc_ver())
 tag = "cp{}{}".format(*sys.version_info)
 system = "-".join(filter(None, (sysconfig.get_platform(), libc)))
 include = sysconfig.get_path("include")
-print(tag, torch["__version__"], torch["cuda"] or "none", system, site, include, sep="\t")
+print(tag, torch["__version__"], torch["cuda"] or "none", *(asked or ["20"])[:1], system, site, include, sep="\t")
 ' 2>/dev/null) || fail "build_horovod.sh: $python is no Python that runs."
 
 # The CUDA toolkit of torch's major version. A toolkit has headers too: an nvcc on PATH may be a mere wrapper.
@@ -51,7 +53,7 @@ if [[ $torch_cuda != none ]]; then
         toolkit=${toolkit:-pypi}
     fi
 fi
-key=horovod$horovod-$tag-torch$torch_version-cuda$torch_cuda-$platform-cxx20-${flags//,/_}
+key=horovod$horovod-$tag-torch$torch_version-cuda$torch_cuda-$platform-cxx$cxx-${flags//,/_}
 cache=${XDG_CACHE_HOME:-~/.cache}/bsweep/wheels
 log=$cache/$key/build.log
 
@@ -67,7 +69,7 @@ say_without_toolkit() {
 }
 
 what_it_needs() {
-    say "Horovod needs a C++20 compiler (GCC >= 11 or Clang >= 14), make and Python's headers:" \
+    say "Horovod needs a C++$cxx compiler (GCC >= 11 or Clang >= 14), make and Python's headers:" \
         "  Debian, Ubuntu:  apt-get install build-essential python3-dev" \
         "  Fedora, RHEL:    dnf install gcc-c++ make python3-devel" \
         "  macOS:           xcode-select --install; brew install libuv" \
@@ -86,10 +88,11 @@ check_tools() {
     exit 1
 }
 
-# Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++20. Without NCCL
+# Horovod fixes C++14 (C++11 for its kernels) where no variable overrides it, and torch's headers need C++17 (torch 2.8) or
+# C++20 (torch 2.13): the standard by which torch compiles extensions. Without NCCL
 # it would still compile against any CUDA toolkit that lies about, of whatever version.
 patch_source() {
-    "$python" - "$work/horovod-$horovod" "$flags" <<'END'
+    "$python" - "$work/horovod-$horovod" "$flags" "$cxx" <<'END'
 import pathlib, sys
 
 without_cuda = [
@@ -99,8 +102,8 @@ without_cuda = [
 for file, old, new in [
     ("setup.py", "'RelWithDebInfo'", "'Release'"),  # the same -O3 without -g, which doubles the time
     *([] if "nccl" in sys.argv[2] else without_cuda),
-    ("CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
-    ("horovod/torch/CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", "(CMAKE_CXX_STANDARD 20)"),
+    ("CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", f"(CMAKE_CXX_STANDARD {sys.argv[3]})"),
+    ("horovod/torch/CMakeLists.txt", "(CMAKE_CXX_STANDARD 14)", f"(CMAKE_CXX_STANDARD {sys.argv[3]})"),
     ("horovod/common/ops/cuda/CMakeLists.txt", "(CMAKE_CUDA_STANDARD 11)", "(CMAKE_CUDA_STANDARD 17)"),
 ]:
     path = pathlib.Path(sys.argv[1], file)

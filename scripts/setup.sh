@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv: bsweep, what it needs in the versions of constraints.txt, and Horovod compiled for its torch.
-# Run again, it does nothing until one of them changes. PYTHON=python3.12 chooses the Python that .venv is made of.
+# Run again, it does nothing until one of them changes. PYTHON=python3.12 chooses the Python that .venv is made of,
+# BSWEEP_TORCH=2.8.0 the torch, with the torchvision that belongs to it.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/common.sh
@@ -26,7 +27,7 @@ fingerprint() {
     for part in .venv/bin/bsweep .venv/lib/python3*/site-packages/horovod/torch/mpi_lib_v2*.so; do
         [[ -e $part ]] || return 0
     done
-    { cat pyproject.toml constraints.txt scripts/{common,setup,build_horovod}.sh && printf '%s\n' "$PWD" "$key"; } |
+    { cat pyproject.toml constraints.txt scripts/{common,setup,build_horovod}.sh && printf '%s\n' "$PWD" "$key" "${BSWEEP_TORCH:-}"; } |
         $python -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
@@ -63,7 +64,12 @@ venv_is_usable || make_venv
 scripts/build_horovod.sh $python --check # before minutes of downloads
 
 # pip's build environments obey them too. Relative, because pip splits these at blanks.
-export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+constraints=constraints.txt
+if [[ -n ${BSWEEP_TORCH:-} ]]; then
+    constraints=.venv/constraints.txt
+    { grep -vE '^(torch|torchvision|triton|sympy|cuda|nvidia)\b' constraints.txt && echo "torch==$BSWEEP_TORCH"; } >$constraints
+fi
+export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints
 # Half of the time of pip would go into compiling 18,000 modules. Python compiles the few that it imports.
 export PIP_NO_COMPILE=no # pip asks for a no here: it sets this option's `compile`
 step "Installing torch: a minute or two" $python -m pip install --upgrade pip torch

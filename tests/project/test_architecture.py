@@ -34,7 +34,7 @@ KEPT_STATE = {
     "launch/stop.py:_elsewhere": "a signal handler's: signals come to the main thread alone",
     "runlog/locks.py:_SAID": "a cache: folders without locks, so that each is named once",
     "runlog/waits.py:_MAIN": "of the process: whether its main thread waits",
-    "strategies/ddp.py:_KEPT": "groups of torch's, which hang where the last reference goes",
+    "strategies/process_group.py:_KEPT": "groups of torch's, which may hang where they end",
     "study/states.py:_RECORDED": "a cache: how far records were read",
     "trackers/live.py:_followers": "the processes that trackers have, one of each for all points",
 }

@@ -70,7 +70,8 @@ match arguments[0]:
     case "wheel":
         files = "CMakeLists.txt", "cmake/Modules/FindPytorch.cmake"
         cmake, find_torch = (pathlib.Path(arguments[-1], name).read_text() for name in files)
-        assert "STANDARD 20" in cmake
+        asks_17 = (site / "torch" / "utils" / "cpp_extension.py").exists()
+        assert f"STANDARD {17 if asks_17 else 20}" in cmake
         subprocess.run(["c++", "kernel.cc"], check=True)
         nccl = os.environ.get("HOROVOD_GPU_OPERATIONS") == "NCCL"
         is_searched = "TOUPPER" in find_torch or "if(CMAKE_CUDA_COMPILER)" in cmake
@@ -412,6 +413,27 @@ def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
     assert any("cuda-toolkit[nvcc,cccl]==13.0.*" in call for call in checkout.pip_calls()) == (
         release != "13.2"
     )
+
+
+def test_horovod_is_compiled_by_the_standard_that_torch_asks_for(checkout: Checkout) -> None:
+    extensions = checkout.with_torch().site / "torch" / "utils" / "cpp_extension.py"
+    extensions.parent.mkdir()
+    extensions.write_text("cflags = common_cflags + ['-fPIC', '-std=c++17'] + extra_cflags")
+    built = checkout.build()
+    assert built.returncode == 0, built.stderr
+    assert "-torch2.13.0-" in checkout.key()
+    assert checkout.key().endswith("cxx17-gloo")
+
+
+def test_a_torch_that_is_named_replaces_the_pin(checkout: Checkout) -> None:
+    named = checkout.with_env(BSWEEP_TORCH="2.8.0")
+    assert named.run("setup.sh").returncode == 0
+    pins = (checkout.root / ".venv" / "constraints.txt").read_text().splitlines()
+    others = ("torch", "triton", "sympy", "cuda", "nvidia")
+    assert [pin for pin in pins if pin.startswith(others)] == ["torch==2.8.0"]
+    assert any(pin.startswith("timm==") for pin in pins)
+    assert "Already set up" in named.run("setup.sh").stderr
+    assert "Already set up" not in checkout.run("setup.sh").stderr
 
 
 def test_nccl_for_some_gpus_alone_is_another_wheel(checkout: Checkout) -> None:

@@ -160,6 +160,7 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             continue  # `preflight.host_problems` has reported it
         if name == "this machine":
             yield from (f"{name}: {problem}" for problem in facts["problems"])
+        yield from (f"{name}: {problem}" for problem in facts["torch_problems"])
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
             yield (
                 f"{name}: Horovod is not installed: run `bsweep setup-horovod`, or use a strategy "
@@ -198,7 +199,9 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print what `bsweep doctor` found: tables of facts, and a line for each problem to correct."""
+    """Print what `bsweep doctor` found: tables of facts, notes, and a line for each problem to
+    correct.
+    """
     console = terminal.console_of(width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):
         table = Table("machine", *columns)
@@ -223,6 +226,8 @@ def print_tables(found: Mapping[str, Any]) -> None:
                 f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s" if measured else "-",
             )
         console.print(table)
+    for name, facts in found["machines"].items():
+        print("".join(f"note: {name}: {note}\n" for note in facts.get("notes", ())), end="")
     print(
         "\n".join([*(f"to correct: {line}" for line in found["to_mend"])] or ["nothing to correct"])
     )
@@ -237,6 +242,9 @@ _SOFTWARE = {
     "bsweep": lambda facts: f"{facts['versions']['bsweep']} ({facts['code'][:8]})",
     "Python": lambda facts: facts["python"],
     "torch": lambda facts: facts["versions"]["torch"] or "-",
+    "torchvision": lambda facts: facts["versions"]["torchvision"] or "-",
+    "tested together": lambda facts: "yes" if facts["are_tested"] else "no",
+    "not installed": lambda facts: ", ".join(facts["missing_extras"]) or "-",
     "Horovod": lambda facts: facts["versions"]["horovod"] or "-",
     "built with": lambda facts: facts["horovod_build"] or "-",
     "driver": lambda facts: facts["driver"] or "-",

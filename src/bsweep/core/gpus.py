@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bsweep.core import torch_versions
 from bsweep.core.words import counted
 
 
@@ -26,11 +27,15 @@ def num_gpus(device: str) -> int:
     Torch is imported only if there is a driver.
 
     Raises:
-        ValueError: If there are GPUs but the installed torch cannot use all of them.
+        ValueError: If there are GPUs but the installed torch cannot use all of them, or cannot be
+            imported.
     """
     if device == "cpu" or (shutil.which("nvidia-smi") is None and not _DEVICE.exists()):
         return 0
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise ValueError(torch_versions.broken(error)) from None
 
     # The driver's library counts GPUs even if they are too old for this torch.
     count = torch.cuda.device_count()

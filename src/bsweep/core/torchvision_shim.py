@@ -37,7 +37,9 @@ def _operators_load() -> bool:
     spec = importlib.util.find_spec("torchvision")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
-        raise ModuleNotFoundError("torchvision is not installed: run scripts/setup.sh")
+        raise ValueError(
+            "torchvision is not installed: `bsweep doctor` names the version that belongs to torch"
+        )
     for library in Path(folders[0]).glob("_C*.*"):  # `_C_stable` since 0.29
         try:
             torch.ops.load_library(str(library))

@@ -17,6 +17,7 @@ from bsweep.core import memory
 from bsweep.core.extras import refuse_missing
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores
+from bsweep.core.torch_versions import refuse_torch
 from bsweep.core.words import counted
 from bsweep.launch import environment, ssh
 
@@ -54,12 +55,13 @@ def check_machine(config: RunConfig) -> list[str]:
 
 
 def check_packages(config: RunConfig) -> None:
-    """Raise ValueError if a package that only some data sets, models or optimizers need is not
-    installed.
+    """Raise ValueError if torch, or a package that only some data sets, models or optimizers need,
+    is not installed.
 
     Raises:
-        ValueError: If a package that the point needs is missing.
+        ValueError: If a package that the point needs is missing, or if torch is too old.
     """
+    refuse_torch()
     for group in ("data", "model", "optimizer"):
         card = getattr(config, group)
         for package in card.needs:

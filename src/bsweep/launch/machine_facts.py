@@ -8,7 +8,6 @@ with one line of JSON.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -27,12 +26,13 @@ from bsweep import data
 from bsweep.config import own
 from bsweep.config.groups import DataConfig
 from bsweep.config.saved import read_config
-from bsweep.core import gpus, network
+from bsweep.core import gpus, network, torch_versions
 from bsweep.core.ranks import num_cores
 from bsweep.launch.checks import check_packages
 from bsweep.runlog.files import RunPaths
 
-PACKAGES = ("bsweep", "torch", "horovod")
+PACKAGES = ("bsweep", "torch", "torchvision", "horovod")
+EXTRAS = ("safetensors", "timm", "tokenizers")
 _MOST_FILES = 5_000
 _SAMPLED_FILES = 20
 _SAMPLED_BYTES = 65_536
@@ -47,7 +47,7 @@ class Request:
     point: str | None = None  # the file of a point's configuration, within the study's folder
     device: str = "auto"
     hosts: tuple[str, ...] = ()  # names to resolve
-    is_thorough: bool = False  # also import Horovod, which takes seconds
+    is_thorough: bool = False  # also import torch and Horovod, which takes seconds
 
 
 def facts(request: Request) -> dict[str, Any]:
@@ -62,7 +62,11 @@ def facts(request: Request) -> dict[str, Any]:
         "name": platform.node(),
         "python": platform.python_version(),
         "code": code_digest(),
-        "versions": {package: _version(package) for package in PACKAGES},
+        "versions": {package: torch_versions.version(package) for package in PACKAGES},
+        "are_tested": torch_versions.are_tested(),
+        "missing_extras": [name for name in EXTRAS if torch_versions.version(name) is None],
+        "torch_problems": torch_versions.problems() if request.is_thorough else [],
+        "notes": torch_versions.notes(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(request.device, problems),
@@ -160,13 +164,6 @@ def _gpus(device: str, problems: list[str]) -> int:
     except ValueError as error:
         problems.append(str(error))
         return 0
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _horovod_build() -> str | None:

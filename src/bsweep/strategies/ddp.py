@@ -30,11 +30,6 @@ from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.process_group import TorchStrategy
 
-# When DDP's reducer in torch 2.13 drops the last reference to a group, it joins Gloo's threads
-# while it holds Python's lock. One of these threads may be waiting for that lock. So another
-# reference is kept here.
-_KEPT: list[dist.ProcessGroup] = []
-
 # The attributes of PowerSGD's state that change from step to step, beside its random numbers (torch
 # 2.13).
 _OF_POWERSGD = (
@@ -53,7 +48,6 @@ class DDP(TorchStrategy, InBackward):
         self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
-        _KEPT.append(self.workers)
         self._config = strategy
         self._powersgd = self._new_powersgd()
         self.loss_scale = float(self.num_workers)  # DDP averages, other strategies sum

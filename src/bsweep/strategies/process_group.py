@@ -102,6 +102,12 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
     return store, rank, num_processes
 
 
+# What drops the last reference to a group joins Gloo's threads while it holds Python's lock, and
+# one of these threads may wait for that lock: Python in torch 2.6, DDP's reducer in torch 2.13.
+# So the groups of the last run live until the next run's are there, or the process ends.
+_KEPT: list[dist.ProcessGroup] = []
+
+
 def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     """Connect this process to the other processes of the run, and return the workers' process
     group.
@@ -130,4 +136,6 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     if config.num_server_processes:
         world = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
     assert world is not None
+    assert dist.group.WORLD is not None
+    _KEPT[:] = [dist.group.WORLD, world]
     return world

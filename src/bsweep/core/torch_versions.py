@@ -1,0 +1,112 @@
+"""The versions of torch and torchvision that are installed, and what is wrong with them.
+
+Torch is not imported here, because that takes seconds and fails where torch is broken.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+OLDEST = (2, 6)
+"""The oldest minor release of torch with which bsweep was seen to train."""
+
+TESTED = {"2.6.0": "0.21.0", "2.13.0": "0.28.0", "2.15.0": "0.29.2"}
+"""The torchvision that bsweep was tested with, for each tested torch."""
+
+
+def version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def are_tested() -> bool:
+    """Return True if the installed torch and torchvision were tested together."""
+    torch, torchvision = (_public(version(package)) for package in ("torch", "torchvision"))
+    return torchvision != "" and TESTED.get(torch) == torchvision
+
+
+def refuse_torch() -> None:
+    """Raise ValueError if torch is not installed, or if it is too old for bsweep."""
+    installed, oldest = version("torch"), ".".join(map(str, OLDEST))
+    if installed is None:
+        raise ValueError("torch is not installed: pip install torch torchvision")
+    number = re.match(r"(\d+)\.(\d+)", installed)
+    if number and (int(number[1]), int(number[2])) < OLDEST:
+        raise ValueError(
+            f"torch {installed} is too old, bsweep needs {oldest} or newer: pip install --upgrade "
+            "torch torchvision"
+        )
+
+
+def problems() -> list[str]:
+    """Return what keeps the installed torch and torchvision from working, each with the command
+    that mends it. This takes the seconds of an import.
+    """
+    try:
+        refuse_torch()
+    except ValueError as error:
+        return [str(error)]
+    torch, torchvision = _public(version("torch")), _public(version("torchvision"))
+    mend = f"pip install torch=={torch} torchvision"
+    found = []
+    if not torchvision:
+        found.append(f"torchvision is not installed: {mend}")
+    elif (wanted := _torch_of_torchvision()) not in ("", torch):
+        found.append(f"torchvision {torchvision} is for torch {wanted}, not {torch}: {mend}")
+    tried = subprocess.run(
+        [sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        found.append(broken((tried.stderr.strip().splitlines() or ["it crashes"])[-1]))
+    return found
+
+
+def _torch_of_torchvision() -> str:
+    """Return the torch that the installed torchvision requires; empty if it names no version."""
+    told = " ".join(metadata.requires("torchvision") or ())
+    found = re.search(r"\btorch\s*\(?==([\w.]+)", told)
+    return found[1] if found else ""
+
+
+def broken(reason: object) -> str:
+    """Return a message on a torch that cannot be imported, with the command that mends it.
+
+    Args:
+        reason: The error of the import.
+    """
+    torch = _public(version("torch"))
+    return (
+        f"torch {torch} cannot be imported ({reason}): install it with all of its libraries: pip "
+        f"install --force-reinstall torch=={torch} torchvision"
+    )
+
+
+def notes() -> list[str]:
+    """Return what the user may want to change although bsweep works."""
+    if _is_for_cuda("torchvision") and not _is_for_cuda("torch"):
+        note = (
+            "torch is built for CPUs and torchvision for CUDA: bsweep does without torchvision's "
+            "operators, but other programs fail: pip install --force-reinstall torch torchvision "
+            "--index-url https://download.pytorch.org/whl/cpu"
+        )
+        return [note]
+    return []
+
+
+def _is_for_cuda(package: str) -> bool:
+    """Return True if a package is built for CUDA, as only its own file tells."""
+    spec = importlib.util.find_spec(package)
+    path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return bool(path and path.exists() and "+cu" in path.read_text())
+
+
+def _public(installed: str | None) -> str:
+    return (installed or "").partition("+")[0]
