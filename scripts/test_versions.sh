@@ -5,7 +5,7 @@
 #   scripts/test_versions.sh oldest -k vector   one of oldest, newest, lowest; the rest goes to pytest
 #
 # Needs uv (in .venv after scripts/setup.sh), and a package index. An environment takes up to 7 GB; it is kept in the
-# folder BSWEEP_VERSIONS (default: ~/.cache/bsweep/versions). Without Horovod: what needs it is left out.
+# folder BSWEEP_VERSIONS (default: ~/.cache/bsweep/versions). Each gets a Horovod compiled for its torch, with Gloo alone.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -16,7 +16,8 @@ pins() { grep -vE '^(torch|torchvision|triton|sympy|cuda|nvidia|setuptools)\b' c
 # setup NAME OPTIONS...: an environment of that name, and what uv installs into it by the options.
 setup() {
     uv venv --quiet --clear ${PYTHON:+--python "$PYTHON"} "$folder/$1"
-    uv pip install --quiet --python "$folder/$1" "${@:2}" -e '.[dev]'
+    uv pip install --quiet --python "$folder/$1" "${@:2}" pip -e '.[dev]'
+    HOROVOD_GPU_OPERATIONS='' scripts/build_horovod.sh "$folder/$1/bin/python"
 }
 
 # check NAME ARGUMENTS...: its quick tests.
@@ -28,8 +29,7 @@ check() {
         *) echo "There is no $1: name oldest, newest or lowest." >&2 && return 2 ;;
     esac
     "$folder/$1/bin/python" -c 'import sys, torch; print("Python", sys.version.split()[0], "torch", torch.__version__)'
-    "$folder/$1/bin/python" -m pytest -q -n "$(nproc)" -m "not slow and not nightly and not gpu" \
-        -k "not horovod" "${@:2}"
+    "$folder/$1/bin/python" -m pytest -q -n "$(nproc)" -m "not slow and not nightly and not gpu" "${@:2}"
 }
 
 if (($#)); then
