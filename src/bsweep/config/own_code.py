@@ -83,8 +83,8 @@ class Source:
                 del sys.modules[name]
 
     def clash(self, other: Source) -> str | None:
-        """Return the name of a module that this code and another code have with different contents,
-        so that a process can import only one of the two; None if there is no such module.
+        """Return the name of a module whose content differs between this code and other own code.
+        A process can import only one of such modules. Return None if there is no such module.
         """
         both = self._modules.keys() & other._modules.keys()
         return min(
@@ -140,7 +140,7 @@ class Source:
         return spec
 
     def is_own_module(self, name: str) -> bool:
-        """Return True if a top module of this code has the given name."""
+        """Return True if the given name is the top-level name under which this code is imported."""
         return name == self._top
 
     @property

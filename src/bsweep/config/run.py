@@ -280,7 +280,7 @@ def is_left_out(key: str, value: object) -> bool:
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the default values of a dotted key that a later version of bsweep added to variants.
+    """Return the defaults that variants give to a dotted key which older versions did not have.
     With such a value, a run id leaves the key out, so that earlier runs keep their ids.
     """
     group, _, name = key.partition(".")

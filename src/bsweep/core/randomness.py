@@ -31,8 +31,8 @@ def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
 
 
 def stream_of(*key: int | str) -> int:
-    """Return the start (an int64) of the stream of random bits that belongs to a key, such as
-    (purpose, seed, epoch).
+    """Return the seed (an int64) of a stream of random bits, computed from words and numbers such
+    as (purpose, seed, epoch).
     """
     return int.from_bytes(_digest(key), "little", signed=True)
 

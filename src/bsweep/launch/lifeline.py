@@ -145,7 +145,7 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
 
 
 def _end_with_parent() -> None:
-    """Have Linux kill this process when its parent is killed, as `core.fresh_process` does."""
+    """Have Linux kill this process when its parent is killed; `core.fresh_process` does so too."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         _LIBC.prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""The file `final.pt` of a run's folder: the trained weights, with what their use needs."""
+"""The file `final.pt` of a run's folder: the trained weights, the shape of an example, and the
+classes, mean and deviation of the data.
+"""
 
 from __future__ import annotations
 

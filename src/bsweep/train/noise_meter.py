@@ -229,7 +229,9 @@ class NoiseMeter(NoiseHook):
             self.see_part(self._vector.gradients)
 
     def see_part(self, part: Tensor) -> None:
-        """Measure a part of this worker's gradient, just before the workers sum that part."""
+        """Record the squared norm of a part of this worker's gradient, just before the workers sum
+        that part.
+        """
         step = self._step
         if step is None or step.num_workers == 1:
             return

@@ -98,8 +98,8 @@ class Prediction:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return for each cell the expected saving, as a fraction of time or cost, from one more
-        measurement of the cell.
+        """Return for each cell how much of the time or cost to the target one more measurement of
+        the cell is expected to save, as a fraction.
 
         A measurement saves if it leads to the choice of a better cell; see `objectives.gains`.
 
