@@ -136,8 +136,11 @@ class Prediction:
         return " ".join(filter(None, (first, self._others())))
 
     def brief(self) -> list[str]:
-        """Return the answer in at most four lines: the recommended cell with its interval, how sure
-        it is, the warnings, and what to run next.
+        """Return the answer that a terminal shows.
+
+        Returns:
+            At most four lines: the recommended cell with its interval, how sure the recommendation
+            is, the number of warnings, and what to run next.
         """
         choice, best = self.choice, self.recommended
         first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
