@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.config.parsing import conf_dir
+from bsweep.cli import run_help
 from tests.support.running import bsweep, summaries
 
 
 def first_example() -> list[str]:
     """The words of the first example of `bsweep run --help`."""
-    text = (conf_dir() / "hydra/help/bsweep.yaml").read_text()
-    (words, *_) = re.findall(r"^ +bsweep run (.*)$", text, re.MULTILINE)
+    (words, *_) = re.findall(r"^ +bsweep run (.*)$", run_help.text([]), re.MULTILINE)
     return str(words).split()
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("words", [first_example(), ["data=digits", "local_batch=32"]])
+@pytest.mark.parametrize("words", [[], ["data=digits", "local_batch=32"]])
 def test_what_is_typed_first_learns_the_digits(words: list[str], tmp_path: Path) -> None:
-    result = bsweep("run", *words, cwd=tmp_path, timeout=900)
+    result = bsweep("run", *(words or first_example()), cwd=tmp_path, timeout=900)
     assert result.returncode == 0, result.stderr
     (summary,) = summaries(tmp_path, "default").values()
     assert summary["test_accuracy"] >= 0.9

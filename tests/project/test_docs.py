@@ -81,6 +81,10 @@ def test_a_page_says_its_purpose_then_shows_a_command_and_its_output(page: Path)
     assert re.match(r"```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest)
 
 
+def test_pages_type_no_flag_that_is_not_needed() -> None:
+    assert [line for line in TYPED if re.match(r"bsweep \w+ -m", line)] == []
+
+
 def test_the_readme_is_short_and_pages_have_commands() -> None:
     assert len(PAGES[0].read_text().splitlines()) <= MOST_LINES
     assert sum(line.startswith("bsweep") for line in TYPED) > 10

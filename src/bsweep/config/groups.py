@@ -435,9 +435,9 @@ class AllocationConfig(Card):
             steps = f"allocation.local_steps={show(self.local_steps)}"
             key_and_value = f"allocation={self.name}" if self.shares_steps else steps
             yield (
-                f"{key_and_value} with strategy={point.strategy.name}: this strategy synchronises "
-                "after every step, so it has no local steps to share. Use strategy=diloco, or "
-                "allocation=batch_by_flops or batch_by_memory."
+                f"{key_and_value} with strategy={point.strategy.name}: with this strategy, all "
+                "workers take the same number of steps between two synchronisations. Use "
+                "strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
             )
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)

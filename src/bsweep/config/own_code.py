@@ -342,8 +342,8 @@ def kept(name: str, fingerprint: str, folder: Path) -> Source:
     files = _contents(root, root)
     if _digest(name, files) != fingerprint:
         raise ValueError(
-            f"{root} was changed: it no longer holds the code with which the run began. Start the "
-            "same sweep again, which writes that code anew."
+            f"{root} was changed: it no longer holds the code with which the run began. If the run "
+            "is not completed, start the same sweep again, which writes that code anew."
         )
     path = root / (name if is_file(name) or (root / name).is_dir() else f"{name}.py")
     return Source(name, path, fingerprint, files)

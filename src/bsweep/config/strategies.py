@@ -96,7 +96,7 @@ class HorovodConfig(StrategyConfig):
             for key, knob in self.knobs.items()
         )
         return {
-            variable: str(value if unit == 1 else int(value * unit))
+            variable: _horovod_value(value, unit)
             for value, default, variable, unit in values
             if value != default
         }
@@ -109,7 +109,8 @@ class HorovodConfig(StrategyConfig):
                 raise ValueError(
                     f"strategy.{key}={wanted:g}, but horovodrun started its processes with "
                     f"{started_with:g}, and Horovod reads this value only at that time: start "
-                    f"{variable}={wanted * unit:g} horovodrun ..., or leave strategy.{key} out."
+                    f"{variable}={_horovod_value(wanted, unit)} horovodrun ..., or use "
+                    f"strategy.{key}={started_with:g}."
                 )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -130,6 +131,11 @@ class HorovodConfig(StrategyConfig):
 
 
 # It exchanges the whole vector in one call, with Horovod's default settings.
+def _horovod_value(value: float, unit: int) -> str:
+    """Return a setting as the environment variable of Horovod takes it, in units such as bytes."""
+    return str(int(value * unit)) if unit > 1 else f"{value:g}"
+
+
 PLAIN_HOROVOD = HorovodConfig(
     name="horovod",
     op="average",

@@ -148,8 +148,8 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of how fast the seconds of an epoch grow with the batch size or the worker
-    count. Each series of cells has a row with the exponent of a power law.
+    """Return a table of how fast the seconds of an epoch grow with a setting, such as the batch
+    size. Each series of cells has a row with the exponent of a power law.
 
     It is empty for a single series, which the section on costs covers.
     """

@@ -171,7 +171,7 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
     others = sorted(set(cells["num_workers"]) - set(known))
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
-            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
+            f"the runs timed steps only on {_counts(known)}: the cost of an exchange on "
             f"{_counts(others)} is a guess with a wide interval. Time a few steps with these "
             "numbers of workers, or give the file of `bsweep probe` by --probe."
         )
