@@ -220,6 +220,8 @@ def test_latex_keeps_the_columns_that_were_chosen() -> None:
     (text,) = formats.as_latex("s", [formats.Table("Results.", cells)], ["time (s)", "workers"])
     assert r"\begin{tabular}{rr}" in text
     assert r"2.5 & 1 \\" in text
+    with pytest.raises(ValueError, match=r"--columns worker: .* Did you mean 'workers'"):
+        formats.as_latex("s", [formats.Table("Results.", cells)], ["worker"])
 
 
 def test_a_table_recomputed_from_the_records_is_the_same(

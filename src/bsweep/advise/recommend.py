@@ -257,10 +257,9 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
             print(prediction, end="\n\n")
         print("\n".join(lines))
     else:
-        # The search itself says what to run next.
-        answer = prediction.brief()[:2] if prediction is not None else lines[:1]
+        answer = prediction.brief() if prediction is not None else lines[:1]
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
-        print("\n".join(filter(None, [*answer, " ".join(ended), more, page])))
+        print("\n".join([*answer, " ".join(filter(None, [*ended, more])), page]))
     return 0 if prediction is not None else 1
 
 

@@ -71,7 +71,7 @@ def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) 
         print(prediction)
     else:
         page = f"Page: bsweep report {shlex.quote(study)} writes it."
-        print("\n".join([*prediction.brief(), page]))
+        print("\n".join([*prediction.brief(), f"Run next: {prediction.next_run()}.", page]))
 
 
 def _column_and_value(text: str) -> tuple[str, str]:

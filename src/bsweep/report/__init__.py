@@ -83,6 +83,8 @@ def write(
             flags = " --mix" * mix + " --beside" * beside
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
             _write_files(study, Path(new), escaped(made_by), columns)
+        for path in out.glob("table_*.tex"):  # an earlier report may have had more tables
+            path.unlink()
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from bsweep.config.values import did_you_mean
+
 _MOST_ROOMY = 8  # columns of a table in LaTeX that fit in small type
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
 _MAX_ROWS = 300  # of a table on the page
@@ -45,7 +47,17 @@ def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -
         title: The name of the study, which begins each caption and label.
         tables: The tables.
         columns: The headings of the columns to keep, in order. A table with none of them keeps all.
+
+    Raises:
+        ValueError: If no table has a column with one of these headings.
     """
+    headings = dict.fromkeys(str(name) for table in tables for name in table.cells)
+    for name in columns:
+        if name not in headings:
+            raise ValueError(
+                f"--columns {name}: no table has this heading."
+                f"{did_you_mean(name, [*headings])} The headings: {', '.join(headings)}"
+            )
     texts = []
     for number, table in enumerate((table for table in tables if not table.cells.empty), 1):
         kept = [name for name in columns if name in table.cells]

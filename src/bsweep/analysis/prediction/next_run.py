@@ -17,13 +17,12 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.fitting import Fits
-from bsweep.analysis.prediction.objectives import SURE, Choice, Objective, gains
+from bsweep.analysis.prediction.objectives import LEAST_GAIN, SURE, Choice, Objective, gains
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
-_LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 
 Key = tuple[int, int, int]
 """A cell as three numbers in the order of `CELL`: global batch, workers, passes of a step."""
@@ -158,7 +157,7 @@ def next_run(
         return _best(table, "sure")
     if table.empty:
         return Next(None, 0.0, 0.0, "runs")
-    worth = table[table["gain"] >= _LEAST_GAIN]
+    worth = table[table["gain"] >= LEAST_GAIN]
     if worth.empty:
         return _best(table, "gain")
     paid = worth[worth["cost"] <= worth["workers"].map(left)]

@@ -22,6 +22,7 @@ Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 
 CLOSE = 0.05  # Cells within this fraction of the best count as equally good.
 NUM_TIMED_STEPS = 50  # steps that time a cell
+LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 SURE = 0.9  # the probability required of meeting a deadline, and of a sure choice
 _TELLS_APART = (
     0.05  # A cell that is better with a smaller probability is told from the recommended one.

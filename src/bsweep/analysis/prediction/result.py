@@ -19,7 +19,7 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_one_out
 from bsweep.analysis.prediction.forecast import Forecast
-from bsweep.analysis.prediction.objectives import CLOSE, Choice, Objective, gains
+from bsweep.analysis.prediction.objectives import CLOSE, LEAST_GAIN, Choice, Objective, gains
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
@@ -139,8 +139,8 @@ class Prediction:
         """Return the answer that a terminal shows.
 
         Returns:
-            At most four lines: the recommended cell with its interval, how sure the recommendation
-            is, the number of warnings, and what to run next.
+            At most three lines: the recommended cell with its interval, how sure the recommendation
+            is, and the number of warnings.
         """
         choice, best = self.choice, self.recommended
         first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
@@ -153,15 +153,22 @@ class Prediction:
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
         lines = [f"{first}, {self.amount}.", f"{sure} {self._others()}".strip()]
-        return [*lines, *[warned] * bool(count), f"Run next: {self._next()}."]
+        return [*lines, *[warned] * bool(count)]
 
-    def _next(self) -> str:
+    def next_run(self) -> str:
+        """Return which run to make next: the one that is expected to save most of the time or cost.
+
+        Returns:
+            A cell and what its run is expected to save, or that no run is expected to save.
+        """
         if not self.recommended["num_reached"]:
             return "the recommended cell itself, to its target"
-        if self.choice.alternatives:
-            other = cell_name(self.cells.iloc[self.choice.alternatives[0]])
-            return f"further seeds of it and of {other}, which tell them apart"
-        return "nothing, or further seeds of it for a narrower interval"
+        gains = self.gains()
+        runs = gains[gains["kind"] == "run"]
+        best = runs.sort_values("gain").iloc[-1]
+        if best["gain"] < LEAST_GAIN:
+            return f"nothing: no further run is expected to save {LEAST_GAIN:.1%}"
+        return f"{cell_name(best)} with a new seed, which is expected to save {best['gain']:.1%}"
 
     def _others(self) -> str:
         places = self.choice.alternatives
