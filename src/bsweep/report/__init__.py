@@ -81,6 +81,7 @@ def write(
             for line in headlines(study)[:_MAX_ANSWER]:
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
+            flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
             _write_files(study, Path(new), escaped(made_by), columns)
         for path in out.glob("table_*.tex"):  # an earlier report may have had more tables
