@@ -224,6 +224,14 @@ def _not_imported(group: str, card: Own, error: ImportError) -> str:
         return f"{at} imports .{'.'.join(below)}, but there is no {file}: correct the import."
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"{at} {error.msg}: correct the import."
+    file = folder.joinpath(top, *below)
+    if is_file and (file.is_dir() or file.with_suffix(".py").is_file()):
+        is_module = not file.is_dir() or (file / "__init__.py").is_file()
+        return (
+            f"{at} imports {error.name}, which is beside {source.name}, but bsweep keeps only "
+            f"files that import statements name: write `import {error.name}"
+            f"{'' if is_module else '.MODULE'}` at the top of {source.name}."
+        )
     beside = f", put {top}.py beside {source.name}" if is_file else ""
     return (
         f"{at} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
