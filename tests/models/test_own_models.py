@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from bsweep import models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data.dataset import from_images
 from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.study import branching
 from tests.support.running import TINY, bsweep, compose
 
 ALONE = ("strategy=single", "launch=inline")
@@ -328,7 +331,15 @@ def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -
     assert len(ids) == 3
     (folder / "moved").mkdir()
     shutil.copy("nested.pth", "moved/other.pth")
-    assert with_weights("model.weights=moved/other.pth").run_id == config.run_id
+    moved = with_weights("model.weights=moved/other.pth")
+    assert moved.run_id == config.run_id
+    (folder / "run").mkdir()
+    save_config(config, folder / "run/config.yaml")
+    for other, is_refused in ((moved, False), (with_weights("model.weights=plain.pth"), True)):
+        with pytest.raises(ConfigError, match="no complete checkpoint") as caught:
+            branching.check_branch(replace(other, resume_from="run"))
+        assert ("model.weights_sha256=" in str(caught.value)) == is_refused
+        assert "model.weights=" not in str(caught.value)
     shutil.copy("plain.pth", "nested.pth")
     with pytest.raises(ConfigError, match=r"nested\.pth is not the file with which the run began"):
         models.check_model(config, 10, (3, 32, 32))
