@@ -275,13 +275,20 @@ def keep(config: object, folder: Path) -> None:
         _source(card).keep(folder)
 
 
-def read_kept(config: object, folder: Path) -> None:
+def read_kept(config: object, folder: Path, groups: Collection[str] | None = None) -> None:
     """Load the user's own code that `keep` saved for a run, so that this process can import it.
+
+    Args:
+        config: The settings of the run.
+        folder: The folder to which `keep` saved the code.
+        groups: The groups whose code to load, such as `model`; None for all.
 
     Raises:
         ConfigError: If the code there does not have the fingerprint in the configuration.
     """
     for group, card in cards(config).items():
+        if groups is not None and group not in groups:
+            continue
         assert card.fingerprint, "call own.resolve(config) first"
         key = name, fingerprint = own_code.name_of(_where(card)), card.fingerprint
         if key not in _SOURCES:  # the process that starts the workers may train, too
