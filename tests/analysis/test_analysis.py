@@ -20,6 +20,7 @@ import bsweep
 from bsweep import analysis, report
 from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
+from bsweep.analysis.naming import words
 from bsweep.analysis.sharding import largest_share
 from bsweep.analysis.statistics import differ_by_chance
 from bsweep.runlog.files import RunPaths
@@ -288,7 +289,7 @@ TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
 def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=0)
     write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, settings=TWO_HOSTS)
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
     assert cells.index.get_level_values("placement").tolist() == ["1 node", "2 nodes"]
     assert cells["n"].tolist() == [1, 1]
 
@@ -366,7 +367,7 @@ def test_threads_that_are_swept_tell_cells_apart(tmp_path: Path) -> None:
             threads=threads,
             settings=settings,
         )
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
     assert "threads" in cells.index.names
     assert analysis.scaling(cells)["base_workers"].tolist() == [1] * 4
     assert analysis.unequal_threads(cells) == ""
@@ -768,14 +769,33 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
 
 @pytest.mark.parametrize(
     "root",
-    ["data.root=/home/me/images", "'data.root=/home/my own/images'", "data.root='/a b/images'"],
+    [
+        "data.root=/home/me/images",
+        "'data.root=/home/my own/images'",
+        "data.root='/a b/images'",
+        "model.weights=/home/me/images",
+    ],
 )
 def test_the_recorded_command_does_not_say_where_the_data_lay(root: str, tmp_path: Path) -> None:
     write_run(
         tmp_path / "s", local_batch=8, meta={**META, "command": f"bsweep run a=1 {root} b=/c/d"}
     )
     command = bsweep.load(tmp_path / "s").provenance["command"].iloc[0]
-    assert command.replace("'", "") == "bsweep run a=1 data.root=images b=/c/d"
+    key = root.strip("'").partition("=")[0]
+    assert command.replace("'", "") == f"bsweep run a=1 {key}=images b=/c/d"
+
+
+def test_weights_at_two_paths_are_one_cell_and_shown_by_their_hash(tmp_path: Path) -> None:
+    for seed, (path, digest) in enumerate((("a.pth", "a1"), ("b.pth", "a1"), ("a.pth", "b2"))):
+        weights = {"model.weights": path, "model.weights_sha256": 32 * digest}
+        write_run(tmp_path / "s", local_batch=8, seed=seed, settings=weights)
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
+    assert dict(zip(cells["model.weights_sha256"], cells["n"], strict=True)) == {
+        "a1a1a1a1": 2,
+        "b2b2b2b2": 1,
+    }
+    assert "model.weights" not in cells
+    assert words("model.weights_sha256", "a1a1a1a1") == "pretrained weights a1a1a1a1"
 
 
 def test_labels_name_settings_that_differ_but_not_derived_ones(tmp_path: Path) -> None:

@@ -311,6 +311,14 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
             "import nosuch.part\n",
             r"imports nosuch, which is not installed: type `pip install nosuch`",
         ),
+        (
+            "import importlib\nimportlib.import_module('notes')\n",
+            r"notes, which is beside model.py, .*: write `import notes` at the top of model.py",
+        ),
+        (
+            "import importlib\nimportlib.import_module('layers.wide')\n",
+            r"layers, which is beside model.py, .*: write `import layers.MODULE` at the top",
+        ),
         ("from .nosuch import x\n", r"imports .nosuch, but there is no .*thesis/nosuch.py"),
         ("from helper import x\n", r"model.py, line 1, cannot import name 'x' from 'helper'"),
         (

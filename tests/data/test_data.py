@@ -288,6 +288,9 @@ def test_validation_examples_are_taken_of_each_class_and_never_trained_on() -> N
     parts = torch.cat([held.train_inputs, held.validation_inputs]).flatten(1)
     assert torch.equal(parts.unique(dim=0), whole.train_inputs.flatten(1).unique(dim=0))
     assert torch.equal(held.test_inputs, whole.test_inputs)
+    assert held.mean is not None
+    assert whole.mean is not None
+    assert torch.equal(held.mean, whole.mean), "docs/results.md says so"
     assert len(held.evaluated) == 60
     again = data.load(but(config, subset=50), CPU).validation_inputs
     assert again is not None

@@ -5,6 +5,7 @@ or as the cause.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,6 @@ import psutil
 import pytest
 
 from bsweep import launch
-from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, ssh
 from bsweep.launch.launcher import LaunchRequest
@@ -323,14 +323,23 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
     monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*elsewhere, *words])
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/here")
     data = ("data=own", f"data.target={tmp_path}/mydata.py:build", f"results_dir={tmp_path}")
-    config = own.resolve(
-        compose("num_workers=2", "local_batch=8", "launch.hosts='localhost:1,h2:1'", *data)
-    )
+    (tmp_path / "w.pth").write_text("weights")
+    model = ("model=timm", "model.architecture=resnet18", f"model.weights={tmp_path}/w.pth")
+    hosts = "launch.hosts='localhost:1,h2:1'"
+    config = compose("num_workers=2", "local_batch=8", hosts, *data, *model).resolved()
     here, _, there = preflight.ask_all(config, ["localhost", "h2"])
     assert here.facts, there.problem
     assert there.facts, there.problem
     assert there.facts["problems"] == []
     assert there.facts["data"] == here.facts["data"] is not None
+    assert there.facts["weights"] == hashlib.sha256(b"weights").hexdigest()
+    for digest, said in (("", "cannot be read there"), ("c0ffee", "is another file there")):
+        other = dataclasses.replace(there, facts={**there.facts, "weights": digest})
+        problems = preflight.host_problems(config, {"h2": 1}, [here, other])
+        assert f"h2: model.weights={tmp_path}/w.pth {said}: give all" in "\n".join(problems)
+    assert "weights" not in "\n".join(preflight.host_problems(config, {"h2": 1}, [here, there]))
+    (tmp_path / "w.pth").unlink()
+    assert machine_facts.weights_digest(config.model) == ""
 
 
 WITHOUT_TORCH = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ import torch
 from bsweep import models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data.dataset import from_images
 from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.study import branching
 from tests.support.running import TINY, bsweep, compose
 
 ALONE = ("strategy=single", "launch=inline")
@@ -62,6 +65,14 @@ def wrong_shape(num_classes, shape):
 
 def too_narrow(num_classes, shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(7, num_classes))
+
+class OfFours(nn.Module):
+    def __init__(self, num_classes, shape, size=4):
+        super().__init__()
+        self.layer, self.size = flat(num_classes, shape), size
+
+    def forward(self, images):
+        return self.layer(images.unflatten(0, (-1, self.size)).flatten(0, 1))
 
 class Pair(nn.Module):
     def __init__(self, num_classes, shape):
@@ -154,22 +165,22 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
         (
             "model=own model.target=mine.py:wrong_shape",
             DataInfo(8, 8, (3, 8, 8), (), 10),
-            r"returned a tensor of shape \[2, 7\] for .* not logits \[2, 10\]: return logits",
+            r"returned a tensor of shape \[8, 7\] for .* not logits \[8, 10\]: return logits",
         ),
         (
             "model=own model.target=mine.py:Pair",
             DataInfo(8, 8, (3, 8, 8), (), 10),
-            r"returned tuple for targets of shape \[2\], .* or give the model methods loss",
+            r"returned tuple for targets of shape \[8\], .* or give the model methods loss",
         ),
         (
             "model=own model.target=mine.py:too_narrow",
             DataInfo(8, 8, (3, 8, 8), (), 10),
-            r"cannot take examples of shape \[3, 8, 8\]: RuntimeError: mat1 and mat2 .* Choose",
+            r"cannot take 8 examples of shape \[3, 8, 8\]: RuntimeError: mat1 and mat2 .* Choose",
         ),
         (
             "model=tiny_cnn data=own data.target=mine.py:flat",
             DataInfo(8, 8, (20,), (), 10, inputs="numbers"),
-            r"model=tiny_cnn cannot take examples of shape \[20\]: RuntimeError: .*conv2d.* Choose",
+            r"tiny_cnn cannot take 8 examples of shape \[20\]: RuntimeError: .*conv2d.* Choose",
         ),
         (
             "model=tiny_cnn data=own data.target=mine.py:flat",
@@ -178,7 +189,7 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
         ),
     ],
 )
-def test_two_examples_are_tried_before_anything_starts(
+def test_a_few_examples_are_tried_before_anything_starts(
     folder: Path, words: str, info: DataInfo, expected: str
 ) -> None:
     config = own.resolve(compose("local_batch=8", *words.split()))
@@ -187,12 +198,22 @@ def test_two_examples_are_tried_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_may_need_a_multiple_of_some_examples(folder: Path) -> None:
+    words = ("model=own", "model.target=mine.py:OfFours")
+    before = torch.random.get_rng_state()
+    assert checked(*words, "local_batch=4")
+    assert checked(*words, "+model.options.size=16", "local_batch=32")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(ConfigError, match=r"cannot take 8 examples of shape \[3, 8, 8\]"):
+        checked(*words, "+model.options.size=16", "local_batch=24")
+
+
 def test_a_model_that_does_not_fit_the_data_starts_nothing(folder: Path) -> None:
     point = ("model=own", "model.target=mine.py:Pair", "local_batch=8", "study=s")
     result = bsweep("run", *TINY, *ALONE, *point, cwd=folder)
     assert result.returncode == 2
     (said,) = result.stderr.splitlines()
-    assert said.startswith("bsweep: model.target=mine.py:Pair, tried on two examples of shape")
+    assert said.startswith("bsweep: model.target=mine.py:Pair, tried on 8 examples of shape")
     assert not (folder / "results").exists()
 
 
@@ -310,7 +331,15 @@ def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -
     assert len(ids) == 3
     (folder / "moved").mkdir()
     shutil.copy("nested.pth", "moved/other.pth")
-    assert with_weights("model.weights=moved/other.pth").run_id == config.run_id
+    moved = with_weights("model.weights=moved/other.pth")
+    assert moved.run_id == config.run_id
+    (folder / "run").mkdir()
+    save_config(config, folder / "run/config.yaml")
+    for other, is_refused in ((moved, False), (with_weights("model.weights=plain.pth"), True)):
+        with pytest.raises(ConfigError, match="no complete checkpoint") as caught:
+            branching.check_branch(replace(other, resume_from="run"))
+        assert ("model.weights_sha256=" in str(caught.value)) == is_refused
+        assert "model.weights=" not in str(caught.value)
     shutil.copy("plain.pth", "nested.pth")
     with pytest.raises(ConfigError, match=r"nested\.pth is not the file with which the run began"):
         models.check_model(config, 10, (3, 32, 32))

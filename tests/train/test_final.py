@@ -40,7 +40,13 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     images = ("data=imagefolder", "data.root=photos", "data.side=8", "data.test_share=0.25")
     shares = ("data.skip_broken=true", "data.validation_share=0.2", "keep_weights=true")
     point = ("local_batch=4", "num_workers=2", "strategy=allreduce", "epochs=2", "study=s")
-    words = ("run", *images, *shares, "model=own", "model.target=mine.py:build", *point)
+    code = (
+        "model=own",
+        "model.target=mine.py:build",
+        "optimizer=own",
+        "optimizer.target=torch.optim:SGD",
+    )
+    words = ("run", *images, *shares, *code, *point)
     result = bsweep(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (paths,) = runs(tmp_path)
@@ -52,7 +58,13 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     records = read_records(paths.metrics)[0]
     assert (records[1]["type"], records[1]["num_train"], records[1]["num_test"]) == ("start", 24, 6)
 
-    model, config = package.load_model(paths.folder), read_config(paths.config)
+    counters = [name for name in torch.load(paths.final)["weights"] if "num_batches" in name]
+    assert counters == [], "a strict load passes without them"
+    config, saved = read_config(paths.config), paths.config.read_text()
+    assert saved.count("torch==") == 1
+    paths.config.write_text(saved.replace("torch==", "torch==0."))
+    model = package.load_model(paths.folder)
+    paths.config.write_text(saved)
     dataset = data.load(config.data, torch.device("cpu"))
     assert len(dataset.test_labels) == 10
     assert dataset.mean is not None

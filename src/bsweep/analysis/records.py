@@ -44,11 +44,13 @@ _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph",
     "log_every_steps",
     "checkpoint_every", "keep_weights", "resume_from", "launch.retries", "trackers",
-    "data.download", "allocation.probe",
+    "data.download", "model.weights", "allocation.probe",
     "allocation.devices", "measure.noise_scale", "measure.noise_scale_per_layer",
 )  # fmt: skip
 _FINAL = ("final_test_loss", "final_test_accuracy")  # of runs with validation examples
-_PATHS = ("data.root", "data.path", "data.tokenizer")
+_PATHS = ("data.root", "data.path", "data.tokenizer", "model.weights")
+_DIGEST = "model.weights_sha256"  # tells pretrained weights apart, wherever their file lies
+_DIGITS = 8  # of a digest, for people to read
 
 # The fields of an epoch's record that are no columns of `epochs`.
 NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
@@ -167,6 +169,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # the data's name, not its place on a machine
+    if settings.get(_DIGEST):
+        settings[_DIGEST] = settings[_DIGEST][:_DIGITS]
     return settings
 
 

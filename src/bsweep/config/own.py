@@ -224,6 +224,14 @@ def _not_imported(group: str, card: Own, error: ImportError) -> str:
         return f"{at} imports .{'.'.join(below)}, but there is no {file}: correct the import."
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"{at} {error.msg}: correct the import."
+    file = folder.joinpath(top, *below)
+    if is_file and (file.is_dir() or file.with_suffix(".py").is_file()):
+        is_module = not file.is_dir() or (file / "__init__.py").is_file()
+        return (
+            f"{at} imports {error.name}, which is beside {source.name}, but bsweep keeps only "
+            f"files that import statements name: write `import {error.name}"
+            f"{'' if is_module else '.MODULE'}` at the top of {source.name}."
+        )
     beside = f", put {top}.py beside {source.name}" if is_file else ""
     return (
         f"{at} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
@@ -267,13 +275,20 @@ def keep(config: object, folder: Path) -> None:
         _source(card).keep(folder)
 
 
-def read_kept(config: object, folder: Path) -> None:
+def read_kept(config: object, folder: Path, groups: Collection[str] | None = None) -> None:
     """Load the user's own code that `keep` saved for a run, so that this process can import it.
+
+    Args:
+        config: The settings of the run.
+        folder: The folder to which `keep` saved the code.
+        groups: The groups whose code to load, such as `model`; None for all.
 
     Raises:
         ConfigError: If the code there does not have the fingerprint in the configuration.
     """
     for group, card in cards(config).items():
+        if groups is not None and group not in groups:
+            continue
         assert card.fingerprint, "call own.resolve(config) first"
         key = name, fingerprint = own_code.name_of(_where(card)), card.fingerprint
         if key not in _SOURCES:  # the process that starts the workers may train, too

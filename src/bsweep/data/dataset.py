@@ -43,7 +43,7 @@ class Dataset:
     classes: tuple[str, ...]  # names of the classes; empty for a text
     num_classes: int  # number of classes, or size of a text's vocabulary
     mean: Tensor | None = (
-        None  # float32 (C,): of all training images in [0, 1], even if only a subset is trained on
+        None  # float32 (C,): of all training images in [0, 1], even if some are not trained on
     )
     std: Tensor | None = None  # float32 (C,)
     device: torch.device | None = None  # the device that trains; None: the tensors' device
@@ -155,6 +155,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def with_validation(dataset: Dataset, number: int) -> Dataset:
     """Return a data set with `number` of its training examples held out for validation, the same
     ones at each call. Each class gives the same share, give or take one example.
+
+    The examples are copied: a data set that was mapped from a file then takes memory.
     """
     labels = dataset.train_labels
     order = random_bits(torch.arange(len(labels)), stream_of("validation")).argsort()

@@ -24,10 +24,12 @@ import psutil
 
 from bsweep import data
 from bsweep.config import own
-from bsweep.config.groups import DataConfig
+from bsweep.config.groups import DataConfig, ModelConfig
+from bsweep.config.models import LibraryConfig
 from bsweep.config.saved import read_config
 from bsweep.core import gpus, network, torch_versions
 from bsweep.core.ranks import num_cores
+from bsweep.core.regular_files import sha256_of
 from bsweep.launch.checks import check_packages
 from bsweep.runlog.files import RunPaths
 
@@ -77,6 +79,7 @@ def facts(request: Request) -> dict[str, Any]:
         "horovod_build": _horovod_build() if request.is_thorough else None,
         "point": None,
         "data": None,
+        "weights": None,
         "free_bytes": shutil.disk_usage(_existing(Path(request.point or "."))).free,
         "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
     }
@@ -119,6 +122,18 @@ def fingerprint(card: DataConfig) -> str | None:
     return digest.hexdigest()
 
 
+def weights_digest(card: ModelConfig) -> str | None:
+    """Return the hash of a model's file of pretrained weights; an empty text if the file cannot be
+    read here; None if the card names no file.
+    """
+    if not isinstance(card, LibraryConfig) or card.weights is None:
+        return None
+    try:
+        return sha256_of(Path(card.weights))
+    except OSError:
+        return ""
+
+
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
     """Yield the path and the size of each file in the folder `path`, up to 5,000 files in a fixed
     order. If `path` is a file, yield its own path and size.
@@ -138,7 +153,8 @@ def _files(path: Path) -> Iterator[tuple[Path, int]]:
 
 def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
     """Return facts about a point as this machine reads them: the hash of the point's configuration
-    file, and facts about its data. `preflight` compares these values between hosts.
+    file, that of its pretrained weights, and facts about its data. `preflight` compares these
+    values between hosts.
     """
     try:
         seen = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -147,15 +163,17 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
     except OSError as error:
         problems.append(f"{path.parent}: {error.strerror}")
         return {"point": None}
+    found: dict[str, Any] = {"point": seen}
     try:
         config = read_config(path)
+        found["weights"] = weights_digest(config.model)
         own.read_kept(config, RunPaths(path.parent).own)  # it may make the data
         check_packages(config)
         card = config.data
-        return {"point": seen, "data": {**asdict(data.prepare(card)), "files": fingerprint(card)}}
+        found["data"] = {**asdict(data.prepare(card)), "files": fingerprint(card)}
     except (OSError, ValueError) as error:
         problems.append(str(error))
-        return {"point": seen}
+    return found
 
 
 def _gpus(device: str, problems: list[str]) -> int:

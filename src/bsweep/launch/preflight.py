@@ -22,6 +22,7 @@ from typing import Any
 
 from bsweep.config import own
 from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
+from bsweep.config.models import LibraryConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.core.words import counted
@@ -87,8 +88,17 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
         launch,
         config.study_dir.absolute(),
         config.data,
+        _weights(config),
         config.device,
         config.strategy.can.uses_horovod,
+    )
+
+
+def _weights(config: RunConfig) -> tuple[str | None, str | None]:
+    """Return the path and the hash of a point's file of pretrained weights, or two times None."""
+    model = config.model
+    return (
+        (model.weights, model.weights_sha256) if isinstance(model, LibraryConfig) else (None,) * 2
     )
 
 
@@ -337,6 +347,10 @@ def _file_problems(
         return [
             f"data={config.data.name} differs between there and here: give all hosts the same files"
         ]
+    path, digest = _weights(config)
+    if there["weights"] not in (None, digest):
+        what = "is another file there" if there["weights"] else "cannot be read there"
+        return [f"model.weights={path} {what}: give all hosts the same file at this path"]
     return []
 
 

@@ -3,7 +3,7 @@
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
 without the values of its parameters; `check_model` uses it to check a point before anything starts.
-`try_model` computes the loss of two made-up examples if the model or the data are the user's own.
+`try_model` computes the loss of a few made-up examples if the model or the data are the user's own.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.
@@ -12,6 +12,7 @@ other workers.
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from bsweep.config.card import resolve
@@ -22,6 +23,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.gpus import num_gpus
 from bsweep.core.torch_private import private
+from bsweep.core.words import counted
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bsweep.data.dataset import Dataset
+
+_MOST_TRIED = 8  # made-up examples, unless the model needs a whole batch
 
 
 def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -119,44 +123,64 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
     """Return a model on torch's meta device, which has the layers but no values of parameters."""
     import torch
 
-    try:
-        with torch.device("meta"):
+    with _same_random_numbers():  # a model of the user's own is built on the CPU
+        try:
+            with torch.device("meta"):
+                model = build(config, num_classes=num_classes, shape=shape)
+        except (
+            NotImplementedError
+        ):  # Some models, such as torchvision's RegNets, read values while they are built.
             model = build(config, num_classes=num_classes, shape=shape)
-    except (
-        NotImplementedError
-    ):  # Some models, such as torchvision's RegNets, read values while they are built.
-        model = build(config, num_classes=num_classes, shape=shape)
     return model.to("meta")
 
 
+def _same_random_numbers() -> AbstractContextManager[None]:
+    """Restore the CPU's random generator at the end of the `with` block. The GPUs' generators are
+    left alone, because a process that starts workers must not touch a GPU.
+    """
+    import torch
+
+    return torch.random.fork_rng(devices=[])
+
+
 def try_model(config: RunConfig, info: DataInfo) -> None:
-    """Compute the loss of two made-up examples once, before anything starts, if the model or the
-    data are the user's own.
+    """Compute the loss of made-up examples once, before anything starts, if the model or the data
+    are the user's own. The random numbers of this process stay what they are.
 
     A shipped model is tried without values. The user's own module is tried on the CPU, so an error
-    of its forward pass counts only if the run needs no GPU.
+    of its forward pass counts only if the run needs no GPU. A model that fails on a few examples is
+    tried on a whole batch: it may need, for example, a multiple of 16.
 
     Raises:
         ValueError: If the model cannot take such examples, or its outputs do not fit their labels.
     """
     if config.model.learns_from is None or config.data.consists_of == "anything":
         runs_here = not config.launch.named_hosts and not num_gpus(config.device)
-        if problem := _problem_with_two(config.model, info, runs_here):
-            raise ConfigError(problem)
+        whole = max(config.local_batches)
+        problems = []
+        for number in dict.fromkeys((min(_MOST_TRIED, whole), whole)):
+            problem = _problem_with(config.model, info, number, runs_here)
+            if problem is None:
+                return
+            problems.append(problem)
+        raise ConfigError(problems[0])  # which is the same for all larger batches of a sweep
 
 
 @functools.cache  # a sweep asks for every point
-def _problem_with_two(card: ModelConfig, info: DataInfo, refuses_errors: bool) -> str | None:
-    """Return why a model cannot learn from two examples of a data set; None if it can."""
+def _problem_with(
+    card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool
+) -> str | None:
+    """Return why a model cannot learn from `number` examples of a data set; None if it can."""
     import torch
 
     from bsweep.numerics import objective
 
     asked = f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
-    shape = list(info.shape)
+    examples = f"{counted(number, 'example')} of shape {list(info.shape)}"
     labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
-    with torch.device("cpu" if card.learns_from is None else "meta"):
-        inputs, targets = _two_examples(info)
+    device = torch.device("cpu" if card.learns_from is None else "meta")
+    with _same_random_numbers(), device:
+        inputs, targets = _made_up(info, number)
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)
             outputs = model(inputs)
@@ -164,8 +188,8 @@ def _problem_with_two(card: ModelConfig, info: DataInfo, refuses_errors: bool) -
             return str(error)
         except Exception as error:
             return (
-                f"{asked} cannot take examples of shape {shape}: {_in_a_line(error)}. Choose a "
-                "model for such examples, or correct the model."
+                f"{asked} cannot take {examples}: {_in_a_line(error)}. Choose a model for such "
+                "examples, or correct the model."
                 if refuses_errors
                 else None
             )
@@ -173,19 +197,19 @@ def _problem_with_two(card: ModelConfig, info: DataInfo, refuses_errors: bool) -
             of_model = objective.of(model, targets)
             of_model.check(outputs, targets, info.num_classes)
         except Exception as error:
-            return f"{asked}, tried on two examples of shape {shape} with {labels}: {error}"
+            return f"{asked}, tried on {examples} with {labels}: {error}"
     return None
 
 
-def _two_examples(info: DataInfo) -> tuple[Tensor, Tensor]:
-    """Return made-up inputs and targets of two examples, of a data set's shapes and types."""
+def _made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
+    """Return made-up inputs and targets of examples, of a data set's shapes and types."""
     import torch
 
-    labels = (2, *info.label_shape)
+    labels = (number, *info.label_shape)
     return (
-        torch.zeros(2, *info.shape, dtype=torch.long)
+        torch.zeros(number, *info.shape, dtype=torch.long)
         if info.inputs == "tokens"
-        else torch.randn(2, *info.shape),
+        else torch.randn(number, *info.shape),
         torch.randn(labels) if info.is_regression else torch.zeros(labels, dtype=torch.long),
     )
 

@@ -62,7 +62,7 @@ def load_model(run_folder: str | Path) -> nn.Module:
         The model.
 
     Raises:
-        ValueError: If the folder has no weights, or its own code was changed.
+        ValueError: If the folder has no weights, or the model's own code was changed.
     """
     paths = RunPaths(Path(run_folder))
     if not paths.final.is_file():
@@ -74,10 +74,13 @@ def load_model(run_folder: str | Path) -> nn.Module:
     kept = tensor_files.read_tensors(paths.final)
     if kept is None:
         raise ValueError(f"{paths.final} is damaged: train the point again.")
-    own.read_kept(config, paths.own)
+    own.read_kept(config, paths.own, ("model",))  # the optimizer's package may be newer by now
     shape, num_classes = tuple(kept["shape"]), kept["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)
     dtypes = {value.dtype for value in kept["weights"].values() if value.is_floating_point()}
     model.to(max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32))
+    # `models.initial` removes BatchNorm's num_batches_tracked, so the file has no such tensors. The
+    # strict load accepts this because a plain dict has no `_metadata`: torch takes it for the state
+    # of an old BatchNorm, which had no counter, and keeps the new model's.
     model.load_state_dict(kept["weights"])
     return model.eval()

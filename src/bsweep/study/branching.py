@@ -27,6 +27,7 @@ _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",
     "log_every_steps",
     "checkpoint_every", "keep_weights", "resume_from", "launch.", "strategy.", "allocation.",
+    "model.weights",
 )  # fmt: skip
 
 
@@ -110,7 +111,8 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
         )
     here, there = flatten(asdict(config)), flatten(asdict(other))
     for key in here.keys() | there.keys():
-        if not key.startswith(_MAY_DIFFER) and here.get(key) != there.get(key):
+        may_differ = key in _MAY_DIFFER or f"{key.partition('.')[0]}." in _MAY_DIFFER
+        if not may_differ and here.get(key) != there.get(key):
             yield (
                 f"that run has {key}={show(there.get(key))}, but this run has "
                 f"{show(here.get(key))}: give the same value."
