@@ -255,7 +255,10 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
     ("changes", "said"),
     [
         ({"python": "3.9.1"}, "h2: Python 3.9 there, "),
-        ({"versions": {"bsweep": "9", "torch": None, "horovod": None}}, "h2: torch is not there, "),
+        (
+            {"versions": {"bsweep": "9", "torch": None, "torchvision": None, "horovod": None}},
+            "h2: torch is not there, ",
+        ),
         ({"code": "c0ffee"}, "h2: its bsweep has different code"),
         ({"point": "c0ffee"}, "is a different folder there: put results_dir on a file system"),
         (
@@ -343,19 +346,19 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
 
 
 WITHOUT_TORCH = """
-import importlib.metadata as metadata, sys
+import importlib.machinery, importlib.metadata as metadata
 
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+finder = importlib.machinery.PathFinder
+
+def find_spec(name, path=None, target=None, plain=finder.find_spec):
+    return None if name == "torch" else plain(name, path, target)
 
 def version(name, plain=metadata.version):
     if name == "torch":
         raise metadata.PackageNotFoundError(name)
     return plain(name)
 
-sys.meta_path.insert(0, Missing())
+finder.find_spec = find_spec
 metadata.version = version
 """
 
@@ -369,9 +372,10 @@ def test_a_host_whose_python_lacks_torch_is_named(
     monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*far, *words])
     config = over(f"results_dir={tmp_path}")
     host = "127.0.0.2"
-    (problem,) = preflight.host_problems(config, {host: 1}, preflight.ask_all(config, [host]))
+    problem, how = preflight.host_problems(config, {host: 1}, preflight.ask_all(config, [host]))
     assert problem.startswith(f"{host}: torch is not there, ")
     assert problem.endswith(" here: give all hosts the same environment")
+    assert how == f"{host}: torch is not installed: pip install torch torchvision"
 
 
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
