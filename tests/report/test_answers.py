@@ -260,6 +260,11 @@ def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "two evaluations of a run, but 3 of 3 runs have fewer" in missing
     assert "epochs=2" in missing
+    for batch in BATCHES:
+        settings = {"target_accuracy": 0.2}  # which each run has in its only evaluation
+        write_run(tmp_path / "named", local_batch=batch, epochs=1, settings=settings)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "named"))
+    assert "no run reached a test accuracy of 0.2. A target needs two evaluations" in missing
 
 
 def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:

@@ -112,8 +112,7 @@ def _scores(study: Study, any_target: Target) -> pd.Series[float]:
     More is better; -inf means that a run has no such score.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
-    num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
-    best = to_target(study, any_target)["best"].astype(float).where(num_evaluations > 1)
+    best = to_target(study, any_target)["best"].astype(float)
     scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
     known = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]

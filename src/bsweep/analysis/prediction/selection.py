@@ -345,19 +345,7 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         return "no run was evaluated on test examples, so there is no time to a target."
     reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
     if not reached:
-        best = (
-            runs.dropna(subset="best")
-            .sort_values("best", ascending=target.metric == "test_loss")
-            .iloc[0]
-        )
-        return (
-            f"no run reached {target}. The best median of three evaluations is "
-            f"{number(float(best['best']))} (last evaluation: "
-            f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
-            f"{counted(best['num_workers'], 'worker')} after "
-            f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
-            "train longer."
-        )
+        return f"no run reached {target}. {_best_of(runs, target)}"
     if len(reached) < 2 and not has_estimate:
         return (
             f"only global batch {reached[0]} reached {target}, but a curve over batch sizes needs "
@@ -374,6 +362,27 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
             )
         return "no run has timed training steps: 1 cell is missing."
     return ""
+
+
+def _best_of(runs: pd.DataFrame, target: Target) -> str:
+    """Return sentences on the run that came nearest to a target that no run reached."""
+    if runs["best"].isna().all():
+        return (
+            "A target needs two evaluations of a run, but no run has more than one. Evaluate "
+            "within epochs (evaluate_every_examples=...) or train for more epochs (epochs=2)."
+        )
+    best = (
+        runs.dropna(subset="best")
+        .sort_values("best", ascending=target.metric == "test_loss")
+        .iloc[0]
+    )
+    return (
+        f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
+        f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
+        f"{counted(best['num_workers'], 'worker')} after "
+        f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
+        "train longer."
+    )
 
 
 def rate_rule(seen: Observed) -> str:
@@ -404,9 +413,8 @@ def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
     is taken.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
-    scores = runs.assign(
-        steps=-logs, share=runs["reached"].eq(True), best=target.sign * runs["best"].astype(float)
-    )
+    best = runs["best"].fillna(runs["last"]).astype(float)  # a run may have one evaluation only
+    scores = runs.assign(steps=-logs, share=runs["reached"].eq(True), best=target.sign * best)
     means = scores.groupby(["global_batch", "lr"])[["share", "steps", "best"]].mean()
     by = means["steps"].where(means["share"] > 0, means["best"])
     order = means.assign(by=by).sort_values(["share", "by"], ascending=False)
