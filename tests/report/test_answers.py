@@ -51,8 +51,15 @@ def cells(study: analysis.Study) -> pd.DataFrame:
 def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     study: analysis.Study, tmp_path: Path
 ) -> None:
-    page = report.write(study.folder, tmp_path / "out")
+    told: list[str] = []
+    page = report.write(study.folder, tmp_path / "out", tell=told.append)
     text = page.read_text()
+    assert [line.partition(":")[0] for line in told[::2]] == [
+        f"Fastest to a test accuracy of {TARGET:g}",
+        "Run next",
+    ]
+    assert "The best cell with probability" in told[1]
+    assert len(told) == 3
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
     assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
     assert report.headlines(study)[0] in html.unescape(first)
@@ -224,9 +231,9 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
 
 
 def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
-    for seed in (0, 1):
+    for batch in (32, 64):
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
-        write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
+        write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "all runs change their batch size" in missing
     assert "batching=fixed" in missing
@@ -234,10 +241,14 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
 
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
     for seed in range(3):
+        write_run(tmp_path / "one", local_batch=64, seed=seed)
         write_run(tmp_path / "s", local_batch=64, seed=seed)
+    assert analysis.what_is_missing(bsweep.load(tmp_path / "one")) == [], "nobody asks for a batch"
+    for momentum in (0.5, 0.7):
+        write_run(tmp_path / "s", local_batch=32, settings={"optimizer.momentum": momentum})
     study = bsweep.load(tmp_path / "s")
     assert analysis.recommendations(study) == []
-    (missing,) = analysis.what_is_missing(study)
+    missing, *_ = analysis.what_is_missing(study)
     assert (
         "only one cell (global batch 64 on 1 worker). Run at least one more batch size" in missing
     )
@@ -307,7 +318,13 @@ def test_skipped_checks_are_named_with_their_options(
     study = bsweep.load(tmp_path / "s")
     with computing_once():
         *first, last = analysis.recommendations(study)
+        in_short = analysis.in_short(study)
     assert len(first) == 4
+    fastest = min(first, key=lambda line: float(line.partition("), ")[2].partition(" s ")[0]))
+    assert in_short[0][:-1] in fastest
+    assert in_short[2].startswith("Run next: ")
+    assert in_short[3] == "The page has 3 further recommendations."
+    assert len(in_short) == 4
     assert last.startswith("2 further parts of the study were not analysed.")
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command

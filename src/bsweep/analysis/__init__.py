@@ -9,11 +9,12 @@ This package must not know how a run was trained. It reads the files of runs thr
 takes what it knows of a point from `config`. It draws nothing and writes no file.
 """
 
-from bsweep.analysis.advice import against_published, headlines
+from bsweep.analysis.advice import against_published, headlines, winner
 from bsweep.analysis.answering import (
     MOST_ANSWERS,
     answers,
     doubts,
+    in_short,
     recommendations,
     what_is_missing,
 )
@@ -137,6 +138,7 @@ __all__ = [
     "headlines",
     "idle_model",
     "idle_table",
+    "in_short",
     "left_out",
     "levels",
     "load",
@@ -174,4 +176,5 @@ __all__ = [
     "variant_order",
     "varying",
     "what_is_missing",
+    "winner",
 ]

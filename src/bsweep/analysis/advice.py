@@ -37,29 +37,60 @@ def headlines(study: Study) -> list[str]:
     Returns:
         One sentence for each element. If no run has completed, one sentence says so.
     """
+    measured = _measured(study)
+    lines = [*_on_pending(study, measured)]
+    if measured.empty:
+        return lines
+    lines += _gains(study)
+    for group_name, group in _groups(measured):
+        lines += _named_conclusions(study, group_name, group)
+    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+
+
+def winner(study: Study) -> list[str]:
+    """Return the best cell of a study as a terminal shows it: the first conclusion on the largest
+    group of comparable cells.
+
+    Args:
+        study: The study.
+
+    Returns:
+        At most three lines: the runs that may still finish, the best cell, and which runs to repeat
+        before trusting a difference.
+    """
+    measured = _measured(study)
+    lines = [*_on_pending(study, measured)]
+    if measured.empty:
+        return lines
+    group_name, group = max(_groups(measured), key=lambda of: len(of[1]))
+    best = [*_named_conclusions(study, group_name, group), *_gains(study)][:1]
+    return [*lines, *best, *_on_repeats(measured["n"])]
+
+
+def _measured(study: Study) -> pd.DataFrame:
+    """Return the table of the cells that have a completed run, with their names in words and their
+    best medians.
+    """
     cells = tables.cells(study.runs)
-    lines = []
+    return _with_words(cells).join(tables.best_medians(study))[cells["n"] > 0]
+
+
+def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
+    """Yield a sentence on the runs that may still finish, and one if no run has completed."""
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        lines.append(
+        yield (
             f"{pending} of {counted(len(study.runs), 'run')} may still finish and change the "
             "conclusions below."
         )
-    measured = _with_words(cells).join(tables.best_medians(study))[cells["n"] > 0]
     if measured.empty:
-        none = (
-            f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to "
-            "compare yet."
-        )
-        return [*lines, none]
-    lines += _gains(study)
-    for group_name, group in _groups(measured):
-        lines += [
-            f"{group_name}{group_name and ': '}{line}"
-            for line in _conclusions(study, group)
-            if line
-        ]
-    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+        cells = counted(len(tables.cells(study.runs)), "cell")
+        yield f"No run of {cells} has completed, so there is nothing to compare yet."
+
+
+def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator[str]:
+    """Yield the conclusions on a group of cells, each after the group's name if it has one."""
+    yield from (f"{name}{name and ': '}{line}" for line in _conclusions(study, group) if line)
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
