@@ -5,7 +5,9 @@ hold the prediction.
 from __future__ import annotations
 
 import html
+import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.tuning import tuned
 from bsweep.report.recommended import recommended
+from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import META, diloco, write_run
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -283,6 +286,34 @@ def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "fewer than half of the cells reach an accuracy above chance" in missing
+
+
+def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
+    """Only what was measured once, at the end, is a test accuracy."""
+    for batch in BATCHES:
+        settings = {"target_accuracy": 0.8, "data.validation_share": 0.1}
+        run = write_run(tmp_path / "s", local_batch=batch, settings=settings)
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"final_test_accuracy": 0.8125}))
+    study = bsweep.load(tmp_path / "s")
+    with computing_once():
+        results = next(tables(study))
+        lines = [*report.headlines(study), *analysis.in_short(study), results.caption]
+        for name in ("accuracy_by_time", "accuracy_by_epoch", "accuracy_and_loss_by_batch"):
+            figure = plots.FIGURES[name](study)
+            labels = [axes.get_ylabel() for axes in figure.axes]
+            assert "Validation accuracy" in labels
+            lines += [*labels, plots.caption(figure)]
+    assert [line for line in lines if re.search(r"(?i)\btest\b", line)] == []
+    assert lines[0].startswith("Fastest to a validation accuracy of 0.8: global batch")
+    assert "Validation accuracy and loss are those of the last evaluation" in results.caption
+    assert {"validation accuracy", "validation loss"} <= set(results.cells)
+    assert list(results.cells["test accuracy, measured once"]) == ["0.8125"] * len(BATCHES)
+    assert bsweep.predict(study, 0.8).target.part == "validation"
+    write_run(tmp_path / "s", local_batch=16)
+    mixed = bsweep.load(tmp_path / "s")
+    assert "their accuracies and losses do not compare" in analysis.caveats(mixed)[-1]
+    assert "test or validation accuracy" in next(tables(mixed)).cells
 
 
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bsweep.analysis.idle import compares_allocations, equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import applies, length_of, words
+from bsweep.analysis.naming import applies, evaluated_part, length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
@@ -142,13 +142,15 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that compare cells of equal model, data set and hardware. They name the best
     cells, the speed-up from more workers, and the cells whose test accuracy is not above chance.
     """
-    has_learned = cells["has_learned"].fillna(True).astype(bool)
+    part, has_learned = evaluated_part(study.runs), cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
         no_cell_has = (
             "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
         )
-        yield f"{no_cell_has} learned (test accuracy not above chance), so no cell is recommended."
+        yield (
+            f"{no_cell_has} learned ({part} accuracy not above chance), so no cell is recommended."
+        )
         if len(cells) > 1:
             yield _times(study, cells)
         return
@@ -158,7 +160,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     yield from _more_workers(cells)
     if len(others):
         have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
-        yield f"{have} not learned (test accuracy not above chance): {_some(others['brief'])}."
+        yield f"{have} not learned ({part} accuracy not above chance): {_some(others['brief'])}."
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
@@ -188,9 +190,10 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     metric = next(
         (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
     )
-    accuracy_name = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
-        metric or "", ""
-    )
+    accuracy_name = {
+        "test_accuracy": f"{evaluated_part(study.runs)} accuracy",
+        "train_accuracy": "training accuracy",
+    }.get(metric or "", "")
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:

@@ -15,6 +15,7 @@ from bsweep.analysis import columns
 from bsweep.analysis.beside_others import timed_beside
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Cell, Timing
@@ -120,6 +121,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
             and how to choose.
     """
     runs = _chosen(study.runs, where or {})
+    target = replace(target, part=evaluated_part(runs))
     _refuse_unsynchronised(study, runs)
     has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
@@ -342,7 +344,7 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
-        return "no run was evaluated on test examples, so there is no time to a target."
+        return f"no run was evaluated on {target.part} examples, so there is no time to a target."
     reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
     if not reached:
         return f"no run reached {target}. {_best_of(runs, target)}"
