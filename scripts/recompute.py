@@ -54,7 +54,9 @@ def first_table(path: Path) -> list[dict[str, str]]:
     head, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines()
     )
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    # The report names the examples of the evaluations.
+    names = [re.sub("^(test or )?validation", "test", name) for name in head]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def numbers(text: str) -> list[str]:

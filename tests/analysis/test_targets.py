@@ -154,6 +154,8 @@ def test_a_run_that_stops_at_its_target_has_the_time_of_one_that_goes_on(
     values = np.array([1 - score for score in scores] if is_loss else scores)
     amounts = np.cumsum(np.arange(1.0, 1 + 4 * len(values)).reshape(-1, 4), axis=0)
     whole = dict(_of_run(amounts, values, target))
+    best = target.best_median(values.tolist())
+    assert whole["reached"] == (target.sign * best >= target.sign * target.value)
     ends = [
         end for end in range(1, 1 + len(values)) if target.is_confirmed_by(values[:end].tolist())
     ]

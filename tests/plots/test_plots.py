@@ -622,7 +622,12 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
 
 
 def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32)))
+    """A run that never started takes nothing from the others."""
+    folder = write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32))
+    never = write_run(folder, local_batch=64, status="failed", num_epochs_done=0)
+    (never / "metrics.jsonl").unlink()
+    study = bsweep.load(folder)
+    assert study.runs["num_classes"].isna().sum() == 1
     study.epochs.loc[study.epochs["epoch"] == 1, ["train_accuracy", "test_accuracy"]] = 0.15
     figure = plots.accuracy_by_epoch(study)
     for axes in figure.axes:

@@ -5,7 +5,9 @@ hold the prediction.
 from __future__ import annotations
 
 import html
+import json
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.tuning import tuned
 from bsweep.report.recommended import recommended
+from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import META, diloco, write_run
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -51,8 +54,15 @@ def cells(study: analysis.Study) -> pd.DataFrame:
 def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     study: analysis.Study, tmp_path: Path
 ) -> None:
-    page = report.write(study.folder, tmp_path / "out")
+    told: list[str] = []
+    page = report.write(study.folder, tmp_path / "out", tell=told.append)
     text = page.read_text()
+    assert [line.partition(":")[0] for line in told[::2]] == [
+        f"Fastest to a test accuracy of {TARGET:g}",
+        "Run next",
+    ]
+    assert "The best cell with probability" in told[1]
+    assert len(told) == 3
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
     assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
     assert report.headlines(study)[0] in html.unescape(first)
@@ -224,9 +234,9 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
 
 
 def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
-    for seed in (0, 1):
+    for batch in (32, 64):
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
-        write_target_run(tmp_path / "s", EXACT, batch=64, seed=seed, settings=settings)
+        write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "all runs change their batch size" in missing
     assert "batching=fixed" in missing
@@ -234,10 +244,14 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
 
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
     for seed in range(3):
+        write_run(tmp_path / "one", local_batch=64, seed=seed)
         write_run(tmp_path / "s", local_batch=64, seed=seed)
+    assert analysis.what_is_missing(bsweep.load(tmp_path / "one")) == [], "nobody asks for a batch"
+    for momentum in (0.5, 0.7):
+        write_run(tmp_path / "s", local_batch=32, settings={"optimizer.momentum": momentum})
     study = bsweep.load(tmp_path / "s")
     assert analysis.recommendations(study) == []
-    (missing,) = analysis.what_is_missing(study)
+    missing, *_ = analysis.what_is_missing(study)
     assert (
         "only one cell (global batch 64 on 1 worker). Run at least one more batch size" in missing
     )
@@ -260,6 +274,11 @@ def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "two evaluations of a run, but 3 of 3 runs have fewer" in missing
     assert "epochs=2" in missing
+    for batch in BATCHES:
+        settings = {"target_accuracy": 0.2}  # which each run has in its only evaluation
+        write_run(tmp_path / "named", local_batch=batch, epochs=1, settings=settings)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "named"))
+    assert "no run reached a test accuracy of 0.2. A target needs two evaluations" in missing
 
 
 def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
@@ -267,6 +286,34 @@ def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
         write_run(tmp_path / "s", local_batch=batch, accuracy=0.1)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert "fewer than half of the cells reach an accuracy above chance" in missing
+
+
+def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
+    """Only what was measured once, at the end, is a test accuracy."""
+    for batch in BATCHES:
+        settings = {"target_accuracy": 0.8, "data.validation_share": 0.1}
+        run = write_run(tmp_path / "s", local_batch=batch, settings=settings)
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"final_test_accuracy": 0.8125}))
+    study = bsweep.load(tmp_path / "s")
+    with computing_once():
+        results = next(tables(study))
+        lines = [*report.headlines(study), *analysis.in_short(study), results.caption]
+        for name in ("accuracy_by_time", "accuracy_by_epoch", "accuracy_and_loss_by_batch"):
+            figure = plots.FIGURES[name](study)
+            labels = [axes.get_ylabel() for axes in figure.axes]
+            assert "Validation accuracy" in labels
+            lines += [*labels, plots.caption(figure)]
+    assert [line for line in lines if re.search(r"(?i)\btest\b", line)] == []
+    assert lines[0].startswith("Fastest to a validation accuracy of 0.8: global batch")
+    assert "Validation accuracy and loss are those of the last evaluation" in results.caption
+    assert {"validation accuracy", "validation loss"} <= set(results.cells)
+    assert list(results.cells["test accuracy, measured once"]) == ["0.8125"] * len(BATCHES)
+    assert bsweep.predict(study, 0.8).target.part == "validation"
+    write_run(tmp_path / "s", local_batch=16)
+    mixed = bsweep.load(tmp_path / "s")
+    assert "their accuracies and losses do not compare" in analysis.caveats(mixed)[-1]
+    assert "test or validation accuracy" in next(tables(mixed)).cells
 
 
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
@@ -302,7 +349,13 @@ def test_skipped_checks_are_named_with_their_options(
     study = bsweep.load(tmp_path / "s")
     with computing_once():
         *first, last = analysis.recommendations(study)
+        in_short = analysis.in_short(study)
     assert len(first) == 4
+    fastest = min(first, key=lambda line: float(line.partition("), ")[2].partition(" s ")[0]))
+    assert in_short[0][:-1] in fastest
+    assert in_short[2].startswith("Run next: ")
+    assert in_short[3] == "The page has 3 further recommendations."
+    assert len(in_short) == 4
     assert last.startswith("2 further parts of the study were not analysed.")
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command

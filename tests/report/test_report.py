@@ -320,7 +320,10 @@ def test_nothing_completed_is_said(tmp_path: Path) -> None:
 
 def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,), epochs=1)
-    assert analysis.headlines(bsweep.load(tmp_path / "s")) == [
+    study = bsweep.load(tmp_path / "s")
+    lines = analysis.headlines(study)
+    assert analysis.winner(study) == [lines[0], lines[-1]]
+    assert lines == [
         (
             "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global "
             "batch 64), with 356.2 s of training for 1 epoch and test accuracy 0.8925 (one run). "

@@ -132,18 +132,30 @@ def test_a_lone_worker_and_a_lone_epoch_are_counted_as_one(
     assert begin.endswith("local batch 8, 1 worker, horovod, 1 epoch")
 
 
-def test_a_run_with_a_target_ends_with_both_its_accuracies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "scores", "decides"),
+    [
+        (
+            "test",
+            (0.2278, 0.5611, 0.5889),
+            "0.5611 as the best median of three evaluations, which decides about the target 0.6",
+        ),
+        ("validation", (0.5889,), "a target needs two evaluations"),
+    ],
+)
+def test_a_run_with_a_target_ends_with_both_its_accuracies(
+    part: str, scores: tuple[float, ...], decides: str, tmp_path: Path
+) -> None:
     """The last evaluation is what an epoch's line shows; the median is what decides."""
     screen, paths = io.StringIO(), RunPaths(tmp_path)
     lines = Progress(1, Console(file=screen, width=200))
-    lines.begin(compose(*TINY, "local_batch=8", "target_accuracy=0.6"), paths, [])
-    scores = (0.2278, 0.5611, 0.5889)
+    shares = ("data.validation_share=0.1",) * (part == "validation")
+    lines.begin(compose(*TINY, "local_batch=8", "target_accuracy=0.6", *shares), paths, [])
     epochs = (EPOCH | {"epoch": n + 1, "test_accuracy": score} for n, score in enumerate(scores))
     paths.metrics.write_text("".join(f"{json.dumps(epoch)}\n" for epoch in epochs))
     lines.end(Outcome("completed", ""))
     assert screen.getvalue().splitlines()[-1] == (
-        "  test accuracy: 0.5889 in the last evaluation, 0.5611 as the best median of three "
-        "evaluations, which decides about the target 0.6"
+        f"  {part} accuracy: 0.5889 in the last evaluation, {decides}"
     )
 
 

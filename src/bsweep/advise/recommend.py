@@ -10,7 +10,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, Search, named
 from bsweep.analysis.prediction import Prediction
@@ -55,6 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         given = [*options.overrides, f"{metric}={target.value!r}"]
         with hydra_grid.composed(overrides.arranged(given)) as grid:
             configs = grid.configs
+        target = replace(target, part=configs[0].evaluated_part)
         doubts = dict(
             zip((config.run_id for config in configs), checks.check_all(configs), strict=True)
         )

@@ -9,11 +9,12 @@ This package must not know how a run was trained. It reads the files of runs thr
 takes what it knows of a point from `config`. It draws nothing and writes no file.
 """
 
-from bsweep.analysis.advice import against_published, headlines
+from bsweep.analysis.advice import against_published, headlines, winner
 from bsweep.analysis.answering import (
     MOST_ANSWERS,
     answers,
     doubts,
+    in_short,
     recommendations,
     what_is_missing,
 )
@@ -80,6 +81,7 @@ from bsweep.analysis.tables import (
     epoch_curves,
     failures,
     fit_line,
+    measured_once,
     scaling,
     seconds_fits,
     server_loads,
@@ -137,10 +139,12 @@ __all__ = [
     "headlines",
     "idle_model",
     "idle_table",
+    "in_short",
     "left_out",
     "levels",
     "load",
     "loss_by_time",
+    "measured_once",
     "modelled_idle",
     "more_workers",
     "node_columns",
@@ -174,4 +178,5 @@ __all__ = [
     "variant_order",
     "varying",
     "what_is_missing",
+    "winner",
 ]

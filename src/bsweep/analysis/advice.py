@@ -15,7 +15,7 @@ from bsweep.analysis.idle import compares_allocations, equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import applies, length_of, words
+from bsweep.analysis.naming import applies, evaluated_part, length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
@@ -37,29 +37,60 @@ def headlines(study: Study) -> list[str]:
     Returns:
         One sentence for each element. If no run has completed, one sentence says so.
     """
+    measured = _measured(study)
+    lines = [*_on_pending(study, measured)]
+    if measured.empty:
+        return lines
+    lines += _gains(study)
+    for group_name, group in _groups(measured):
+        lines += _named_conclusions(study, group_name, group)
+    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+
+
+def winner(study: Study) -> list[str]:
+    """Return the best cell of a study as a terminal shows it: the first conclusion on the largest
+    group of comparable cells.
+
+    Args:
+        study: The study.
+
+    Returns:
+        At most three lines: the runs that may still finish, the best cell, and which runs to repeat
+        before trusting a difference.
+    """
+    measured = _measured(study)
+    lines = [*_on_pending(study, measured)]
+    if measured.empty:
+        return lines
+    group_name, group = max(_groups(measured), key=lambda of: len(of[1]))
+    best = [*_named_conclusions(study, group_name, group), *_gains(study)][:1]
+    return [*lines, *best, *_on_repeats(measured["n"])]
+
+
+def _measured(study: Study) -> pd.DataFrame:
+    """Return the table of the cells that have a completed run, with their names in words and their
+    best medians.
+    """
     cells = tables.cells(study.runs)
-    lines = []
+    return _with_words(cells).join(tables.best_medians(study))[cells["n"] > 0]
+
+
+def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
+    """Yield a sentence on the runs that may still finish, and one if no run has completed."""
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        lines.append(
+        yield (
             f"{pending} of {counted(len(study.runs), 'run')} may still finish and change the "
             "conclusions below."
         )
-    measured = _with_words(cells).join(tables.best_medians(study))[cells["n"] > 0]
     if measured.empty:
-        none = (
-            f"No run of {counted(len(cells), 'cell')} has completed, so there is nothing to "
-            "compare yet."
-        )
-        return [*lines, none]
-    lines += _gains(study)
-    for group_name, group in _groups(measured):
-        lines += [
-            f"{group_name}{group_name and ': '}{line}"
-            for line in _conclusions(study, group)
-            if line
-        ]
-    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+        cells = counted(len(tables.cells(study.runs)), "cell")
+        yield f"No run of {cells} has completed, so there is nothing to compare yet."
+
+
+def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator[str]:
+    """Yield the conclusions on a group of cells, each after the group's name if it has one."""
+    yield from (f"{name}{name and ': '}{line}" for line in _conclusions(study, group) if line)
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
@@ -111,13 +142,15 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that compare cells of equal model, data set and hardware. They name the best
     cells, the speed-up from more workers, and the cells whose test accuracy is not above chance.
     """
-    has_learned = cells["has_learned"].fillna(True).astype(bool)
+    part, has_learned = evaluated_part(study.runs), cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
     if learned.empty:
         no_cell_has = (
             "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
         )
-        yield f"{no_cell_has} learned (test accuracy not above chance), so no cell is recommended."
+        yield (
+            f"{no_cell_has} learned ({part} accuracy not above chance), so no cell is recommended."
+        )
         if len(cells) > 1:
             yield _times(study, cells)
         return
@@ -127,7 +160,7 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     yield from _more_workers(cells)
     if len(others):
         have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
-        yield f"{have} not learned (test accuracy not above chance): {_some(others['brief'])}."
+        yield f"{have} not learned ({part} accuracy not above chance): {_some(others['brief'])}."
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
@@ -157,9 +190,10 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     metric = next(
         (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
     )
-    accuracy_name = {"test_accuracy": "test accuracy", "train_accuracy": "training accuracy"}.get(
-        metric or "", ""
-    )
+    accuracy_name = {
+        "test_accuracy": f"{evaluated_part(study.runs)} accuracy",
+        "train_accuracy": "training accuracy",
+    }.get(metric or "", "")
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:

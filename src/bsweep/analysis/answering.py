@@ -12,8 +12,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from bsweep.analysis.columns import role
 from bsweep.analysis.common_target import common_target
-from bsweep.analysis.keys import keyed
+from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
@@ -91,6 +92,36 @@ def recommendations(study: Study) -> list[str]:
     return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if found else []
 
 
+def in_short(study: Study) -> list[str]:
+    """Return the recommendation of a study as a terminal shows it. Of parts with a recommendation
+    each, such as strategies, it is that of the fastest part; of different models, data sets or
+    machines, which are no alternatives, it is that of the largest part.
+
+    Args:
+        study: The study.
+
+    Returns:
+        At most four lines: the recommended cell, how sure that is, what to run next, and where the
+        target comes from with the number of further recommendations. No line if something is
+        missing for every part.
+    """
+    found = [answer for answer in answers(study) if answer.prediction is not None]
+    values = [answer.prediction.choice.value for answer in found if answer.prediction]
+    if not found:
+        return []
+    known = keyed(study.runs)
+    context = [name for name in cell_keys(study.runs) if role(name) == "context"]
+    is_choice = all(known[name].nunique() < 2 for name in context)
+    chosen = found[values.index(min(values))] if is_choice else found[0]
+    assert chosen.prediction is not None
+    cell, sure, *_, run_next = chosen.prediction.brief()
+    _, origin = common_target(study) or (None, "")
+    more = f"The page has {counted(len(found) - 1, 'further recommendation')}."
+    last = " ".join(filter(None, (origin, more if len(found) > 1 else "")))
+    named = f"{chosen.where}: {cell}" if chosen.where else cell
+    return [named, sure, run_next, *filter(None, [last])]
+
+
 def _not_looked_at(study: Study) -> list[str]:
     """Return a sentence that counts the parts of a study (sets of comparable runs) that were not
     analysed, with the `bsweep predict` options that select each part.
@@ -140,8 +171,8 @@ def what_is_missing(study: Study) -> list[str]:
     Returns:
         One reason with its commands for each element; empty if every part has a recommendation.
     """
-    if study.runs[["local_batch", "num_workers"]].nunique().max() == 1 and len(_parts(study)) > 1:
-        return []  # The runs compare something else, such as strategies.
+    if study.runs[["local_batch", "num_workers"]].nunique().max() == 1:
+        return []  # One batch size: the runs ask for something else, such as the best strategy.
     places: dict[str, list[str]] = {}
     for answer in answers(study):
         if answer.prediction is None:

@@ -125,7 +125,12 @@ RUNS = (
         "strategy.transport", "any", role="placement", source="strategy.transport", is_always=False
     ),
     Column("final_test_loss", role="other", is_always=False),
-    Column("final_test_accuracy", role="other", is_always=False),
+    Column(
+        "final_test_accuracy",
+        heading="test accuracy, measured once",
+        role="other",
+        is_always=False,
+    ),
     Column("message", "text", role="other"),
     Column("warnings", "text", role="other"),
     Column("is_cifar10", "any", role="other"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import number
 from bsweep.analysis.once import once
 from bsweep.analysis.supported import supported_target
@@ -68,7 +69,7 @@ def best_seen(study: Study, target: Target) -> str:
 def _named(study: Study) -> list[Target]:
     """Return the different targets in the settings of a study's runs."""
     return [
-        Target(metric, float(value))
+        Target(metric, float(value), evaluated_part(study.runs))
         for name, metric in _METRICS.items()
         if name in study.runs
         for value in pd.to_numeric(study.runs[name]).dropna().unique()

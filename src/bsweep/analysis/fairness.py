@@ -26,7 +26,7 @@ from scipy.special import stdtrit
 
 from bsweep.analysis.keys import RATES, levels
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import words
+from bsweep.analysis.naming import evaluated_part, words
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
@@ -291,10 +291,11 @@ def fairness_words(study: Study) -> list[str]:
     Returns:
         One line for each group of cells.
     """
-    return [" ".join(_sentences(one)) for one in fairness(study)]
+    part = evaluated_part(study.runs)
+    return [" ".join(_sentences(one, part)) for one in fairness(study)]
 
 
-def _sentences(one: Fairness) -> Iterator[str]:
+def _sentences(one: Fairness, part: str) -> Iterator[str]:
     group_name = f"{one.apart}: " if one.apart else ""
     if one.best_rates is None or one.lacking_seeds:
         missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
@@ -306,16 +307,16 @@ def _sentences(one: Fairness) -> Iterator[str]:
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
-            yield f"{group_name}With {one.rate} {_said(before, one.metric)}."
+            yield f"{group_name}With {one.rate} {_said(before, one.metric, part)}."
             group_name = ""
         yield (
             f"{group_name}With the best rate of each batch size (each seed at the rate that the "
-            f"other seeds find best), {_said(after, one.metric)}{_so(before, after)}."
+            f"other seeds find best), {_said(after, one.metric, part)}{_so(before, after)}."
         )
     yield from _caveats(one)
 
 
-def _said(of: Difference, metric: str) -> str:
+def _said(of: Difference, metric: str, part: str) -> str:
     if metric == "seconds_to_target":
         low, value, high = (number(float(np.exp(part))) for part in (of.low, of.value, of.high))
         difference = (
@@ -324,7 +325,7 @@ def _said(of: Difference, metric: str) -> str:
     else:
         low, value, high = (number(part) for part in (of.low, of.value, of.high))
         difference = (
-            f"the test accuracy of local batch {of.worse} is {value} below that of {of.better}"
+            f"the {part} accuracy of local batch {of.worse} is {value} below that of {of.better}"
         )
     interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
     if of.is_told:

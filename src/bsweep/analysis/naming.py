@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+import pandas as pd
+
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
@@ -106,6 +109,37 @@ def words(name: str, value: object) -> str:
     if name == "variant":
         return _variant(text)
     return columns.said(name, _NAMES.get(text, columns.spoken(name, text)))
+
+
+def evaluated_part(runs: pd.DataFrame) -> str:
+    """Return in words on which examples the runs of a study were evaluated while they trained.
+
+    Args:
+        runs: The table `Study.runs`.
+
+    Returns:
+        `test`; or `validation` for runs with `data.validation_share`; or `test or validation`.
+    """
+    shares = runs.get("data.validation_share", pd.Series(np.nan, index=runs.index))
+    has_share = pd.to_numeric(shares, errors="coerce").notna()
+    if not has_share.any():
+        return "test"
+    return "validation" if has_share.all() else "test or validation"
+
+
+def heading(runs: pd.DataFrame, name: str) -> str:
+    """Return the heading of a column of scores or other numbers of the given runs, in words.
+
+    Args:
+        runs: The table `Study.runs`.
+        name: The column, such as `test_accuracy`.
+
+    Returns:
+        The heading. It names the examples of the evaluations, such as `validation accuracy`.
+    """
+    text = columns.heading(name)
+    is_score = name.removesuffix("_ratio") in ("test_accuracy", "test_loss", "best_median")
+    return text.replace("test", evaluated_part(runs)) if is_score else text
 
 
 def applies(name: str, value: object) -> bool:

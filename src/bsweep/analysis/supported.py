@@ -20,6 +20,7 @@ import pandas as pd
 
 from bsweep.analysis.keys import RATES, cell_keys, keyed
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.targets import to_target
@@ -29,8 +30,8 @@ from bsweep.core.words import counted
 _STEP = 0.01
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
 _IN_WORDS = {
-    "test_accuracy": "highest test accuracy, in whole percents,",
-    "test_loss": "lowest test loss, in hundredths,",
+    "test_accuracy": "highest {}, in whole percents,",
+    "test_loss": "lowest {}, in hundredths,",
 }
 
 
@@ -66,9 +67,9 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     )
     if not math.isfinite(score):
         return None
-    target = Target(metric, round(abs(score), 2))
+    target = Target(metric, round(abs(score), 2), evaluated_part(study.runs))
     return target, (
-        f"{target} was chosen, because it is the {_IN_WORDS[metric]} that "
+        f"{target} was chosen, because it is the {_IN_WORDS[metric].format(target.score)} that "
         f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their "
         "runs."
     )
@@ -112,8 +113,7 @@ def _scores(study: Study, any_target: Target) -> pd.Series[float]:
     More is better; -inf means that a run has no such score.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
-    num_evaluations = study.evaluations.dropna(subset=any_target.metric).groupby("run_id").size()
-    best = to_target(study, any_target)["best"].astype(float).where(num_evaluations > 1)
+    best = to_target(study, any_target)["best"].astype(float)
     scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
     known = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]

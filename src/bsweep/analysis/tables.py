@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike
 from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 from bsweep.analysis.targets import to_target
@@ -98,6 +100,23 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def measured_once(study: Study) -> pd.DataFrame:
+    """Return for each cell the accuracy on the test set after training, for runs that were
+    evaluated on validation examples, as a mean over the seeds of the completed runs.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The columns `final_test_accuracy`, `final_test_accuracy_ci95` and
+        `final_test_accuracy_points`, indexed by `cell_keys`; see `over_seeds` and `seed_points`. No
+        rows if no run was evaluated so.
+    """
+    if "final_test_accuracy" not in study.runs:
+        return pd.DataFrame(columns=["final_test_accuracy"])
+    return _of_completed(study, "final_test_accuracy", study.runs["final_test_accuracy"])
+
+
 def best_medians(study: Study) -> pd.DataFrame:
     """Return for each cell the best median of three evaluations of the test accuracy, which decides
     whether a target is reached, as a mean over the seeds of the completed runs.
@@ -109,12 +128,16 @@ def best_medians(study: Study) -> pd.DataFrame:
         The columns `best_median`, `best_median_ci95` and `best_median_points`, indexed by
         `cell_keys`; see `over_seeds` and `seed_points`.
     """
-    keys, known = cell_keys(study.runs), keyed(study.runs)
     best = to_target(study, Target("test_accuracy", 1.0))["best"]
+    return _of_completed(study, "best_median", study.runs["run_id"].map(best))
+
+
+def _of_completed(study: Study, name: str, values: pd.Series[Any]) -> pd.DataFrame:
+    """Return the mean of one value of each run over the seeds of each cell's completed runs."""
+    keys, known = cell_keys(study.runs), keyed(study.runs).assign(**{name: values.astype(float)})
     completed = known[known["status"] == "completed"]
-    completed = completed.assign(best_median=completed["run_id"].map(best).astype(float))
-    means = over_seeds(completed, keys, ["best_median"]).drop(columns="n")
-    return means.join(seed_points(completed, keys, ["best_median"]))
+    means = over_seeds(completed, keys, [name]).drop(columns="n")
+    return means.join(seed_points(completed, keys, [name]))
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
@@ -496,6 +519,11 @@ def caveats(study: Study) -> list[str]:
         lines.append(
             f"{repeated} {'run repeats' if repeated == 1 else 'runs repeat'} a seed of the same "
             "cell: repetitions are averaged first, because n and the intervals count seeds."
+        )
+    if " " in evaluated_part(study.runs):
+        lines.append(
+            "Some runs were evaluated on validation examples (data.validation_share), others on "
+            "the test set: their accuracies and losses do not compare."
         )
     return lines
 

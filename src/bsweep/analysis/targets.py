@@ -70,7 +70,8 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
         `steps_between`: The steps between the two evaluations that were interpolated between.
         `trained_seconds` and so on: The amounts trained until the last evaluation, or, for a
             censored run, until the last one that certainly did not reach the target.
-        `best`: The best median of three evaluations, see `Target.best_median`.
+        `best`: The best median of three evaluations, see `Target.best_median`; NaN for a single
+            evaluation.
         `last`: The last evaluation.
 
     Args:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from bsweep.analysis.keys import RATES, cell_keys, keyed
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
@@ -104,7 +105,7 @@ def best_by(study: Study) -> str:
     """Return in words the score by which `rates` finds the best learning rate of a cell."""
     if _has_target(study.runs):
         return "the time to the target"
-    return "the test accuracy in the last evaluation"
+    return f"the {evaluated_part(study.runs)} accuracy in the last evaluation"
 
 
 def _metric(runs: pd.DataFrame) -> str:

@@ -21,7 +21,12 @@ class Target:
     part: str = "test"  # or `validation`: the examples of the evaluations
 
     def __str__(self) -> str:
-        return f"a {self.part} {self.metric.removeprefix('test_')} of {self.value:g}"
+        return f"a {self.score} of {self.value:g}"
+
+    @property
+    def score(self) -> str:
+        """The metric in words, such as `validation accuracy`."""
+        return f"{self.part} {self.metric.removeprefix('test_')}"
 
     @property
     def option(self) -> str:
@@ -53,13 +58,13 @@ class Target:
         any.
 
         Args:
-            scores: The accuracies or losses of all evaluations, the oldest first, at least one.
+            scores: The accuracies or losses of all evaluations, the oldest first.
 
         Returns:
-            The median; a single evaluation is returned as it is.
+            The median; NaN if there are fewer than two evaluations, which confirm no target.
         """
-        if len(scores) == 1:
-            return scores[0]
+        if len(scores) < 2:
+            return math.nan
         padded = [-math.inf, *(self.sign * score for score in scores), -math.inf]
         triples = zip(padded, padded[1:], padded[2:], strict=False)
         return self.sign * max(sorted(triple)[1] for triple in triples)

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import applies, words
+from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.once import once
 
 # Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
@@ -329,7 +329,9 @@ def alike_words(curves: Sequence[Curve]) -> str:
     return " ".join(said)
 
 
-def in_panels(curves: Sequence[Curve], metric: str, apart: bool = False) -> list[Panel]:
+def in_panels(
+    study: Study, curves: Sequence[Curve], metric: str, apart: bool = False
+) -> list[Panel]:
     """Distribute the lines of a figure over panels, at most `MAX_LINES` in each, and return the
     panels.
 
@@ -345,10 +347,10 @@ def in_panels(curves: Sequence[Curve], metric: str, apart: bool = False) -> list
             replace(curve, look={**curve.look, "linestyle": "-"})
         )
     if all(len(of_title) <= MAX_LINES for of_title in by_title.values()):
-        shown, words = _best(list(by_title.values()), metric)
+        shown, words = _best(study, list(by_title.values()), metric)
         return [Panel(of_title[0].line_label, of_title, left_out=words) for of_title in shown]
     alone, words = _best(
-        [[replace(curve, look={**curve.look, "linestyle": "-"})] for curve in curves], metric
+        study, [[replace(curve, look={**curve.look, "linestyle": "-"})] for curve in curves], metric
     )
     every = [curve for (curve,) in alone]
     return [
@@ -357,7 +359,7 @@ def in_panels(curves: Sequence[Curve], metric: str, apart: bool = False) -> list
     ]
 
 
-def _best(groups: list[list[Curve]], metric: str) -> tuple[list[list[Curve]], str]:
+def _best(study: Study, groups: list[list[Curve]], metric: str) -> tuple[list[list[Curve]], str]:
     """Return the groups of lines that have panels, and a sentence if these are not all."""
     if len(groups) <= MAX_PANELS:
         return groups, ""
@@ -366,9 +368,10 @@ def _best(groups: list[list[Curve]], metric: str) -> tuple[list[list[Curve]], st
     scores = [min((sign * curve.cells[metric]).min() for curve in group) for group in groups]
     order = sorted(range(len(groups)), key=lambda at: (math.isnan(scores[at]), scores[at]))
     best = "largest" if is_more_better else "smallest"
+    name = metric.replace("test_", f"{evaluated_part(study.runs)} ").replace("_", " ")
     words = (
         f"The figure shows {MAX_PANELS} of {len(groups)} panels: those with the {best} "
-        f"{metric.replace('_', ' ')}. The tables have all."
+        f"{name}. The tables have all."
     )
     return [groups[at] for at in sorted(order[:MAX_PANELS])], words
 

@@ -437,9 +437,11 @@ def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
 
 def chance(study: Study) -> float | None:
     """Return the accuracy of random guessing, or None if the runs differ in their number of classes
-    or a run's number is not known.
+    or the number of a run with evaluations is not known.
     """
-    found = study.runs["num_classes"].unique()
+    known = study.runs["num_classes"].notna()
+    is_evaluated = study.runs["run_id"].isin(study.evaluations["run_id"])
+    found = study.runs.loc[known | is_evaluated, "num_classes"].unique()
     return 1 / float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
 
 

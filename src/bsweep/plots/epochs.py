@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.plots import drawing
 from bsweep.plots.curves import (
     Curve,
@@ -26,13 +27,26 @@ from bsweep.plots.curves import (
     panel_handles,
 )
 
-PARTS = {"train": "Training", "test": "Test"}
+PARTS = ("train", "test")
 _INCOMPLETE = (
     "Dotted lines are runs that did not complete; a cross marks their last recorded epoch."
 )
 # The time axis is logarithmic if the longest line takes more than this many times the shortest.
 _WIDE = 8
 _MIN_EPOCHS = 3  # The tables have two points of a course.
+
+
+def part_name(study: Study, part: str) -> str:
+    """Return a part of the data in the words of a label, such as `Validation` for the examples of
+    the evaluations.
+    """
+    return "Training" if part == "train" else evaluated_part(study.runs).capitalize()
+
+
+def examples(study: Study) -> str:
+    """Return in words on which examples a study was evaluated, such as `the test set`."""
+    of = {"test": "the test set", "validation": "the validation examples"}
+    return of.get(evaluated_part(study.runs), "the test set or the validation examples")
 
 
 def accuracies_by_time(study: Study) -> pd.DataFrame:
@@ -43,8 +57,9 @@ def accuracies_by_time(study: Study) -> pd.DataFrame:
 
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the test accuracy over the seconds of training, a line for each cell."""
+    name = f"{part_name(study, 'test')} accuracy"
     found = curves(study, table, "epoch", "local_batch")
-    panels = in_panels(found, "test_accuracy")
+    panels = in_panels(study, found, "test_accuracy")
     figure, grid = drawing.grid(len(panels), 1, 2.6)
     low, high = drawing.extent(table["elapsed_seconds"])
     ends = [curve.cells["elapsed_seconds"].iloc[-1] for curve in found]
@@ -62,13 +77,11 @@ def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
         axes.set_xlim(*((low / 1.15, high * 1.15) if is_wide else (0, 1.04 * high)))
         if is_wide:
             drawing.plain_log_ticks(axes.xaxis, low, high, few=len(panels) > 3)
-    drawing.name_panels(
-        [panel.title for panel in panels], grid, "Training time (s)", ["Test accuracy"]
-    )
+    drawing.name_panels([panel.title for panel in panels], grid, "Training time (s)", [name])
     drawing.legends(figure, _legend(panels, table, guess))
     return drawing.captioned(
         figure,
-        "Test accuracy at the end of each epoch against the training time until then, without "
+        f"{name} at the end of each epoch against the training time until then, without "
         "evaluations.",
         _repeated(table),
         drawing.chance_words(study, guess),
@@ -121,7 +134,7 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
     parts = [part for part in PARTS if table[f"{part}_{metric}"].notna().any()]
     columns = [f"{part}_{metric}" for part in parts]
     found = curves(study, table, "epoch", "local_batch", alike_in=columns)
-    panels = in_panels(found, columns[-1], apart=True)
+    panels = in_panels(study, found, columns[-1], apart=True)
     figure, grid = drawing.grid(len(panels), len(parts))
     is_cut, guess = False, list[Line2D]()
     for row, panel in zip(grid, panels, strict=True):
@@ -148,10 +161,10 @@ def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
         [panel.title for panel in panels],
         grid,
         "Epoch",
-        [f"{PARTS[part]} {metric}" for part in parts],
+        [f"{part_name(study, part)} {metric}" for part in parts],
     )
     drawing.legends(figure, _legend(panels, table, guess))
-    on_test = ", and on the test set" if "test" in parts else ""
+    on_test = f", and on {examples(study)}" if "test" in parts else ""
     axis = ", each on its own logarithmic axis" if metric == "loss" and on_test else ""
     return drawing.captioned(
         figure,

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from bsweep.analysis import Study
 from bsweep.analysis.fairness import one_rate_for_all, rate_words
 from bsweep.analysis.keys import RATES, levels
+from bsweep.analysis.naming import heading
 from bsweep.analysis.tuning import best_by
 from bsweep.plots import drawing
 from bsweep.plots.curves import handle, said
@@ -21,7 +22,6 @@ from bsweep.plots.curves import handle, said
 _MOST_PANELS = 4
 _BEST: dict[str, Any] = {"color": drawing.INK, "marker": "o", "linestyle": "-"}
 _ONE: dict[str, Any] = {"color": drawing.GRAY, "marker": "s", "linestyle": "--"}
-_NAMES = {"test_accuracy": "Test accuracy", "seconds_to_target": "Time to target (s)"}
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
@@ -47,8 +47,9 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
         )
         for key, _ in groups
     ]
-    metric = str(table["metric"].iloc[0])
-    drawing.name_panels(titles, grid, drawing.BATCH_LABEL, [_NAMES[metric], "Learning rate"])
+    name = heading(study.runs, str(table["metric"].iloc[0]))
+    labels = [f"{name[:1].upper()}{name[1:]}", "Learning rate"]
+    drawing.name_panels(titles, grid, drawing.BATCH_LABEL, labels)
     words = " or ".join(dict.fromkeys(rules))
     entries = [
         handle(_BEST, f"best rate of each batch size, by {best_by(study)}"),
@@ -58,7 +59,7 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
         figure,
-        f"Left: {_NAMES[metric].lower()} with the best learning rate of each batch size, by "
+        f"Left: {name} with the best learning rate of each batch size, by "
         f"{best_by(study)}, found by the same runs, beside the result with one rate or rule for "
         "all. Right: these rates and all others that were tried.",
         drawing.repeats(table["n"]),

@@ -176,7 +176,7 @@ def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
     It shows the loss of all cells after equal time.
     """
     found = curves(study, table, "elapsed_seconds", "variant")
-    panels = in_panels(found, "train_loss")
+    panels = in_panels(study, found, "train_loss")
     ends = set(analysis.equal_time_losses(study)["elapsed_seconds"])
     # The line is drawn only if one time holds for all curves.
     ends = ends if len(ends) == 1 and len(found) > 1 and len(panels) == 1 else set()

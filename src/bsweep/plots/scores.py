@@ -24,7 +24,7 @@ from bsweep.plots.along import (
     published_cells,
 )
 from bsweep.plots.curves import Curve, alike_words, common, curves, handle, in_panels, panel_handles
-from bsweep.plots.epochs import PARTS
+from bsweep.plots.epochs import PARTS, examples, part_name
 from bsweep.plots.rows import numbered
 
 
@@ -59,7 +59,8 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     drawn = _as_lines(study, cells, name, found, metrics, published) if name else None
     figure, failed, guess, edges = drawn or _as_dots(study, cells, metrics)
     along_what = f"by {drawing.AXES[name][1]}" if name else "of each cell"
-    shown = f"{along_what}, in training{' and on the test set' if 'test_loss' in metrics else ''}"
+    on_test = f" and on {examples(study)}" if "test_loss" in metrics else ""
+    shown = f"{along_what}, in training{on_test}"
     has_accuracy = not all(metric.endswith("loss") for metric in metrics)
     quantities, axes = ("Accuracy and loss", "losses on") if has_accuracy else ("Loss", "on")
     return drawing.captioned(
@@ -74,7 +75,7 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
         if published.empty
         else "The published training accuracy and loss after 50 epochs are grey.",
         CROSSES if failed else "",
-        in_panels(found, metrics[-1])[0].left_out if found else "",
+        in_panels(study, found, metrics[-1])[0].left_out if found else "",
     )
 
 
@@ -89,7 +90,7 @@ def _as_dots(
             at = numbered(rows)
             is_cut |= drawing.mark_cut(axes, at.index, at[metric], drawing.INK, flat=True)
             is_beyond |= drawing.mark_beyond(axes, at, metric, drawing.INK, flat=True)
-    for axes, name in zip(panels[-1][0], _named(metrics), strict=True):
+    for axes, name in zip(panels[-1][0], _named(study, metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))
     return figure, [], guess, _edges(is_cut, is_beyond)
@@ -112,7 +113,7 @@ def _as_lines(
         The figure, the legend's entries for runs that failed and for guessing, and the sentences on
         marks on the edges.
     """
-    panels = in_panels(found, metrics[-1])
+    panels = in_panels(study, found, metrics[-1])
     figure, grid = (
         drawing.grid(len(panels), len(metrics)) if len(panels) > 1 else _two_abreast(len(metrics))
     )
@@ -130,9 +131,9 @@ def _as_lines(
             is_beyond |= drawing.mark_beyond(axes, of, metric, color)
     if len(panels) > 1:
         drawing.name_panels(
-            [panel.title for panel in panels], grid, drawing.AXES[along][0], _named(metrics)
+            [panel.title for panel in panels], grid, drawing.AXES[along][0], _named(study, metrics)
         )
-    for axes, name in zip(grid[0], _named(metrics), strict=True):
+    for axes, name in zip(grid[0], _named(study, metrics), strict=True):
         axes.set_ylabel(name)
     failed = draw_failed([axes for row in grid for axes in row], found)
     stars = handle(PUBLISHED, "published, 4 workers, 50 epochs, n = 1 (training only)")
@@ -168,9 +169,9 @@ def _two_abreast(num_parts: int) -> tuple[Figure, list[list[Axes]]]:
     return figure, [[axes for row in grid for axes in row][:num_parts]]
 
 
-def _named(metrics: Sequence[str]) -> list[str]:
+def _named(study: Study, metrics: Sequence[str]) -> list[str]:
     return [
-        f"{PARTS[part]} {quantity}"
+        f"{part_name(study, part)} {quantity}"
         for part, _, quantity in (metric.partition("_") for metric in metrics)
     ]
 

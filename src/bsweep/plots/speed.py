@@ -50,7 +50,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
             cells, "images_per_second", label, "Examples per second, all workers together."
         )
     found = curves(study, cells, name, "num_workers" if name == "local_batch" else "variant")
-    panels = in_panels(found, "images_per_second")
+    panels = in_panels(study, found, "images_per_second")
     figure, grid = drawing.grid(len(panels), 1 if scaling.empty else 2, 2.6)
     failed: list[Line2D] = []
     speedups: list[Curve] = []

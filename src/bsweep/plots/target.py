@@ -64,7 +64,7 @@ def _as_lines(
     study: Study, table: pd.DataFrame, along: str, label: str
 ) -> tuple[Figure, list[Line2D], str]:
     missed: list[Line2D] = []
-    panels = in_panels(curves(study, table, along, "num_workers"), "seconds")
+    panels = in_panels(study, curves(study, table, along, "num_workers"), "seconds")
     figure, grid = drawing.grid(len(panels), 1, 2.6)
     for (axes,), panel in zip(grid, panels, strict=True):
         draw_panel(axes, panel, "seconds")

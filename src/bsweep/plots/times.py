@@ -56,7 +56,7 @@ def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     reference = _reference_batch(study, cells)
     relative = analysis.relative_seconds(cells, reference) if reference else np.nan
     found = curves(study, cells.assign(relative_seconds=relative), name, "num_workers")
-    panels = in_panels(found, "train_seconds")
+    panels = in_panels(study, found, "train_seconds")
     figure, grid = drawing.grid(len(panels), 2 if reference else 1, 2.6)
     failed: list[Line2D] = []
     for (left, *right), panel in zip(grid, panels, strict=True):

@@ -30,7 +30,6 @@ from bsweep.report import formats, images, scaling, tables
 
 __all__ = ["headlines", "idle_text", "write"]
 
-_MAX_ANSWER = 4  # lines; the path of the page is the fifth
 _MAX_LINES = 4  # in a list; the others are folded away
 _MAX_RUN_IDS = 500  # below a figure; all are in runs.csv
 
@@ -60,7 +59,8 @@ def write(
         columns: The headings of the columns that the tables for LaTeX keep; none: all.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
-        tell: A function that is called with each of the first lines of the answer.
+        tell: A function that is called with each line of the answer, at most four: the
+            recommendation or the best cell, how sure it is, and what to run next.
 
     Returns:
         The path of the file `report.html` in the report's folder.
@@ -78,7 +78,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
-            for line in headlines(study)[:_MAX_ANSWER]:
+            for line in _answer(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
@@ -144,6 +144,13 @@ def headlines(study: Study) -> list[str]:
             *analysis.headlines(study),
             *analysis.what_is_missing(study),
         ]
+
+
+def _answer(study: Study) -> list[str]:
+    """Return the lines that a terminal shows above the path of the page."""
+    if lines := analysis.in_short(study):
+        return lines
+    return [*analysis.winner(study), *analysis.what_is_missing(study)[:1]]
 
 
 def idle_text(study: Study) -> str:

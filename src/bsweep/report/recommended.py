@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study, tuning
+from bsweep.analysis import Study, naming, tuning
 from bsweep.analysis.columns import heading, spoken
 from bsweep.analysis.keys import RATES
 from bsweep.analysis.numbers import number, setting_text, spread
@@ -54,9 +54,7 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
         for name in apart
         if table.index.get_level_values(name).nunique() > 1 or name == "local_batch"
     ]
-    name = {"test_accuracy": "test accuracy", "seconds_to_target": "time to target (s)"}[
-        table["metric"].iloc[0]
-    ]
+    name = naming.heading(study.runs, table["metric"].iloc[0])
     rows = []
     for key, of in table.groupby(level=apart):
         if (best := of[of["is_best"]]).empty:

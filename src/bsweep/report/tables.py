@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study
+from bsweep.analysis import Study, naming
 from bsweep.analysis.columns import heading, number_text, spoken
 from bsweep.analysis.numbers import fixed, spread
 from bsweep.report.formats import Table
@@ -67,8 +67,11 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
             values[metric] = [spread(*row) for row in columns.itertuples(index=False)]
     medians = analysis.best_medians(study)
     if "test_accuracy" in values and medians["best_median"].notna().any():
-        texts = [spread(*row) for row in medians.reindex(cells.index).itertuples(index=False)]
-        values.insert(list(values).index("test_accuracy") + 1, "best_median", texts)
+        values.insert(
+            list(values).index("test_accuracy") + 1, "best_median", _spreads(medians, cells)
+        )
+    if (once := analysis.measured_once(study))["final_test_accuracy"].notna().any():
+        values["final_test_accuracy"] = _spreads(once, cells)
     learned = cells["has_learned"]
     if not learned.fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
@@ -76,12 +79,17 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
         values["other_statuses"] = cells["other_statuses"]
     ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
     if "best_median" in values:
-        ends = f"{ends} {_MEDIAN}".strip()
+        part = naming.evaluated_part(study.runs)
+        ends = f"{ends} {_MEDIAN.format(part.capitalize())}".strip()
     return _table(
         study,
         " ".join(filter(None, ("Results of each cell.", ends, _of_seeds(cells["n"])))),
         values,
     )
+
+
+def _spreads(means: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
+    return [spread(*row) for row in means.reindex(cells.index).itertuples(index=False)]
 
 
 def _of_seeds(n: pd.Series[int]) -> str:
@@ -102,7 +110,7 @@ def _of_seeds(n: pd.Series[int]) -> str:
 
 
 _MEDIAN = (
-    "Test accuracy and loss are those of the last evaluation; the best median of three evaluations "
+    "{} accuracy and loss are those of the last evaluation; the best median of three evaluations "
     "decides whether a target is reached."
 )
 _SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
@@ -293,7 +301,8 @@ def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
     columns = [*(varying or shared), *rows.columns]
     flat = rows.reset_index()[columns]
     text = {
-        heading(str(name)): [_text(str(name), value) for value in flat[name]] for name in columns
+        naming.heading(study.runs, str(name)): [_text(str(name), value) for value in flat[name]]
+        for name in columns
     }
     return Table(" ".join(filter(None, (caption, _sentence(said)))), pd.DataFrame(text))
 

@@ -272,10 +272,16 @@ class Progress:
         for line in rest:
             self._say(f"  | {line}")
         if (target := self._config.target) and self._of_target:
+            median = target.best_median(self._of_target)
+            decides = (
+                "a target needs two evaluations"
+                if math.isnan(median)
+                else f"{_number(median)} as the best median of three evaluations, which decides "
+                f"about the target {target.value:g}"
+            )
             self._say(
-                f"  {target.metric.replace('_', ' ')}: {_number(self._of_target[-1])} in the last "
-                f"evaluation, {_number(target.best_median(self._of_target))} as the best median of "
-                f"three evaluations, which decides about the target {target.value:g}"
+                f"  {target.score}: {_number(self._of_target[-1])} in the last evaluation, "
+                f"{decides}"
             )
 
     def _say(self, line: str) -> None:

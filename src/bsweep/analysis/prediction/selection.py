@@ -15,6 +15,7 @@ from bsweep.analysis import columns
 from bsweep.analysis.beside_others import timed_beside
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Cell, Timing
@@ -120,6 +121,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
             and how to choose.
     """
     runs = _chosen(study.runs, where or {})
+    target = replace(target, part=evaluated_part(runs))
     _refuse_unsynchronised(study, runs)
     has_rates = _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
@@ -342,22 +344,10 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
-        return "no run was evaluated on test examples, so there is no time to a target."
+        return f"no run was evaluated on {target.part} examples, so there is no time to a target."
     reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
     if not reached:
-        best = (
-            runs.dropna(subset="best")
-            .sort_values("best", ascending=target.metric == "test_loss")
-            .iloc[0]
-        )
-        return (
-            f"no run reached {target}. The best median of three evaluations is "
-            f"{number(float(best['best']))} (last evaluation: "
-            f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
-            f"{counted(best['num_workers'], 'worker')} after "
-            f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
-            "train longer."
-        )
+        return f"no run reached {target}. {_best_of(runs, target)}"
     if len(reached) < 2 and not has_estimate:
         return (
             f"only global batch {reached[0]} reached {target}, but a curve over batch sizes needs "
@@ -374,6 +364,27 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
             )
         return "no run has timed training steps: 1 cell is missing."
     return ""
+
+
+def _best_of(runs: pd.DataFrame, target: Target) -> str:
+    """Return sentences on the run that came nearest to a target that no run reached."""
+    if runs["best"].isna().all():
+        return (
+            "A target needs two evaluations of a run, but no run has more than one. Evaluate "
+            "within epochs (evaluate_every_examples=...) or train for more epochs (epochs=2)."
+        )
+    best = (
+        runs.dropna(subset="best")
+        .sort_values("best", ascending=target.metric == "test_loss")
+        .iloc[0]
+    )
+    return (
+        f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
+        f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
+        f"{counted(best['num_workers'], 'worker')} after "
+        f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
+        "train longer."
+    )
 
 
 def rate_rule(seen: Observed) -> str:
@@ -404,9 +415,8 @@ def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
     is taken.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
-    scores = runs.assign(
-        steps=-logs, share=runs["reached"].eq(True), best=target.sign * runs["best"].astype(float)
-    )
+    best = runs["best"].fillna(runs["last"]).astype(float)  # a run may have one evaluation only
+    scores = runs.assign(steps=-logs, share=runs["reached"].eq(True), best=target.sign * best)
     means = scores.groupby(["global_batch", "lr"])[["share", "steps", "best"]].mean()
     by = means["steps"].where(means["share"] > 0, means["best"])
     order = means.assign(by=by).sort_values(["share", "by"], ascending=False)
