@@ -234,11 +234,9 @@ def test_products_and_convolutions_are_rounded_alike(
     try:
         precision.round_products("tf32")
         assert precision.are_rounded(GPU) == ["convolutions", "products"]
-        assert (
-            torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-            == torch.backends.cuda.matmul.fp32_precision
-            == "tf32"
-        )
+        if hasattr(torch.backends.cudnn, "conv"):  # not in torch 2.8
+            assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+            assert torch.backends.cuda.matmul.fp32_precision == "tf32"
         assert torch.get_float32_matmul_precision() == "high"  # which torch.compile asks
     finally:
         precision.round_products("fp32")

@@ -15,7 +15,7 @@ from pathlib import Path
 OLDEST = (2, 6)
 """The oldest minor release of torch with which bsweep was seen to train."""
 
-TESTED = {"2.6.0": "0.21.0", "2.13.0": "0.28.0", "2.15.0": "0.29.2"}
+TESTED = {"2.6.0": "0.21.0", "2.8.0": "0.23.0", "2.13.0": "0.28.0", "2.15.0": "0.29.2"}
 """The torchvision that bsweep was tested with, for each tested torch."""
 
 
