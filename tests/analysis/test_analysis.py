@@ -289,7 +289,7 @@ TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
 def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=0)
     write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, settings=TWO_HOSTS)
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
     assert cells.index.get_level_values("placement").tolist() == ["1 node", "2 nodes"]
     assert cells["n"].tolist() == [1, 1]
 
@@ -367,7 +367,7 @@ def test_threads_that_are_swept_tell_cells_apart(tmp_path: Path) -> None:
             threads=threads,
             settings=settings,
         )
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
+    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
     assert "threads" in cells.index.names
     assert analysis.scaling(cells)["base_workers"].tolist() == [1] * 4
     assert analysis.unequal_threads(cells) == ""
