@@ -114,7 +114,8 @@ def in_short(study: Study) -> list[str]:
     is_choice = all(known[name].nunique() < 2 for name in context)
     chosen = found[values.index(min(values))] if is_choice else found[0]
     assert chosen.prediction is not None
-    cell, sure, *_, run_next = chosen.prediction.brief()
+    cell, sure, *_ = chosen.prediction.brief()
+    run_next = f"Run next: {chosen.prediction.next_run()}."
     _, origin = common_target(study) or (None, "")
     more = f"The page has {counted(len(found) - 1, 'further recommendation')}."
     last = " ".join(filter(None, (origin, more if len(found) > 1 else "")))
