@@ -93,9 +93,11 @@ def recommendations(study: Study) -> list[str]:
 
 
 def in_short(study: Study) -> list[str]:
-    """Return the recommendation of a study as a terminal shows it. Of parts with a recommendation
-    each, such as strategies, it is that of the fastest part; of different models, data sets or
-    machines, which are no alternatives, it is that of the largest part.
+    """Return the recommendation of a study as a terminal shows it.
+
+    If several parts of the study have a recommendation, such as strategies, this is the one of the
+    fastest part. Parts with different models, data sets or machines are no alternatives: then it is
+    the one of the largest part.
 
     Args:
         study: The study.

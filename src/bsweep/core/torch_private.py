@@ -30,7 +30,7 @@ NAMES = {
     "unscale": "torch:_amp_foreach_non_finite_check_and_unscale_",
     "update_scale": "torch:_amp_update_scale_",
 }
-"""What bsweep calls a private name of torch, and the `module:name` where torch has it."""
+"""Private names of torch, each as `module:name`, by the words that bsweep uses for them."""
 
 
 @functools.cache  # each step asks for some

@@ -127,9 +127,8 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
         try:
             with torch.device("meta"):
                 model = build(config, num_classes=num_classes, shape=shape)
-        except (
-            NotImplementedError
-        ):  # Some models, such as torchvision's RegNets, read values while they are built.
+        except NotImplementedError:
+            # Some models, such as torchvision's RegNets, read values while they are built.
             model = build(config, num_classes=num_classes, shape=shape)
     return model.to("meta")
 
