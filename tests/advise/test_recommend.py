@@ -330,7 +330,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     )
     assert "can resume" in result.stderr
     assert "Ended: the rest of the budget" in result.stdout
-    assert "A larger budget would train" in result.stdout
+    assert "A larger budget would pay for a run of" in result.stdout
     assert "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
