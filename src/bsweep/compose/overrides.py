@@ -260,8 +260,8 @@ def refuse_settings(point: DictConfig) -> None:
     given = {key: OmegaConf.select(point, key) for key in expected}
     problems = [
         f"{key}={show(value)}: runs lie in results_dir/study/, and bsweep resolves paths from the "
-        "folder where it was started. Leave this key out. The keys results_dir and study choose "
-        "the folder of the runs."
+        "folder where it was started. Leave this key out: results_dir=... and study=... choose the "
+        "folder of the runs."
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
