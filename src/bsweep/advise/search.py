@@ -1,9 +1,10 @@
 """The search for the best cell of a grid, which trains points of the grid one after another.
 
-The command is in `bsweep.advise.recommend`. The search times a few steps of some cells. Then it
-trains points until one reaches the target, the cheapest first. From then on it trains the point
-that is expected to improve the recommendation most for its worker-seconds. It ends when the choice
-is sure, the budget is spent, no run is expected to help, or no point is left.
+The command is in `bsweep.advise.recommend`. The search times a few steps of some cells. Until a run
+reaches the target, it trains points that were begun before, and then the cheapest ones. From then
+on it trains the point that is expected to improve the recommendation most for its worker-seconds.
+It ends when the choice is sure, the budget is spent, no run is expected to help, or no point is
+left.
 
 The runs are an ordinary study. The timed steps, and the list of runs made for the search, are in
 the study's `recommend.json`.
@@ -264,7 +265,7 @@ class Search:
 
     def observed(self) -> Observed | None:
         """Return the measurements of the runs of this grid, such as their steps to the target; None
-        if no run has begun.
+        if there are no such runs yet.
         """
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
@@ -366,9 +367,9 @@ class Search:
         """Return those of the offered runs that may still reach the target: runs whose batch is
         smaller than any batch at which completed runs missed the target.
 
-        All runs may train the same number of examples. The examples to a target, E_min + S_min B,
-        grow with the batch B. So a batch as large as one that missed the target, or larger, is left
-        out.
+        All runs are planned with the same number of examples. The examples to a target, E_min +
+        S_min B, grow with the batch B. So a batch as large as one that missed the target, or
+        larger, is left out.
         """
         seen = self.observed()
         completed = seen.runs[seen.runs["status"] == "completed"] if seen else None

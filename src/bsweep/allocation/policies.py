@@ -50,8 +50,8 @@ def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -
     fraction `max_drift` of that share.
 
     Args:
-        before: Seconds per step by worker, from which the present local steps were computed.
-        after: Seconds per step by worker, measured since then.
+        before: Seconds per step by worker that suit the present local steps, in any unit.
+        after: Seconds per step by worker, as measured with these local steps.
         max_drift: The largest relative change. With 0.1 a share of 0.5 may become 0.45 or 0.55.
     """
     return any(

@@ -193,6 +193,7 @@ def _print_idle_seconds(folder: Path) -> None:
     try:
         table = idle_text(analysis.load(folder))
     except (OSError, ValueError) as error:
-        table = f"bsweep: no table of idle seconds: {error}"
+        logger.warning(f"bsweep: no table of idle seconds: {error}")
+        return
     if table:
         print(table)

@@ -73,9 +73,8 @@ def stop(arguments: Sequence[str]) -> int:
         raise ValueError(f"{study_dir}: no sweep is at work, so there is nothing to stop.")
     for sweep in asked:
         attendance.ask_to_stop(study_dir, sweep)
-    print(
-        f"asked {counted(len(asked), 'sweep')} to stop; waiting for the end of their current steps",
-        flush=True,
+    logger.info(
+        f"asked {counted(len(asked), 'sweep')} to stop; waiting until they have saved and ended"
     )
     while set(asked) & set(attendance.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)

@@ -253,14 +253,16 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
 def described(
     arguments: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
-    """Return what a help text shows of the first point of a command line.
+    """Return what a help text shows of a command line: the values that its overrides compose, and
+    the options of the groups.
+
+    Of an override with several values, the first one counts.
 
     Args:
         arguments: Flags and overrides as `overrides.arranged` returns them.
 
     Returns:
-        The values of the point by dotted key; the chosen option of each group; all options of each
-        group.
+        The values by dotted key; the chosen option of each group; all options of each group.
 
     Raises:
         ConfigError: If an override cannot be read or names an unknown key or choice.

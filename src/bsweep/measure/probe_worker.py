@@ -41,8 +41,8 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure this worker's seconds per step by batch size, its largest batch, and the seconds of
-    an exchange.
+    """Measure this worker's seconds per step by batch size, up to its largest batch, and the
+    seconds of an exchange.
 
     All workers call this together. Rank 0 writes `probe.json`.
 
@@ -74,11 +74,11 @@ def measure(
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:
-    """Return the configuration with a strategy that exchanges the whole gradient vector at each
-    step.
+    """Return the configuration with the strategy that a probe runs, as the configured strategy's
+    card says (`in_probe`).
 
-    If the configured strategy hides its exchange in the backward pass or does not exchange at each
-    step, it is replaced by one with the same all-reduce.
+    So `ddp`, and strategies of the package that do not exchange at each step, are replaced by one
+    that exchanges the whole gradient vector at each step.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
