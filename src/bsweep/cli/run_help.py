@@ -32,8 +32,8 @@ global_batch. Values joined by commas are a sweep over them.
 _FLAGS = """\
 --report writes the report after the runs. Flags of Hydra: --cfg job shows the point and trains
 nothing, --info, --config-dir DIR, hydra/launcher=...
-Exit code: 0 all points completed, 1 some did not complete, 2 invalid input and nothing was started,
-130 interrupted.
+Exit code: 0 all points completed, 1 some did not complete or --report failed, 2 invalid input and
+nothing was started, 130 interrupted.
 """
 _KEY_COLUMNS = 34
 _FEWEST_COLUMNS, _MOST_COLUMNS = 60, 120

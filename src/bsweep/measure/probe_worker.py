@@ -77,8 +77,8 @@ def _with_exchange(config: RunConfig) -> RunConfig:
     """Return the configuration with the strategy that a probe runs, as the configured strategy's
     card says (`in_probe`).
 
-    So `ddp`, and strategies of the package that do not exchange at each step, are replaced by one
-    that exchanges the whole gradient vector at each step.
+    So `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
+    vector at each step, without other work at that time.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
