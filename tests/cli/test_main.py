@@ -35,7 +35,7 @@ def test_an_unknown_command_is_answered_with_the_one_that_was_meant(
         ("report", "bsweep: interrupted"),
     ],
 )
-def test_an_interrupted_command_is_told_how_to_train_the_rest_if_it_trains(
+def test_an_interrupted_command_says_how_to_train_the_rest(
     command: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupted(command: str, arguments: list[str]) -> int:
