@@ -309,7 +309,7 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
         (
             ("allocation=steps_by_speed", "local_batch=9"),
             {},
-            ["local batch 9", "worker 1", "fits 8 at most"],
+            ["local batch 9", "worker 1", "has memory for 8 at most"],
         ),
         (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
         (

@@ -73,6 +73,7 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert code == 2
     assert "settings of Hydra by which Hydra may start any program" in said
     assert "type it yourself" in said
+    assert "no longer give" not in said, "the error above is the reason"
     code, said = resumed(study, "-m", *POINT, "model.target=theirs.py:build,mine.py:build")
     assert code == 0, said
     assert not (study.parents[1] / "theirs ran").exists()
