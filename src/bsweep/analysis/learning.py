@@ -23,7 +23,8 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
     first.
 
     The accuracy is test accuracy, or training accuracy if no cell has a test accuracy. If no
-    accuracy was recorded, every measured cell counts. Cells at chance are left out; see `cells`.
+    accuracy was recorded, every measured cell counts. Cells at chance (see `cells`) and cells
+    without a training time are left out.
 
     Args:
         cells: A table of `cells`.
@@ -44,8 +45,8 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
 @once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
-    """Return each cell's test accuracy at the end of each epoch, with the seconds trained until
-    then.
+    """Return the test accuracy of cells in the last evaluation of each epoch, with the seconds
+    trained until then.
 
     The table is indexed by `cell_keys` and `epoch` and covers completed runs only. Columns: `n`
     seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, both as means over seeds
@@ -70,7 +71,7 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     rule of `bsweep.analysis.targets`, NaN where the target is not reached. For a seed that was run
     again, `seconds` is the mean, if all its runs reach the target. A run that diverged counts as
     not reaching the target unless it reached it before. Other runs that did not complete are left
-    out.
+    out, and so are completed runs without an evaluation.
 
     Args:
         study: The study.
