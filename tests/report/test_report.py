@@ -326,7 +326,7 @@ def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     assert lines == [
         (
             "Fastest within 0.01 of the best test accuracy: local batch 64 on 1 worker (global "
-            "batch 64), with 356.2 s of training for 1 epoch and test accuracy 0.8925 (one run). "
+            "batch 64), with 356.2 s of training for 1 epoch and test accuracy 0.8925 (one seed). "
             "No cell is more accurate."
         ),
         (
@@ -385,7 +385,7 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
         "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs"
         in fastest
     )
-    assert "(one run)" in fastest
+    assert "(one seed)" in fastest
     assert caveat.startswith("Each cell has one seed")
     text = (report_tables(tmp_path / "s")).split("Ratio")[0]
     assert "| linear | 64 | 64 | 0.025 | 1069 |" in text, (
@@ -570,7 +570,8 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
     assert plots.length_of(study) == "10 rounds"
     (line,) = analysis.headlines(study)
     assert line == (
-        f"Lowest training loss after 33.73 s of each: {plots.words('variant', 'steps_by_flops')} "
+        "Lowest training loss after 33.73 s of training in each cell: "
+        f"{plots.words('variant', 'steps_by_flops')} "
         "(local batch 4 on 4 workers, global batch 16), with 3.895 ± 0.064 (mean of 3 seeds, 95 % "
         "interval). The interval of its loss overlaps that of uniform."
     )

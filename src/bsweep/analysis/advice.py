@@ -26,8 +26,8 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Return sentences that compare the cells of a study, above all those that name the best cells
-    by training time, accuracy or loss.
+    """Return sentences that summarise a study, such as those that name its best cells by training
+    time, accuracy or loss.
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
     group has sentences of its own. Cells that have not learned are counted and never recommended.
@@ -49,8 +49,8 @@ def headlines(study: Study) -> list[str]:
 
 
 def winner(study: Study) -> list[str]:
-    """Return the short answer of a study as a terminal shows it: the first conclusion on the
-    largest group of comparable cells.
+    """Return the lines that a terminal shows as the short answer of a study, above all the first
+    conclusion on the largest group of comparable cells.
 
     Args:
         study: The study.
@@ -97,8 +97,8 @@ def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if a study has
-    completed runs on several workers with Horovod's cycle time and with other strategies.
+    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if the completed
+    runs on several workers have such a cycle time and differ in strategy.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
@@ -277,7 +277,7 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
         if len(cells) < 2:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]
-        after = f"after {number(best['elapsed_seconds'])} s of each"
+        after = f"after {number(best['elapsed_seconds'])} s of training in each cell"
         shown = f"{_shown(best, 'train_loss')} ({_seeds(best['n'])})"
         rivals = _rivals(cells, best, "train_loss")
         yield f"Lowest training loss {after}: {best['words']}, with {shown}.{rivals}"
@@ -301,7 +301,7 @@ def _both(row: pd.Series[Any], metric: str) -> str:
 
 
 def _seeds(n: int) -> str:
-    return {1: "one run", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
+    return {1: "one seed", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
@@ -401,7 +401,7 @@ def _on_batches(study: Study) -> str:
 
 def _on_sharding(study: Study) -> str:
     """Return a text on a published study of parameter servers that hold equal parts of the
-    parameters or whole layers. It is empty if the given study did not train VGG-16 with both.
+    parameters or whole layers. It is empty if `sharding_gains` has no row for the given study.
     """
     if sharding_gains(study).empty:
         return ""

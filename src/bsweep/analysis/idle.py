@@ -1,5 +1,5 @@
-"""Tables of the idle seconds of uneven workers in each round, and of the training losses that cells
-reach in equal time.
+"""Tables of studies with rounds: of the idle seconds of uneven workers, and of the training losses
+that cells reach in equal time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NODE = (
 
 
 def round_times(study: Study) -> pd.DataFrame:
-    """Return a table of the training loss, the examples and the seconds of each round, indexed by
-    `run_id` and `round`.
+    """Return a table of the training loss, the examples and the seconds of each timed round,
+    indexed by `run_id` and `round`.
 
     Columns:
         `train_loss` and `num_examples`: Those of the round.
@@ -153,7 +153,8 @@ def node_columns(table: pd.DataFrame) -> list[str]:
 
 @once
 def loss_by_time(study: Study) -> pd.DataFrame:
-    """Return each cell's training loss by elapsed training time, as means and intervals over seeds.
+    """Return the training loss of cells by elapsed training time, as means and intervals over
+    seeds.
 
     The table is indexed by `cell_keys` and `elapsed_seconds`. A round's loss is a mean over the
     round, so it is placed at the round's midpoint in time. A run's loss is interpolated between
@@ -184,8 +185,8 @@ def loss_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Return each cell's training loss at one elapsed training time, which is the same for all
-    compared cells.
+    """Return the training losses of cells at one elapsed training time, which is the same for all
+    cells that are compared with each other.
 
     The table is indexed by `cell_keys`. Cells that differ in the variant only are compared. The
     time is the last one at which the loss of all compared runs is known: the earliest midpoint of a
@@ -235,7 +236,7 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     """Return when each worker began a round and how long it computed, idled and exchanged, for a
-    few rounds of one run of each cell.
+    few rounds of one completed run of each cell that has timed rounds.
 
     The run is one with the cell's lowest seed. Begins are counted from the first returned round.
     The table has the columns of `Study.rounds` and the index of `idle_table`. The first returned

@@ -252,8 +252,8 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     runs if these agree, else `unknown` or `none`.
 
     A value that a run never found out, such as its device, is taken from the other runs if all of
-    them found the same one; else its text is `unknown`. The text is `none` for a setting that was
-    not given.
+    them found the same one; else its text is `unknown`. Missing threads are first taken from a run
+    with equal placement and workers. The text is `none` for a setting that was not given.
     """
     runs = chosen(runs)
     if "threads" in runs:

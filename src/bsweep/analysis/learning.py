@@ -19,12 +19,12 @@ ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster c
 
 
 def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd.DataFrame:
-    """Return the cells whose mean accuracy is within `margin` of the best cell's, the fastest
-    first.
+    """Return the timed cells, not at chance, whose mean accuracy is within `margin` of the best
+    cell's, the fastest first.
 
     The accuracy is test accuracy, or training accuracy if no cell has a test accuracy. If no
-    accuracy was recorded, every measured cell counts. Cells at chance (see `cells`) and cells
-    without a training time are left out.
+    accuracy was recorded, every measured cell counts. A cell is at chance if its `has_learned` is
+    False; see `cells`.
 
     Args:
         cells: A table of `cells`.
@@ -99,8 +99,8 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """Return one row for each run and epoch: the test accuracy of the epoch's last evaluation, the
-    seconds trained until then, and the settings of the run's cell.
+    """Return one row for each run and epoch with a test accuracy: that of the epoch's last
+    evaluation, the seconds trained until then, and the settings of the run's cell.
     """
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
         subset="test_accuracy"

@@ -72,10 +72,8 @@ def comparable(study: Study) -> bool:
 
 
 def differences(study: Study) -> list[str]:
-    """Return those of the compared settings in which a study differs from the published study of
-    batch sizes, such as `epochs: 3 (published: 50)`.
-
-    The compared settings are `_COMPARED`, of completed runs.
+    """Return settings, among those in `_COMPARED`, in which the completed runs of a study differ
+    from the published study of batch sizes, such as `epochs: 3 (published: 50)`.
 
     Args:
         study: The study.

@@ -155,7 +155,7 @@ def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's metrics, such as its training time, divided by those of the next smaller
+    """Return the metrics of cells, such as the training time, divided by those of the next smaller
     measured batch, all other settings being equal.
 
     These are the ratios of section 3.2 of the published batch-size study. Columns: `smaller_batch`,

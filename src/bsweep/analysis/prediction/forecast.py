@@ -178,7 +178,7 @@ def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.Dat
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:
-    """Return the mean of the log seconds that the runs of one cell took to the target.
+    """Return the most likely mean of the log seconds that the runs of one cell take to the target.
 
     The scatter between runs is the one that the fits found. Runs that did not reach the target
     count as longer than they trained, because the mean of the others alone would favour fast runs.

@@ -142,12 +142,14 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return a prediction's table of cells with added columns: whether the objective allows a cell,
-    and the probabilities that the cell meets the deadline, is the best and is close to the best.
+    """Return a prediction's table of cells with added columns: whether a cell is allowed, and the
+    probabilities that the cell meets the deadline, is the best and is close to the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
-    cells that are not allowed.
+    cells that are not allowed. A cell is allowed if it has no problem and keeps the objective's
+    limits. Cells with `is_unreached` are allowed only if no other cell that can be trained is left
+    within `max_workers`.
     """
     cells = forecast.cells
     allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
@@ -177,8 +179,8 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Choose the recommended cell: of the cells that keep the objective's limits, the one with the
-    least median of the measure to minimize.
+    """Choose the recommended cell: of the allowed cells, the one with the least median of the
+    measure to minimize. `with_probabilities` says which cells are allowed.
 
     Raises:
         ValueError: If no cell is allowed, or the energy of the runs is not known. The message says

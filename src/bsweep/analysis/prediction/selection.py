@@ -1,5 +1,5 @@
 """The selection of the runs that a prediction uses; of the settings that change their steps or
-seconds, these may differ only in batch size, worker count, learning rate and seed.
+seconds, these may differ only in batch size, worker count, passes, learning rate and seed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     """Raise ValueError if runs differ in a setting that affects the number of their steps to a
     target or the seconds of a step.
 
-    Batch size, workers, learning rate and seed may differ.
+    Batch size, workers, passes of a step, learning rate and seed may differ.
 
     Returns:
         True if batch sizes were run with several learning rates.
