@@ -238,7 +238,7 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
         write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "all runs change their batch size" in missing
+    assert "all runs have a policy that may change their batch size" in missing
     assert "batching=fixed" in missing
 
 
