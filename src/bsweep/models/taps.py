@@ -88,8 +88,8 @@ def useful_taps(
         dilation: The dilation of the kernel.
 
     Returns:
-        The first tap, the tap after the last one, and the padding that these taps need. If no
-        padding would give the same outputs, all taps and `padding`.
+        The first tap, the tap after the last one, and the padding that these taps need. If there
+        are no such taps, or no padding gives the same outputs: all taps and `padding`.
     """
     num_outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     useful = [
