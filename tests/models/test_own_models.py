@@ -245,13 +245,19 @@ def test_libraries_models_are_built_for_the_data(
 @pytest.mark.parametrize(
     ("library", "architecture", "more", "shape", "expected"),
     [
-        ("timm", "resnt50", (), (3, 32, 32), "timm has no such model. Did you mean 'resnet50'?"),
+        (
+            "timm",
+            "resnt50",
+            (),
+            (3, 32, 32),
+            "timm has no such classifier. Did you mean 'resnet50'?",
+        ),
         (
             "torchvision",
             "resnet5",
             (),
             (3, 32, 32),
-            "torchvision has no such model. Did you mean 'resnet50'?",
+            "torchvision has no such classifier. Did you mean 'resnet50'?",
         ),
         (
             "torchvision",

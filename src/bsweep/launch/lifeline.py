@@ -2,7 +2,7 @@
 lost or has started other processes instead.
 
 `python lifeline.py FILE START SECONDS COMMAND...` runs COMMAND, and exits with the exit code of
-COMMAND. This program ends COMMAND and all processes that COMMAND started in each of these cases:
+COMMAND. This program ends COMMAND and the processes below it in each of these cases:
 
 - The launcher has not touched FILE for SECONDS.
 - FILE does not name START, for example because the launcher ends or has begun another start.
@@ -193,7 +193,7 @@ def _seen(path: str) -> tuple[int, str | None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all processes that it started, even those in sessions of their own."""
+    """End a command and the processes below it, even those in sessions of their own."""
     tree: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         tree = psutil.Process(process.pid).children(recursive=True)

@@ -55,8 +55,8 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
     """Check the hosts that the given points name, and return a message for each problem; the list
     is empty if no problem was found.
 
-    A host that has passed for the same settings and as many workers is not asked again until
-    `forget` is called, after a point has failed there.
+    Hosts that have passed together, for the same settings and as many workers, are not asked again
+    until `forget` is called, after a point has failed on them.
     """
     wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}

@@ -85,7 +85,8 @@ class Started:
                 os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
-        """End the launcher's commands and all processes that these commands have started.
+        """End the launcher's commands, the processes below them on this machine and, through the
+        lifeline, those on other hosts.
 
         All commands are told at once, for each needs some time to end its processes on other hosts.
         """

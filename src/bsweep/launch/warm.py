@@ -259,7 +259,7 @@ class _Registry(RendezvousHandler):  # type: ignore[misc]
 
 
 def _own_address() -> str:
-    """Return this host's own IP address in the network of horovodrun's registry server."""
+    """Return the IP address from which this host reaches horovodrun's registry server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
         address: str = probe.getsockname()[0]

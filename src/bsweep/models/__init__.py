@@ -1,5 +1,5 @@
-"""The models that bsweep can train; a model, or all models of a library such as timm, has a module
-of its own.
+"""The models that bsweep can train; a model, or a family of models such as timm's, has a module of
+its own.
 
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a run's `torch.nn.Module` with its initial values, the same on all workers. `outlined` returns the
@@ -149,13 +149,13 @@ def _same_random_numbers() -> AbstractContextManager[None]:
 
 
 def try_model(config: RunConfig, info: DataInfo) -> None:
-    """Raise ValueError if the model or the data are the user's own, and the model's loss of
-    made-up examples cannot be computed. Torch's random numbers in this process stay what they are.
+    """Raise ValueError if the model or the data are the user's own, and a trial on made-up examples
+    shows that the model cannot learn from the data.
 
     A shipped model is tried without values, and the user's own module on the CPU. An error of
     building the model or of its forward pass counts only if the run trains on this machine's CPU.
     A model that fails on a few examples is tried on a whole batch: it may need, for example, a
-    multiple of 16.
+    multiple of 16. Torch's random numbers in this process stay what they are.
 
     Raises:
         ValueError: If the model cannot take such examples, or its outputs do not fit their labels.

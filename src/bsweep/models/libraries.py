@@ -18,7 +18,7 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
     if config.architecture not in known:
         near = did_you_mean(config.architecture, known)
         raise ConfigError(
-            f"model.architecture={config.architecture}: {config.name} has no such model.{near}"
+            f"model.architecture={config.architecture}: {config.name} has no such classifier.{near}"
         )
 
 

@@ -19,10 +19,10 @@ from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:
-    """Make the convolutions of `model` leave out the kernel elements (taps) that are only ever
-    multiplied by padding, and return `model`.
+    """Make those convolutions of `model` that pad with zeros leave out the kernel elements (taps)
+    that are only ever multiplied by padding, and return `model`.
 
-    This changes plain `nn.Conv2d` modules with zero padding whose padding is given in numbers.
+    This changes plain `nn.Conv2d` modules whose padding is given in numbers.
     """
     for module in model.modules():
         if (

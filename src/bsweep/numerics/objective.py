@@ -151,8 +151,8 @@ def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:
 
 
 def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Tensor) -> None:
-    """Raise ValueError if the model's own loss function does not return one number, or returns a
-    mean instead of a sum.
+    """Raise ValueError if the model's own loss function does not return one number, or seems to
+    return a mean instead of a sum.
 
     A sum becomes twice as large if the examples are repeated; a mean does not.
     """

@@ -66,8 +66,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Request, for each study that needs one, a calibration, which chooses the precision and memory
-    format of its runs.
+    """Request a calibration, which chooses the precision and memory format of runs, for each study
+    in which it is needed and saves time.
 
     See `calibration_file.request`.
 

@@ -17,7 +17,7 @@ from bsweep.study.states import State
 
 @dataclass(frozen=True)
 class Timed:
-    """A point together with the measured times of its steps.
+    """A point together with its measured times.
 
     `step_seconds` is the mean time of a step. `other_seconds` is the time that the point took
     besides its steps, or None if it did not run to its end.

@@ -20,8 +20,8 @@ from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
-"""The statuses with which a run, if repeated, would likely end again. Only `bsweep retry` repeats
-such runs.
+"""The statuses with which a run, if repeated, would likely end again. Unless its files are damaged,
+only `bsweep retry` repeats such a run.
 """
 
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
