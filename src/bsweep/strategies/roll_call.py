@@ -1,10 +1,10 @@
 """A gather of all workers' values that leaves out workers that show no sign of life.
 
-It uses the store of torch.distributed. With `launch=torchrun`, torchrun's own process keeps that
-store, so that it outlives any worker; with `launch=srun`, worker 0 keeps it. A thread of every
-worker writes signs of life to the store, however long the worker's steps take. A worker without a
-new sign for `timeout_seconds` is left out by those that wait for it. The
-first worker to write the list of members of a gather decides it for all.
+It uses the store of torch.distributed. Only torchrun starts workers that may be lost, and its own
+process keeps that store, so that it outlives any worker process. A thread of every worker writes
+signs of life to the store, however long the worker's steps take. A worker without a new sign for
+`timeout_seconds` is left out by those that wait for it. The first worker to write the list of
+members of a gather decides it for all.
 """
 
 from __future__ import annotations
