@@ -174,6 +174,6 @@ def _nothing_held(
             return (
                 f"strategy.num_servers={num_servers} with "
                 f"strategy.chunk_bytes={strategy.chunk_bytes}: only {counted(num_busy, 'server')} "
-                f"would hold chunks. Use strategy.sharding=memory, or try a smaller "
+                "would hold chunks. Use strategy.sharding=memory, or try a smaller "
                 "strategy.chunk_bytes or fewer servers."
             )
