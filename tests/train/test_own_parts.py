@@ -186,7 +186,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
-            "Alone synchronises at each step",
+            "Alone has no rounds of several steps",
         ),
         (
             (
