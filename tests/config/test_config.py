@@ -232,7 +232,15 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["strategy.hook=powersgd", "compression=powersgd"],
         ),
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
-        (("local_batch=8", "study='../other'"), ["study=../other"]),
+        (("local_batch=8", "study='../other'"), ["study=../other", "the first a letter or digit"]),
+        (
+            ("local_batch=8", "launch.environment=[MY-KEY]"),
+            ["launch.environment.0=MY-KEY", "Use names such as WANDB_API_KEY"],
+        ),
+        (
+            ("local_batch=8", "launch.network_interface='-x'"),
+            ["launch.network_interface=-x", "Use a name such as eth0"],
+        ),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
         (
             ("local_batch=8", "data=torchvision", "data.dataset=FashonMNIST"),
@@ -264,7 +272,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (
             ("local_batch=8", "target_accuracy=0"),
-            ["target_accuracy=0", "not a fraction between 0 and 1"],
+            ["target_accuracy=0", "not a fraction above 0 and up to 1"],
         ),
         (
             ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),

@@ -116,7 +116,8 @@ class ModelConfig(Card):
             batch = "local_batch=1" if set(batches) == {1} else f"local batches {show(batches)}"
             yield (
                 f"{batch} with model={self.name}: BatchNorm needs more than one example for its "
-                "statistics. Use a batch that gives each worker two examples or more in a pass."
+                "statistics. Use a batch that gives each worker two examples or more in a pass, "
+                "such as local_batch=2."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
