@@ -22,8 +22,8 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     """Raise a ConfigError if a run trains on fewer than `evaluate_every_examples` examples. Raise
-    one also if a run of one epoch has a target, but `evaluate_every_examples` is null or one of
-    `evaluate_every_examples` and the examples of a round covers the whole epoch.
+    one also for a run of one epoch with a target if no evaluation can come before the epoch's end:
+    `evaluate_every_examples` is null or not less than the training set, or a round takes all of it.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
