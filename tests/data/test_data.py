@@ -494,7 +494,7 @@ def test_a_cache_that_cannot_be_written_says_where(
     refuses(image_folder(folder), "XDG_CACHE_HOME")
 
 
-def test_an_example_that_cannot_be_read_is_not_taken_for_a_cache_that_cannot_be_written() -> None:
+def test_an_example_that_cannot_be_read_is_no_fault_of_the_cache() -> None:
     def build() -> Dataset:
         raise FileNotFoundError(2, "No such file", "images/1.png")
 

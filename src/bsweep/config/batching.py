@@ -189,8 +189,8 @@ class ScheduleConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """The settings of a policy that raises the batch size at each milestone at which a multistep
-    schedule would lower the learning rate (Smith et al., arXiv 1711.00489).
+    """The settings of a policy that raises the batch size, as far as its bounds allow, where a
+    multistep schedule would lower the learning rate (Smith et al., arXiv 1711.00489).
     """
 
     name: Literal["raise_instead_of_decay"]
@@ -214,8 +214,8 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
-    """The base class of the cards of policies that decide on the batch size every `every_steps`
-    steps, by the measured gradient noise and, in some policies, by other measurements.
+    """The base class of the cards of policies that decide on the batch size at most once in
+    `every_steps` steps, by the measured gradient noise and, in some policies, other measurements.
     """
 
     every_steps: Count

@@ -500,7 +500,8 @@ class LaunchConfig(Card):
         """The hosts and their slots, such as `h1:4,h2:4`, that the user named or that the SLURM
         allocation has.
 
-        None if the launcher takes neither, or takes those of an allocation but is outside one.
+        None if the launcher takes the hosts of an allocation but there is no allocation, or if it
+        takes hosts that the user names and the user named none.
         """
         return None
 

@@ -46,7 +46,7 @@ class MeasureConfig(Schema):
         if point.compression.builds:
             yield (
                 f"{key} with compression={point.compression.name}: a codec changes the gradient, "
-                "so that its noise cannot be measured. Use compression=none, or leave {key} out."
+                f"so that its noise cannot be measured. Use compression=none, or leave {key} out."
             )
         if self.noise_scale_per_layer and can.exchanges_in_passes:
             yield (

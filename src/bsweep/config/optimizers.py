@@ -109,9 +109,9 @@ def scaled_rate(
     a batching policy changes this rate.
 
     `fixed` keeps lr. `adascale` keeps lr here; `bsweep.batching.adascale` multiplies it by the gain
-    as it is measured. `per_worker` is lr x workers, whatever the batch. `linear` is the rule of
-    Goyal et al. (arXiv 1706.02677), `sqrt` that of Krizhevsky (arXiv 1404.5997). These two scale
-    with `rate_batch / reference_batch`.
+    as it is measured. `per_worker` is lr x workers, whatever the batch. `linear` multiplies lr
+    by `rate_batch / reference_batch` (Goyal et al., arXiv 1706.02677), and `sqrt` by the square
+    root of that (Krizhevsky, arXiv 1404.5997).
 
     Args:
         lr: The base learning rate.

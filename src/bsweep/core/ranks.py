@@ -25,8 +25,8 @@ class Place:
 
     def threads(self, wanted: int | None) -> int:
         """Return the number of threads with which this process computes: `wanted`, or by default
-        an equal share for each worker of the host of the cores that this process may use, at least
-        one.
+        the number of cores that this process may use divided by the workers of its host, but at
+        least one.
         """
         return wanted or max(1, num_cores() // self.local_workers)
 

@@ -1,6 +1,6 @@
 """The data set of images in `root/train/<class>/` and `root/test/<class>/`, or in `root/<class>/`.
 
-The images are decoded once and kept as one tensor file in the cache.
+The decoded images are kept as one tensor file in the cache.
 """
 
 from __future__ import annotations
