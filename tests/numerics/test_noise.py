@@ -109,7 +109,7 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
         ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 changes the gradient"),
         (
             "compression=topk",
-            "compression=topk: a codec changes the gradient.* Use compression=none",
+            "a codec changes the gradient.* Use compression=none, or leave measure.noise_scale",
         ),
         ("strategy.buckets=2 measure.noise_scale_per_layer=true", "exchanges buckets, not layers"),
     ],
