@@ -430,6 +430,19 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
             ["global_batch=9", "multiple of 2"],
         ),
         (
+            (
+                "local_batch=null",
+                "global_batch=3",
+                "accumulation_steps=2",
+                "allocation=batch_by_memory",
+            ),
+            ["global_batch=3", "multiple of 2, such as 8"],
+        ),
+        (
+            ("strategy=allreduce", "allocation.local_steps=[1,2,3,4]"),
+            ["strategy=allreduce", "leave allocation.local_steps out"],
+        ),
+        (
             ("local_batch=null", "global_batch=3", "allocation=batch_by_memory"),
             ["global_batch=3", "too small"],
         ),
