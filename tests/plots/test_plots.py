@@ -419,7 +419,7 @@ def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(2, 51)), num_workers=(2,), epochs=1)
     write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=1)
     figure = plots.seconds_per_step(bsweep.load(tmp_path / "s"))
-    assert "Shown for local batch 50" in plots.caption(figure)
+    assert "Shown for local batch 50; the tables have all cells." in plots.caption(figure)
     assert figure.get_figheight() < 3
 
 
@@ -529,10 +529,9 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
     figure = plots.loss_by_epoch(strategies)
     training = figure.axes[0]
     assert len(training.lines) == len(figure.axes[1].lines) == 5
-    assert legend_texts(figure)[1:3] == ["6 exact strategies", "Horovod, top-k"]
-    assert "The 6 exact strategies coincide: Horovod; DDP; ring all-reduce;" in plots.caption(
-        figure
-    )
+    assert legend_texts(figure)[1:3] == ["6 equal variants", "Horovod, top-k"]
+    said = "One line stands for 6 variants with equal values: Horovod; DDP; ring all-reduce;"
+    assert said in plots.caption(figure)
 
 
 def test_more_than_eight_lines_have_a_panel_each_before_the_others(

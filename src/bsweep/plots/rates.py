@@ -1,5 +1,5 @@
-"""The figure of all batch sizes, once with the best learning rate of each, once with one rate for
-all.
+"""The figure that compares batch sizes at the best learning rate of each and at one rate or rule
+for all.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ _ONE: dict[str, Any] = {"color": drawing.GRAY, "marker": "s", "linestyle": "--"}
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the test accuracy or the time to the target over the batch size, and the learning rates.
+    """Draw two panels over the batch size, side by side: the test accuracy or the time to the
+    target, and the learning rates.
 
-    One line has the best rate of each batch size, the other has one rate or rule for all.
+    In each, one line has the best rate of each batch size, and the other has one rate or rule for
+    all. Cells that differ in other settings, such as the strategy, have panels of their own, at
+    most four pairs.
     """
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
     groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[

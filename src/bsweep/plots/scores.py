@@ -1,4 +1,6 @@
-"""The figure of final accuracy and loss by batch size, beside those of a published study."""
+"""The figure of final accuracy and loss by batch size, beside those of a published study if they
+are comparable.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from bsweep.plots.rows import numbered
 def final_scores(study: Study) -> pd.DataFrame:
     """Return the table of a study's cells with their final losses and accuracies.
 
-    It has no rows if no cell has completed an epoch or if no cell has learned.
+    It has no rows if no loss or accuracy of a completed run is known, or if no cell has learned.
     """
     cells = measured_cells(study)
     is_known = (
@@ -45,7 +47,7 @@ def final_scores(study: Study) -> pd.DataFrame:
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
     """Draw the final accuracy and loss by batch size, in training and on the test set.
 
-    Published values are added if they are comparable.
+    Published training values are added if they are comparable.
     """
     name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
@@ -110,8 +112,8 @@ def _as_lines(
     panels.
 
     Returns:
-        The figure, the legend's entries for runs that failed and for guessing, and the sentences on
-        marks on the edges.
+        The figure, the legend's entries for runs that did not complete and for guessing, and the
+        sentences on marks on the edges.
     """
     panels = in_panels(study, found, metrics[-1])
     figure, grid = (

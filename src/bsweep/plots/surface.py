@@ -162,9 +162,10 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
-    """Draw one cell of a map as a rectangle with a text in it.
+    """Draw one cell of a map as a rectangle, with a text in it if the map has at most 14 columns.
 
-    It has a frame if the cell was measured, and a star if the cell is recommended or equally good.
+    It has a frame if the cell was measured, and a star if the cell is recommended or statistically
+    tied with the recommended one.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}
