@@ -233,6 +233,18 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
     assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
 
 
+def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path) -> None:
+    for batch, rate, accuracy in ((8, 0.1, 0.8), (8, 0.4, 0.9), (64, 0.1, 0.85)):
+        settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
+        write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy, settings=settings)
+    (table,) = (
+        table
+        for table in recommended(bsweep.load(tmp_path / "s"))
+        if "best learning rate" in table.caption
+    )
+    assert table.cells["best learning rate"].tolist() == ["0.4"]
+
+
 def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
     for batch in (32, 64):
         settings = {"batching.name": "schedule", "batching.factor": 2.0}

@@ -78,7 +78,7 @@ def dots(
 
 
 def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
-    """Draw one metric of each cell as a row of dots, sorted by the metric."""
+    """Draw one metric as dots, in a row for each cell, sorted by the metric; at most 48 cells."""
     figure, panels, left_out = dots(cells, [metric], sorted_by=metric)
     for (axes,), _ in panels:
         drawing.fit_axis(axes, drawing.drawn_values(cells, metric), flat=True)

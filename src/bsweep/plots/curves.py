@@ -83,8 +83,8 @@ class Panel:
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of cells sorted for display, with the names of the variants in words.
 
-    The order is that of `in_order`. Variants with uneven workers are named with the batches of each
-    worker.
+    The order is that of `in_order`. If some workers are uneven and the cells have one local batch,
+    the name of a variant lists the batches of its workers.
     """
     if table.empty or "variant" not in table.index.names:
         return table

@@ -230,7 +230,7 @@ def repeats(n: pd.Series[int], drawn_as: str = "point") -> str:
 def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with `num_parts` axes in a row for each panel, and these axes.
 
-    If there are many panels, several stand side by side.
+    If there are more than three panels of one or two axes, several stand side by side.
     """
     abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
     num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts

@@ -114,7 +114,7 @@ def _courses(study: Study, metric: str) -> pd.DataFrame:
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training and test loss by epoch, a line for each cell; cells with equal values share
+    """Draw training and test loss by epoch, a line for each cell; variants with equal values share
     one.
 
     The figure shows what figure 2 of the published batch-size study shows.
@@ -123,8 +123,8 @@ def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def accuracy_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training and test accuracy by epoch, a line for each cell; cells with equal values share
-    one.
+    """Draw training and test accuracy by epoch, a line for each cell; variants with equal values
+    share one.
 
     The figure shows what figure 3 of the published batch-size study shows.
     """

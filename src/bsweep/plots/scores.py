@@ -45,7 +45,8 @@ def final_scores(study: Study) -> pd.DataFrame:
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw the final accuracy and loss by batch size, in training and on the test set.
+    """Draw the final accuracy and loss, in training and on the test set (or the validation
+    examples), by batch size, or by workers if the study has one batch size.
 
     Published training values are added if they are comparable.
     """

@@ -41,7 +41,8 @@ def times_to_target(study: Study) -> pd.DataFrame:
 
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the training time to the target by batch size.
+    """Draw the training time to the target by batch size, or by workers if the study has one batch
+    size.
 
     Seeds that do not reach the target are marked on the edge.
     """

@@ -25,8 +25,8 @@ _CELLS = (
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
     "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
-    "mean. If the "
-    "best rate is the lowest or the highest of the runs, a better rate may lie beyond it."
+    "mean. Cells without a score at any rate are left out. If the best rate is the lowest or the "
+    "highest of the runs, a better rate may lie beyond it."
 )
 _STEPS = (
     "Gain from the next worker count on the way to {}, each count at its best global batch: "
@@ -44,11 +44,13 @@ def recommended(study: Study) -> Iterator[Table]:
     if len(steps := analysis.more_workers(study)):
         yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
     if len(rows := tuning.rates(study)):
-        yield _rates(study, rows)
+        yield _rates(study, rows[rows["num_rates"] > 1])
 
 
 def _rates(study: Study, table: pd.DataFrame) -> Table:
-    """Return the table of the best learning rate of each cell that was run at several rates."""
+    """Return the table of the best learning rate of each cell in `table` that has a score at one of
+    its rates.
+    """
     apart = [name for name in analysis.levels(table) if name not in RATES]
     shown = [
         name

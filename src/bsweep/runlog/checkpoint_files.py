@@ -176,16 +176,18 @@ def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut a run's `metrics.jsonl` after `num_bytes` bytes, where the checkpoint was saved from
-    which the run resumes or another run begins.
+    """Cut a run's `metrics.jsonl` after `num_bytes` bytes, so that it ends where a checkpoint was
+    saved.
     """
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:
-    """Ask a run's workers to save a checkpoint and end, after which the sweep that started them
-    ends, too.
+    """Ask a run to stop, by its file `stop`: its workers save a checkpoint, if the run saves any,
+    and end.
+
+    A sweep that trains the run then ends, too.
 
     Raises:
         OSError: If the file `stop` cannot be written.

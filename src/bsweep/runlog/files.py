@@ -80,8 +80,8 @@ class RunPaths:
 
     @property
     def stop(self) -> Path:
-        """The file that asks a run to stop: if it contains any text, the workers save a checkpoint
-        and end.
+        """The file that asks a run to stop by containing any text: the workers then save a
+        checkpoint, if the run saves any, and end.
         """
         return self.folder / "stop"
 
@@ -121,9 +121,9 @@ class RunPaths:
 
     @property
     def lifeline(self) -> Path:
-        """The file that tells the run's processes on other hosts whether to continue or to end.
+        """The file that tells the run's processes whether to continue or to end.
 
-        It names the launch that the processes belong to, see `bsweep.launch.lifeline`.
+        It names the launch that is at work, see `bsweep.launch.lifeline`.
         """
         return self.logs / "lifeline"
 

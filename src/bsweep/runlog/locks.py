@@ -4,9 +4,8 @@ a point.
 A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
 a file that the owner touches regularly.
 
-The package filelock (version 4.2) would not replace this module. It cannot tell whether another
-process holds a claim, and its file lock falls back to a marker that outlives a dead host, not to
-its lease.
+The package filelock (version 4.2) would not replace this module: its file lock falls back to a
+marker that may outlive a dead host, not to its lease.
 """
 
 from __future__ import annotations

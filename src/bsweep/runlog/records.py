@@ -136,9 +136,10 @@ class Start:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The record of a sampled step, with the mean training loss since the previous record of this
-    kind.
+    kind or, if that is of an earlier epoch, since the epoch began.
 
-    The mean is over all workers, or over rank 0's examples if workers do not step together.
+    The mean is over the examples of all workers, or of the worker that writes the record if workers
+    do not step together.
     """
 
     epoch: Natural
@@ -269,7 +270,7 @@ class Round:
     Each tuple has one entry for each of `workers`, the ranks that took part. In a round, each
     worker computes, is idle until the last worker arrives, and then waits for the exchange.
 
-    `began_seconds` is the time at which a worker began, on rank 0's clock, since rank 0's first
+    `began_seconds` is the time at which a worker began, on rank 0's clock, since the run's first
     round began. `exposed_exchange_seconds` is the time from the last arrival until a worker goes
     on, including its codec's computing. `exchange_seconds` is the time in which a worker's data
     travelled. `codec_seconds` is the time in which its codec computed; null without a codec. Both

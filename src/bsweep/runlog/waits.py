@@ -48,8 +48,8 @@ def for_others() -> Iterator[None]:
 
 @contextmanager
 def shown(path: Path) -> Iterator[None]:
-    """Write each second to the file `path`, while the block makes no progress, whether the main
-    thread waits or works.
+    """Write to the file `path` whether the main thread waits or works, each second in which it
+    makes no progress inside the block.
 
     Args:
         path: The file, whose folder exists. Read it with `sign_in`.

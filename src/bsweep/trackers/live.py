@@ -77,8 +77,8 @@ class _Follower:
         return []
 
     def end(self) -> list[str]:
-        """Let the tracker's process copy the remaining records and end, and kill it after a minute;
-        return the lines that it printed, or warnings that it took too long.
+        """Let the tracker's process copy the remaining records and end, and kill it if that takes
+        more than a minute; return the lines that it printed, or warnings that it took too long.
         """
         assert self._process.stdin
         self._process.stdin.close()
