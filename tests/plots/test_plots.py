@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from fontTools.ttLib import TTFont
 from matplotlib.axes import Axes
@@ -25,8 +26,9 @@ from bsweep import analysis, plots
 from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
-from bsweep.plots import drawing
+from bsweep.plots import along, drawing
 from bsweep.plots.curves import TIMES, looks
+from bsweep.plots.rows import few_enough
 from tests.support.synthetic_study import (
     META,
     server,
@@ -523,6 +525,20 @@ def test_cells_of_one_batch_and_worker_count_are_dots_in_launch_order(
     assert list(dots.get_ydata()) == list(range(10))  # type: ignore[arg-type]
     assert list(dots.get_xdata()) == pytest.approx([train_seconds(64, 2)] * 10)  # type: ignore[arg-type]
     assert "local batch 64" in legend_texts(figure)[0]
+
+
+def test_a_figure_of_dots_says_which_cells_it_shows(
+    strategies: analysis.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(along, "few_enough", lambda table: (table[:3], "Shown for three."))
+    assert "Shown for three." in plots.caption(plots.accuracy_and_loss_by_batch(strategies))
+
+
+def test_of_too_many_cells_of_one_batch_the_number_is_told() -> None:
+    index = pd.MultiIndex.from_product([["a", "b", "c"], [8]], names=["variant", "local_batch"])
+    shown, said = few_enough(pd.DataFrame({"n": 1}, index=index), most=2)
+    assert len(shown) == 2
+    assert said == "Shown for the first 2 of 3 cells of local batch 8; the tables have all cells."
 
 
 def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> None:

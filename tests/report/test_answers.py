@@ -19,6 +19,7 @@ from bsweep import analysis, plots, report
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.tuning import tuned
+from bsweep.plots import surface
 from bsweep.report.recommended import recommended
 from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
@@ -152,6 +153,16 @@ def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFr
     assert_readable(figure)
     assert TARGET == 0.9
     assert "a test accuracy of 0.9" in plots.caption(figure)
+
+
+def test_a_map_without_room_for_texts_promises_none(
+    study: analysis.Study, cells: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, promise in (("time_surface", "90 % interval"), ("bottlenecks", "its share")):
+        assert promise in plots.caption(plots.FIGURES[name].draw(study, cells))
+        with monkeypatch.context() as narrow:
+            narrow.setattr(surface, "_MOST_COLUMNS", 1)
+            assert promise not in plots.caption(plots.FIGURES[name].draw(study, cells))
 
 
 def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(

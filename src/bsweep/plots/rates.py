@@ -33,9 +33,8 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     most four pairs.
     """
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
-    groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[
-        :_MOST_PANELS
-    ]
+    every = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))
+    groups = every[:_MOST_PANELS]
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
     figure, grid = drawing.grid(len(groups), 2, 2.4)
     rules = []
@@ -66,6 +65,9 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
         f"{best_by(study)}, found by the same runs, beside the result with one rate or rule for "
         "all. Right: these rates and all others that were tried.",
         drawing.repeats(table["n"]),
+        f"Shown for {len(groups)} of {len(every)} combinations of the other settings."
+        if len(groups) < len(every)
+        else "",
     )
 
 

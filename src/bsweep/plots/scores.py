@@ -85,7 +85,7 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
 def _as_dots(
     study: Study, cells: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[Line2D], list[Line2D], str]:
-    figure, panels, _ = dots(cells, metrics)
+    figure, panels, left_out = dots(cells, metrics)
     guess, is_cut, is_beyond = list[Line2D](), False, False
     for row, rows in panels:
         for axes, metric in zip(row, metrics, strict=True):
@@ -96,7 +96,7 @@ def _as_dots(
     for axes, name in zip(panels[-1][0], _named(study, metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))
-    return figure, [], guess, _edges(is_cut, is_beyond)
+    return figure, [], guess, f"{_edges(is_cut, is_beyond)} {left_out}".strip()
 
 
 def _as_lines(
