@@ -72,7 +72,8 @@ class Timed:
     """The measured seconds per step in one precision and memory format, one value for each measured
     local batch.
 
-    The seconds are without the exchange. Each value is that of the shortest of several steps.
+    The seconds are without the exchange. Each value is that of the shortest of several steps, on
+    the worker on which it is longest.
     """
 
     numerics: Numerics

@@ -73,7 +73,7 @@ class Meta:
     """
 
     launched_at: Finite | None = None
-    wall_seconds_before: Amount | None = None  # of earlier attempts that the run goes on from
+    wall_seconds_before: Amount | None = None  # of earlier attempts that the run resumes
     command: str | None = None
     hosts: SpelledOut | None = None
     cpu: str | None = None

@@ -259,7 +259,9 @@ class Epoch:
 
     def __post_init__(self) -> None:
         if self.images_per_second * self.train_seconds >= MOST:
-            raise ValueError(f"an epoch has fewer than {MOST} examples")
+            raise ValueError(
+                f"images_per_second times train_seconds, an epoch's examples, must be below {MOST}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
