@@ -1,5 +1,5 @@
-"""The fit of a formula for the seconds of a step, by local batch, workers and passes, to timed
-steps, passes and exchanges of a few cells.
+"""A formula for the seconds of a step, by local batch, workers and passes, fitted to a few cells
+whose steps, passes and exchanges were timed.
 
 The form is that of Pollux (Qiao et al., OSDI 2021):
 
