@@ -358,10 +358,10 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_published(study: Study) -> list[str]:
-    """Return a text on each of three published studies (of batch sizes, of sharding and of uneven
-    GPUs) that can be compared with the given study.
+    """Return a list of texts: one on each published study that can be compared with the given
+    study, out of three (of batch sizes, of sharding and of uneven GPUs).
 
-    Where it can be compared with none, the only sentence says so.
+    Where the given study can be compared with none, the only text says so.
 
     Args:
         study: The study.

@@ -199,7 +199,7 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     if not shared:
         raise ValueError(
             f"{path}: a prediction needs a local batch that was timed on every worker, and there "
-            "is none. Run `bsweep probe` with workers on the same GPU or CPU model."
+            "is none. Run `bsweep probe` again, which times a batch of 1 on every worker."
         )
     slowest = {batch: max(of[batch] for of in of_workers) for batch in shared}
     timings = [
