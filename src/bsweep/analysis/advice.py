@@ -187,7 +187,10 @@ def _gains(study: Study) -> Iterator[str]:
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
         workers = words("num_workers", row["num_workers"])
-        yield f"Sharded by memory, VGG-16 trains {faster} than sharded by layer on {workers}."
+        yield (
+            f"With an equal part of the parameters on each server, VGG-16 trains {faster} than with "
+            f"whole layers on each server, on {workers}."
+        )
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
