@@ -188,8 +188,8 @@ def _gains(study: Study) -> Iterator[str]:
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
         workers = words("num_workers", row["num_workers"])
         yield (
-            f"With an equal part of the parameters on each server, VGG-16 trains {faster} than with "
-            f"whole layers on each server, on {workers}."
+            f"With an equal part of the parameters on each server, VGG-16 trains {faster} than "
+            f"with whole layers on each server, on {workers}."
         )
 
 
