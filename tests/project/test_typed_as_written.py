@@ -99,7 +99,7 @@ def furnished(desk: Path) -> Path:
     (desk / "scripts").symlink_to(ROOT / "scripts")
     torch.save(import_torchvision().models.resnet18().state_dict(), desk / "resnet18.pth")
     (build,) = re.findall(
-        r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.S | re.M
+        r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
     )
     (desk / "mydata.py").write_text("import torch\n\n\n" + build.removesuffix("```"))
     return desk
