@@ -27,7 +27,7 @@ _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",
     "log_every_steps",
     "checkpoint_every", "keep_weights", "resume_from", "launch.", "strategy.", "allocation.",
-    "model.weights",
+    "model.weights", "data.download", "trackers",
 )  # fmt: skip
 
 
