@@ -152,6 +152,15 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
 
 
+def test_a_host_that_ssh_lost_without_a_word_is_no_matter_of_slurm(paths: RunPaths) -> None:
+    console = paths.logs / "console"
+    console.touch()
+    outcome = failure.outcome(point("launch.hosts='h1:1,h2:1'"), paths, [], console, [1, 255])
+    assert outcome.message.startswith(
+        "host h2 is lost: the connection ended, or what ran there was killed: try `ssh HOST true`"
+    )
+
+
 def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(tmp_path: Path) -> None:
     """Though somebody touches the file, as the launcher of the other start does."""
     file = tmp_path / "lifeline"

@@ -57,7 +57,10 @@ def outcome(
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:
-        why = ssh.reason(_text_of(console)) or "the connection ended, or SLURM lost the node"
+        # ssh also ends so, without a word, if a signal ends the command on the host.
+        is_ssh = isinstance(config.launch, SshConfig)
+        more = "what ran there was killed" if is_ssh else "SLURM lost the node"
+        why = ssh.reason(_text_of(console)) or f"the connection ended, or {more}"
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:
         return Outcome("failed", _why_command_ended(paths, console, codes), may_pass=True)
