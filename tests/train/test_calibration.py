@@ -339,6 +339,17 @@ def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
     assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
 
 
+def test_a_point_whose_calibration_was_deleted_goes_on_as_the_studys_runs_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deletes the file between the start of the point and its first look."""
+    point = replace(AUTO, results_dir=str(tmp_path))
+    write_run(point.study_dir, local_batch=16, meta=ELSEWHERE, precision="bf16")
+    assert not calibration_file.path_of(point).exists()
+    assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
+    assert agreed(point, monkeypatch, **HERE) == FP32, "no run of the study was on this hardware"
+
+
 def test_a_short_sweep_is_calibrated_if_its_study_was_long_enough(
     tmp_path: Path,
 ) -> None:
