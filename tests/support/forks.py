@@ -7,6 +7,7 @@ imports torch and uses nothing of it, so that no thread is lost in a fork.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -106,7 +107,8 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
                 _become(_moved(files), **wanted)
             for number in (lives, *files):
                 os.close(number)
-            print(pid, file=file, flush=True)
+            with contextlib.suppress(OSError):  # it has ended already, as is seen below
+                print(pid, file=file, flush=True)
             watched: list[int | socket.socket] = [ended, connection]
             if ended not in select.select(watched, [], [])[0]:
                 os.kill(pid, signal.SIGKILL)
