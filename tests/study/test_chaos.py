@@ -275,7 +275,7 @@ def test_a_host_that_sleeps_goes_on_or_is_named(
 ) -> None:
     """The sweep sleeps with h1; all that runs on a host stops, its sshd too."""
     words = (*POINT[:-1], f"launch.stall_timeout_seconds={SHORT_STALL_SECONDS}", "local_batch=4")
-    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")), "epochs=150")
+    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")))
     typed = Typed(tmp_path, grid, host="h1")
     with (tmp_path / "said").open("w+") as said:
         sweep = typed.begin("s0", said)
