@@ -113,11 +113,13 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
             if ended not in select.select(watched, [], [])[0]:
                 os.kill(pid, signal.SIGKILL)
                 os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file, flush=True)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(OSError):  # nobody may wait for it any more
+                print(code, file=file, flush=True)
+            os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)
 
 
 def _enter_namespaces(connection: socket.socket) -> None:
