@@ -199,6 +199,19 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
     assert left.wait(60) == 1
 
 
+def test_what_was_stopped_with_its_launcher_waits_for_it_anew(tmp_path: Path) -> None:
+    """Its clock has gone on by an hour between two looks at the file."""
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    code = (
+        "import runpy, subprocess, sys, time; monotonic = time.monotonic; start = monotonic()\n"
+        "time.monotonic = lambda: monotonic() + 3600 * (monotonic() > start + 1.5)\n"
+        f"sys.argv = {lifeline.words(file, 60, ['sleep', '3'])[1:]}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_command_on_a_host_ends_when_what_watches_it_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "lifeline"
     lifeline.begin(file)

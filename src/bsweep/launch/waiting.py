@@ -14,6 +14,7 @@ from bsweep.launch import ssh
 from bsweep.runlog import waits
 
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
+_APART_SECONDS = 5  # looks of a launcher that runs are closer together
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Waiting:
         assert isinstance(config.launch, ProcessesConfig), config.launch
         self._config, self._card = config, config.launch
         self._launched_at = self._last_sign = launched_at
-        self._last_sign_at = seconds
+        self._last_sign_at = self._looked_at = seconds
         self._failed_at: float | None = None
         self.timeout: str | None = None
         """A message on what took too long, if a time-out has ended the wait; otherwise None."""
@@ -68,6 +69,9 @@ class Waiting:
         Call this method while a command runs. The wait is over if the grace period after a failure
         has passed, if the workers that still run were given up by the others, or after a time-out.
         """
+        # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
+        self._last_sign_at += max(0.0, seen.seconds - self._looked_at - _APART_SECONDS)
+        self._looked_at = seen.seconds
         if self._failed_at is None and self._has_failed(seen):
             self._failed_at = seen.seconds
         if self._failed_at is not None:
