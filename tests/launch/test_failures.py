@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ from torch import nn
 from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
-from bsweep.launch import failure, lifeline, stop
+from bsweep.launch import failure, lifeline, processes, stop
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
 from bsweep.numerics import objective
@@ -259,6 +260,21 @@ def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     monkeypatch.setenv(fresh_process.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
+
+
+def test_a_sweep_that_stood_still_says_so(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its launcher on another host has ended meanwhile, as it found no sweep any more."""
+    stopped, monotonic = [0.0], time.monotonic
+    clock = SimpleNamespace(monotonic=lambda: monotonic() + stopped[0], sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
+
+    def stop() -> None:
+        stopped[0] = 70.0
+
+    Scripted(["sh", "-c", "exit 1"]).launch(LaunchRequest(point(), paths, stop))
+    assert "bsweep: this sweep stood still for 1 min 10 s" in capsys.readouterr().err
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

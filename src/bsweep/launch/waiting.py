@@ -14,7 +14,8 @@ from bsweep.launch import ssh
 from bsweep.runlog import waits
 
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
-_APART_SECONDS = 5  # looks of a launcher that runs are closer together
+APART_SECONDS = 5
+"""The seconds within which a launcher that runs looks at its processes again."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Waiting:
         has passed, if the workers that still run were given up by the others, or after a time-out.
         """
         # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
-        self._last_sign_at += max(0.0, seen.seconds - self._looked_at - _APART_SECONDS)
+        self._last_sign_at += max(0.0, seen.seconds - self._looked_at - APART_SECONDS)
         self._looked_at = seen.seconds
         if self._failed_at is None and self._has_failed(seen):
             self._failed_at = seen.seconds
