@@ -239,7 +239,7 @@ def test_a_host_that_ssh_lost_without_a_word_is_named(tmp_path: Path) -> None:
     config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=ddp")
     outcome = failure.outcome(config, RunPaths(tmp_path), [], log, [255])
     assert outcome.message.startswith(
-        "host h2 is lost: the connection ended: try `ssh HOST true` by hand"
+        "host h2 is lost: the connection ended, or what ran there was killed: try `ssh HOST true` by hand"
     )
 
 
