@@ -55,6 +55,14 @@ def private(name: str) -> Any:
         ) from None
 
 
+def is_of_accelerator(error: BaseException) -> bool:
+    """Return True if the error is one of a GPU, and none of another worker."""
+    import torch
+
+    kind = getattr(torch, "AcceleratorError", None)  # torch 2.6 lacks it
+    return isinstance(error, kind) if kind else "CUDA error" in str(error)
+
+
 def listening_store(
     address: str, port: int, num_processes: int, timeout: timedelta, socket: int
 ) -> TCPStore:
