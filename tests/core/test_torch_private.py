@@ -55,3 +55,21 @@ def test_a_store_takes_a_socket_that_listens_in_every_torch(
     store = listening_store("127.0.0.1", port, 1, timedelta(seconds=9), server.detach())
     store.set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_an_error_of_a_gpu_is_told_from_a_lost_worker_in_every_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+    assert not torch_private.is_of_accelerator(lost)
+    monkeypatch.delattr(torch, "AcceleratorError", raising=False)  # as in torch 2.6
+    assert not torch_private.is_of_accelerator(lost)
+    assert torch_private.is_of_accelerator(RuntimeError("CUDA error: an illegal memory access"))
+
+
+@pytest.mark.parametrize(("version", "is_safe"), [("2.6.0+cu124", False), ("2.13.0+cpu", True)])
+def test_groups_of_gloo_are_dropped_where_that_was_seen_to_end(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_safe: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert torch_private.joins_gloo_safely() is is_safe

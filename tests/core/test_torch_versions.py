@@ -67,15 +67,19 @@ def test_a_torch_without_its_libraries_is_named(install: Install, tmp_path: Path
 
 
 def test_a_cpu_torch_beside_a_torchvision_for_cuda_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "torch.py").unlink()
     for package, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cu130")):
         monkeypatch.delitem(sys.modules, package, raising=False)
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
         (tmp_path / package / "version.py").write_text(f"__version__ = {version!r}")
+    install("torch", "2.13.0+cpu")
     (note,) = torch_versions.notes()
     assert "--index-url https://download.pytorch.org/whl/cpu" in note
     (tmp_path / "torchvision/version.py").write_text("__version__ = '0.28.0+cpu'")
     assert torch_versions.notes() == []
+    (tmp_path / "torchvision/version.py").write_text("__version__ = '0.23.0+cu128'")
+    install("torchvision", "0.23.0", "torch (==2.8.0)")
+    assert torch_versions.notes() == [], "a problem names the command"

@@ -359,7 +359,7 @@ def step_seconds(study: Study) -> pd.DataFrame:
         else _examples(epochs) / EXAMPLES_OF_A_UNIT,
     )
     totals = (
-        parts.astype({"sent_bytes": float, "num_steps": float}).groupby("run_id").sum(skipna=False)
+        parts.astype({"sent_bytes": float, "num_steps": float}).groupby("run_id").agg(_sum_of_known)
     )
     times = totals.div(totals.pop("num_steps"), axis="index").rename(
         columns={"train_seconds": "total_seconds"}
@@ -380,6 +380,11 @@ def step_seconds(study: Study) -> pd.DataFrame:
         times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
     )
     return times[[*order, "sent_bytes", "sent_of_ring"]]
+
+
+def _sum_of_known(values: pd.Series[float]) -> float:
+    """Return the sum of the values, NaN if one is missing; groups take no `skipna` in pandas 2."""
+    return float(values.sum(skipna=False))
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:

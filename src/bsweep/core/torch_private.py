@@ -57,6 +57,26 @@ def private(name: str) -> Any:
         ) from None
 
 
+def is_of_accelerator(error: BaseException) -> bool:
+    """Return True if the error is one of a GPU, and none of another worker."""
+    import torch
+
+    kind = getattr(torch, "AcceleratorError", None)  # torch 2.6 lacks it
+    return isinstance(error, kind) if kind else "CUDA error" in str(error)
+
+
+def joins_gloo_safely() -> bool:
+    """Return True if a group of Gloo may be dropped after another one is there.
+
+    With torch 2.6 the process may then hang, with torch 2.13 it does not; versions between them
+    were not tried.
+    """
+    import torch
+
+    major, release, *_ = torch.__version__.split(".")
+    return (int(major), int(release)) >= (2, 13)
+
+
 def listening_store(
     address: str, port: int, num_processes: int, timeout: timedelta, socket: int
 ) -> TCPStore:

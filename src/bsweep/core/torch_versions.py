@@ -71,7 +71,7 @@ def problems() -> list[str]:
 
 def _torch_of_torchvision() -> str:
     """Return the torch that the installed torchvision requires; empty if it names no version."""
-    told = " ".join(metadata.requires("torchvision") or ())
+    told = " ".join((version("torchvision") and metadata.requires("torchvision")) or ())
     found = re.search(r"\btorch\s*\(?==([\w.]+)", told)
     return found[1] if found else ""
 
@@ -93,7 +93,8 @@ def notes() -> list[str]:
     """Return, as the only item of a list, a note on a torchvision for CUDA beside a torch for CPUs,
     with which bsweep works; an empty list if there is nothing to note.
     """
-    if _is_for_cuda("torchvision") and not _is_for_cuda("torch"):
+    is_another = _torch_of_torchvision() not in ("", _public(version("torch")))  # a problem says so
+    if _is_for_cuda("torchvision") and not _is_for_cuda("torch") and not is_another:
         note = (
             "torch is built for CPUs and torchvision for CUDA: bsweep does without torchvision's "
             "operators, but other programs may fail: pip install --force-reinstall torch "

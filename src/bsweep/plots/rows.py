@@ -55,7 +55,11 @@ def panels_of_rows(
     compared = next((name for name in ("variant", "local_batch") if name in varying), "num_workers")
     by = [name for name in ("num_workers", "local_batch") if name in varying and name != compared]
     groups = (
-        [(dict(zip(by, key, strict=True)), rows) for key, rows in table.groupby(level=by)]
+        [
+            # Before pandas 3, the key of one level is no tuple.
+            (dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)), rows)
+            for key, rows in table.groupby(level=by)
+        ]
         if by
         else [({}, table)]
     )

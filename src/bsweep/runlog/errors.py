@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from bsweep.config import own
+from bsweep.core import torch_private
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.runlog import waits
@@ -56,7 +57,7 @@ def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
         with waits.for_others():
             yield
     except broken as error:
-        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+        if is_out_of_memory(error) or torch_private.is_of_accelerator(error):
             raise
         raise WorkerLost(
             f"the exchange failed, probably because another process of the run has ended: {error}"

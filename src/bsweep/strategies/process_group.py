@@ -17,7 +17,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import Algorithm
-from bsweep.core import network
+from bsweep.core import network, torch_private
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
@@ -104,7 +104,9 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
 
 # What drops the last reference to a group joins Gloo's threads while it holds Python's lock, and
 # one of these threads may wait for that lock: Python in torch 2.6, DDP's reducer in torch 2.13.
-# So the groups of the last run live until the next run's are there, or the process ends.
+# So the groups of the last run live until the next run's are there, or the process ends. With
+# torch 2.6 they live until the process ends: a loop that makes a group of one process, sums with a
+# callback and drops the group of the pass before hung within 50 passes, in two of two tries.
 _KEPT: list[dist.ProcessGroup] = []
 
 
@@ -137,5 +139,7 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
         world = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
     assert world is not None
     assert dist.group.WORLD is not None
-    _KEPT[:] = [dist.group.WORLD, world]
+    if torch_private.joins_gloo_safely():
+        _KEPT.clear()
+    _KEPT.extend([dist.group.WORLD, world])
     return world
