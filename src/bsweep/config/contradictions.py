@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bsweep.config.groups import StrategyConfig
+from bsweep.config.program_point import values_of
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import ConfigError, show
 
@@ -63,6 +64,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if c.graph is True:
         yield from _graph_contradictions(c)
     yield from _target_contradictions(c)
+    yield from _program_contradictions(c)
     yield from c.measure.problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
@@ -91,6 +93,53 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
             "graph=true with data.device=cpu: a graph cannot wait for examples that are being "
             f"copied. {remedy}"
         )
+
+
+def _program_contradictions(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that the chosen program does not read."""
+    parts = ("data", "model", "optimizer", "strategy")
+    for group in parts:
+        name = getattr(c, group).name
+        if c.program.is_own and name != "program":
+            yield (
+                f"{group}={name} with program=own: your program has its own {group}. Leave "
+                f"{group}={name} out; program.options.NAME=... passes a value on to the program."
+            )
+        if not c.program.is_own and name == "program":
+            yield f"{group}=program is the part of a program of your own: add program=own."
+    if not c.program.is_own:
+        return
+    unread = {
+        "precision": "auto",
+        "channels_last": "auto",
+        "graph": "auto",
+        "keep_weights": False,
+        "resume_from": None,
+        "accumulation_steps": 1,
+        "evaluate_every_examples": None,
+    }
+    for key, default in unread.items():
+        if getattr(c, key) != default:
+            yield (
+                f"{key}={show(getattr(c, key))} with program=own: bsweep does not train here, so "
+                f"it cannot see to it. Leave {key} out; program.options.NAME=... passes a value "
+                "on to the program."
+            )
+    for group, name in (("batching", "fixed"), ("allocation", "uniform"), ("compression", "none")):
+        if getattr(c, group).name != name:
+            yield (
+                f"{group}={getattr(c, group).name} with program=own: your program decides about "
+                f"this. Leave {group} out."
+            )
+    if c.measures_noise:
+        yield (
+            "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
+            "bsweep.join().noise() in the program instead."
+        )
+    try:
+        c.program.command_of(values_of(c))  # type: ignore[attr-defined]
+    except ConfigError as error:
+        yield from error.problems
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:

@@ -30,7 +30,7 @@ def launch(
     config: RunConfig,
     paths: RunPaths,
     on_poll: Callable[[], None],
-    entry: Entry = "bsweep.train.worker",
+    entry: Entry | None = None,
     pool: ProcessPool | None = None,
 ) -> Outcome:
     """Launch a point and wait until its run ends. Return the run's status and, after a failure, the
@@ -40,13 +40,13 @@ def launch(
         config: The point.
         paths: Its run folder, which must be prepared.
         on_poll: Called a few times a second; an exception that it raises ends the run.
-        entry: The module that each process runs.
+        entry: The module that each process runs; None: the one of the point's program.
         pool: The processes of the point's sweep; None to start fresh processes.
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
         return Outcome("failed", "; ".join(unready), may_pass=True)
-    request = LaunchRequest(config, paths, on_poll, entry, pool)
+    request = LaunchRequest(config, paths, on_poll, entry or config.program.worker, pool)
     outcome = launcher_of(config.launch).launch(request)
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
         preflight.forget(config)

@@ -19,7 +19,10 @@ from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
 
 Entry = Literal[
-    "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
+    "bsweep.train.worker",
+    "bsweep.programs.worker",
+    "bsweep.measure.probe_worker",
+    "bsweep.measure.profile_worker",
 ]
 """The module that each process of a point runs: to train, or to measure for `bsweep probe` or
 `bsweep profile`.

@@ -74,6 +74,11 @@ class RunPaths:
         return self.folder / "checkpoint"
 
     @property
+    def program(self) -> Path:
+        """The folder in which the user's own program saves what it resumes from."""
+        return self.folder / "program"
+
+    @property
     def stop(self) -> Path:
         """The file that asks a run to stop: if it contains any text, the workers save a checkpoint
         and end.

@@ -38,6 +38,8 @@ def check_point(config: RunConfig) -> list[str]:
         if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)
+        if config.program.is_own:
+            return warnings
         info = data.prepare(config.data)
         models.check_model(config, info.num_classes, info.shape)
         models.try_model(config, info)

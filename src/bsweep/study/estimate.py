@@ -42,6 +42,8 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         state = states.get(point.run_id)
         if not state or state.beside_others or not state.train_seconds or not state.whole_epochs:
             continue
+        if point.num_examples is None:
+            continue
         steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
         ends = state.status == "completed" and state.wall_seconds is not None
         other = state.wall_seconds - state.train_seconds if ends and state.wall_seconds else None
@@ -88,7 +90,7 @@ class Estimate:
             if point.run_id in self._own
             else self._step_seconds(point)
         )
-        if step is None:
+        if step is None or point.num_examples is None:
             return None
         return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
 

@@ -1,0 +1,251 @@
+"""The worker process of a point with `program=own`: it starts the user's command, waits for it and,
+on rank 0, writes the run's records from what the command reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from bsweep.config.program_point import values_of
+from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.run import RunConfig
+from bsweep.core import network
+from bsweep.core.fresh_process import end_with_parent
+from bsweep.core.ranks import Place
+from bsweep.programs.joined import POINT
+from bsweep.programs.recorder import ProgramError, Recorder, new_reports
+from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.errors import Diverged
+from bsweep.runlog.files import RunPaths, SignOfLife
+from bsweep.runlog.locks import held
+from bsweep.runlog.reading import read_json, read_records
+from bsweep.train.worker import do_nothing, enter
+
+_POLL_SECONDS = 0.1
+_LEFT = "an earlier process of this run still works; start the same sweep again later"
+
+
+def measure(
+    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
+) -> None:
+    """Run the user's command as this worker until it ends, and record the run on rank 0.
+
+    Args:
+        config: The point.
+        paths: The paths in the run's folder.
+        place: This worker's rank and host.
+        on_step: Called a few times a second; an exception that it raises ends the command.
+
+    Raises:
+        ProgramError: If the program failed, or did not report what a run needs.
+        Diverged: On rank 0, if the program reported an infinite loss or NaN.
+    """
+    program = config.program
+    assert isinstance(program, OwnProgramConfig), program
+    if program.resolved().files_sha256 != program.files_sha256:
+        raise ProgramError(
+            f"{', '.join(program.files or ())} changed since the sweep began: start the sweep "
+            "again, which gives the changed program runs of its own"
+        )
+    with held(paths.worker_claim(place.rank), _LEFT):
+        if place.rank:
+            _follow(_started(config, program, paths, place), paths, place, on_step, None)
+            return
+        launched_at = (read_json(paths.meta) or {}).get("launched_at")
+        recorder = Recorder(config, paths, launched_at)
+        child = _started(config, program, paths, place)
+        try:
+            _follow(child, paths, place, on_step, recorder)
+            recorder.end()
+        finally:
+            recorder.close()
+
+
+def _started(
+    config: RunConfig, program: OwnProgramConfig, paths: RunPaths, place: Place
+) -> subprocess.Popen[bytes]:
+    """Start the command of a worker."""
+    folder = paths.rank_logs(place.rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths.program.mkdir(exist_ok=True)
+    values = values_of(config)
+    point = folder / "point.json"
+    point.write_text(json.dumps(_point(config, program, paths, place)))
+    _reports(paths).unlink(missing_ok=True) if place.rank == 0 else None
+    environment = {
+        **os.environ,
+        **{f"BSWEEP_{_variable(name)}": str(value) for name, value in values.items() if value is not None},
+        **{str(name): str(value) for name, value in program.environment.items()},
+        "BSWEEP_RANK": str(place.rank),
+        "BSWEEP_LOCAL_RANK": str(place.local_rank),
+        "BSWEEP_ADDRESS": _address(config),
+        "PYTHONUNBUFFERED": "1",
+        POINT: str(point.absolute()),
+    }
+    if program.python:
+        environment["PYTHONPATH"] = _path_to_bsweep(folder)
+    return subprocess.Popen(
+        program.command_of(values),
+        cwd=program.path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=end_with_parent,
+    )
+
+
+def _point(
+    config: RunConfig, program: OwnProgramConfig, paths: RunPaths, place: Place
+) -> dict[str, Any]:
+    """Return what `bsweep.join()` knows of the point and of this worker, for a JSON file."""
+    found = checkpoints(paths)
+    facts = found[0].facts() if found else None
+    records, _ = read_records(paths.metrics, with_steps=False)
+    metric = config.target.metric if config.target else None
+    scores = [r[metric] for r in records if r["type"] == "evaluation" and metric]
+    values = values_of(config)
+    return {
+        **{name: values[name] for name in ("local_batch", "global_batch", "epochs", "seed", "lr")},
+        "options": dict(program.options),
+        "num_workers": config.num_workers,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "checkpoint_folder": str(paths.program.absolute()),
+        "first_epoch": facts["epoch"] if facts else 1,
+        "most_steps": program.most_steps,
+        "stop_file": str(paths.stop.absolute()),
+        "target": asdict(config.target) if config.target else None,
+        "stop_at_target": config.stop_at_target,
+        "scores": [score for score in scores if score is not None],
+        "reports": str(_reports(paths).absolute()),
+        "meeting": str((paths.rank_logs(0) / "meeting.json").absolute()),
+    }
+
+
+def _reports(paths: RunPaths) -> Path:
+    return paths.rank_logs(0) / "reports.jsonl"
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
+
+
+def _address(config: RunConfig) -> str:
+    """Return the address of this host by which the run's other workers reach it."""
+    if not config.launch.named_hosts:
+        return "127.0.0.1"
+    chosen = getattr(config.launch, "network_interface", None)
+    found = network.interfaces()
+    return found.get(chosen or "") or next(
+        (address for name, address in found.items() if name != network.loopback()), "127.0.0.1"
+    )
+
+
+def _path_to_bsweep(folder: Path) -> str:
+    """Return a value of PYTHONPATH with which another interpreter finds bsweep, and nothing else of
+    this one's packages.
+    """
+    path = (folder / "path").absolute()
+    path.mkdir(exist_ok=True)
+    link = path / "bsweep"
+    if not link.exists():
+        link.symlink_to(Path(__file__).parents[1])
+    return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path)]))
+
+
+def _follow(
+    child: subprocess.Popen[bytes],
+    paths: RunPaths,
+    place: Place,
+    on_step: Callable[[], None],
+    recorder: Recorder | None,
+) -> None:
+    """Wait until the command ends, and pass on what it reports.
+
+    Raises:
+        ProgramError: If the command failed.
+        MemoryError: If it ran out of memory.
+    """
+    alive, seen, offset = SignOfLife(paths.alive(place.rank)), -1, 0
+    try:
+        while True:
+            code = child.poll()
+            on_step()
+            reports, offset = new_reports(_reports(paths), offset) if recorder else ([], 0)
+            for report in reports:
+                assert recorder
+                recorder.take(report)
+            size = _num_output_bytes(paths, place)
+            if reports or size != seen:
+                alive.show()
+            seen = size
+            if code is not None:
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _end(child)
+    if code:
+        raise _error(child, code, paths, place)
+
+
+def _num_output_bytes(paths: RunPaths, place: Place) -> int:
+    folder = paths.rank_logs(place.rank)
+    files = [folder / "stdout", folder / "stderr"]
+    return sum(path.stat().st_size for path in files if path.exists())
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the command and what it has started, if it still runs."""
+    if child.poll() is not None:
+        return
+    processes = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    for process in processes:
+        process.terminate()
+    _, left = psutil.wait_procs(processes, timeout=5)
+    for process in left:
+        process.kill()
+    child.wait()
+
+
+def _error(
+    child: subprocess.Popen[bytes], code: int, paths: RunPaths, place: Place
+) -> Exception:
+    """Return the error that says how a command failed, with the last line that it printed."""
+    command = shlex.join(map(str, child.args))  # type: ignore[arg-type]
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    path = paths.rank_logs(place.rank) / "stderr"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    message = f"`{command}` ended with {how}{': ' if said else ''}{said}"
+    if re.search(r"OutOfMemoryError|CUDA out of memory|MemoryError|bad_alloc", said):
+        return MemoryError(message)
+    return ProgramError(message)
+
+
+def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
+    try:
+        measure(config, paths, place)
+    except Diverged:
+        sys.stderr.flush()
+        os._exit(1)  # the launcher ends the other workers; the record says why
+
+
+def main() -> NoReturn:
+    """Run `python -m bsweep.programs.worker RUN_FOLDER`."""
+    enter(_work)
+
+
+if __name__ == "__main__":
+    main()
