@@ -94,5 +94,5 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             if isinstance(tried, str):
                 logger.warning(f"bsweep: {point.run_id}: {tried}")
             else:
-                found.append(Timed(point, *tried))
+                found.append(Timed(point, tried.step_seconds, tried.other_seconds))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.program_point import values_of
+from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import ConfigError, show
 
@@ -136,8 +137,10 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
             "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
             "bsweep.join().noise() in the program instead."
         )
+    if not isinstance(c.program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
     try:
-        c.program.command_of(values_of(c))  # type: ignore[attr-defined]
+        c.program.command_of(values_of(c))
     except ConfigError as error:
         yield from error.problems
 

@@ -223,7 +223,7 @@ class ProgramDataConfig(DataConfig):
     """The card of data that the user's own program loads; see `bsweep.config.programs`."""
 
     name: Literal["program"]
-    subset: None = None
+    subset: Count | None = None
     num_train: Count | None
     num_test: Count | None
     num_classes: Width | None

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -61,7 +61,9 @@ def _words_of(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ValueError(f"a quote is not closed ({error}): quote the command as in a shell") from error
+        raise ValueError(
+            f"a quote is not closed ({error}): quote the command as in a shell"
+        ) from error
     if not words:
         raise ValueError("the command is empty: give one such as 'python train.py'")
     return command

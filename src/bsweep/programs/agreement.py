@@ -39,7 +39,9 @@ class Agreement:
         if rank == 0 and self._num_others:
             self._listen()
 
-    def decide(self, wish: str, num_steps: int, most_steps: int | None, *, at_epoch_end: bool) -> str:
+    def decide(
+        self, wish: str, num_steps: int, most_steps: int | None, *, at_epoch_end: bool
+    ) -> str:
         """Return why all workers stop here; an empty text if they go on. All ranks call this after
         the same step.
 
@@ -131,4 +133,3 @@ class Agreement:
             except (OSError, ValueError):
                 time.sleep(0.01)
         return None
-

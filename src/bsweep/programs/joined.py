@@ -166,7 +166,9 @@ class Run:
             except StopIteration:
                 return
             yield batch
-            self._after_step(begun, examples if isinstance(examples, int) else _size(batch, examples))
+            self._after_step(
+                begun, examples if isinstance(examples, int) else _size(batch, examples)
+            )
 
     @contextmanager
     def step(self, examples: int | None = None) -> Iterator[None]:

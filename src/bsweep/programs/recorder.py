@@ -6,7 +6,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import End, Epoch, Event, Record, Start, Step
 from bsweep.runlog.shared_clock import file_system_time
-
-Reader = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class ProgramError(RuntimeError):
@@ -49,7 +47,7 @@ class Recorder:
         self._seconds: list[float] = []  # of the epoch's steps
         self._examples = 0  # of the epoch, of this worker
         self._values: dict[str, float] = {}
-        self._scores: dict[str, float | None] = {}
+        self._scores: dict[str, float] = {}
         self._before = _Before(paths)
         self._epoch = self._done = self._before.num_epochs
         self._begun_at: float | None = None
@@ -197,7 +195,7 @@ class Recorder:
 
     def _take_evaluation(self, report: Mapping[str, Any]) -> None:
         self._refuse_divergence(report["values"])
-        self._scores = {name: report["values"].get(name) for name in ("test_loss", "test_accuracy")}
+        self._scores = report["values"]
         self._before.has_scores = True
         before, workers = self._before, self._config.num_workers
         examples = before.num_examples + self._examples * workers
@@ -209,7 +207,8 @@ class Recorder:
                 num_examples=examples if self._seconds else None,
                 epochs_done=examples / num_train if num_train and self._seconds else None,
                 train_seconds=before.train_seconds + sum(self._seconds) if self._seconds else None,
-                **self._scores,
+                test_loss=self._scores.get("test_loss"),
+                test_accuracy=self._scores.get("test_accuracy"),
             )
         )
 
@@ -233,17 +232,17 @@ class Recorder:
             self._steps_from_wall(report["time"])
         seconds = sum(self._seconds)
         examples = self._examples * workers
-        if self._facts.get("num_train") is None and self._told_num_train() is None:
+        if self._num_train() is None and not self.stops:
             self._facts["num_train"] = examples  # one epoch takes each example once
         ordered = sorted(self._seconds)
-        values = {name: value for name, value in self._values.items() if name in _EPOCH_VALUES}
+        values = self._values.get
         self._write(
             Epoch(
                 epoch=self._epoch,
                 num_steps=len(self._seconds),
                 train_seconds=seconds,
-                train_loss=values.pop("train_loss", None),
-                train_accuracy=values.pop("train_accuracy", None),
+                train_loss=values("train_loss"),
+                train_accuracy=values("train_accuracy"),
                 test_loss=self._scores.get("test_loss"),
                 test_accuracy=self._scores.get("test_accuracy"),
                 images_per_second=examples / seconds if seconds else 0.0,
@@ -251,10 +250,12 @@ class Recorder:
                 step_seconds_p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
                 learning_rate=self._rate(),
                 global_batch=self._config.examples_per_step,
-                sent_bytes=_whole(values.pop("sent_bytes", None)),
-                received_bytes=_whole(values.pop("received_bytes", None)),
-                peak_memory_bytes=_whole(values.pop("peak_memory_bytes", None)),
-                **values,
+                exchange_seconds=values("exchange_seconds"),
+                wait_seconds=values("wait_seconds"),
+                sent_bytes=_whole(values("sent_bytes")),
+                received_bytes=_whole(values("received_bytes")),
+                peak_memory_bytes=_whole(values("peak_memory_bytes")),
+                energy_joules=values("energy_joules"),
             )
         )
         self._start()
@@ -398,12 +399,6 @@ class Recorder:
         if once not in self._warned:
             self._warned.add(once)
             self._write(Event(event="warning", message=message))
-
-
-_EPOCH_VALUES = {
-    "train_loss", "train_accuracy", "exchange_seconds", "wait_seconds", "sent_bytes",
-    "received_bytes", "peak_memory_bytes", "energy_joules"
-}  # fmt: skip
 
 
 class _Before:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,7 +87,8 @@ def _started(
     _reports(paths).unlink(missing_ok=True) if place.rank == 0 else None
     environment = {
         **os.environ,
-        **{f"BSWEEP_{_variable(name)}": str(value) for name, value in values.items() if value is not None},
+        **{_variable(name): str(value) for name, value in values.items() if value is not None},
+        "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
         **{str(name): str(value) for name, value in program.environment.items()},
         "BSWEEP_RANK": str(place.rank),
         "BSWEEP_LOCAL_RANK": str(place.local_rank),
@@ -139,7 +140,7 @@ def _reports(paths: RunPaths) -> Path:
 
 
 def _variable(name: str) -> str:
-    return re.sub(r"\W", "_", name).upper()
+    return "BSWEEP_" + re.sub(r"\W", "_", name).upper()
 
 
 def _address(config: RunConfig) -> str:
@@ -219,9 +220,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _error(
-    child: subprocess.Popen[bytes], code: int, paths: RunPaths, place: Place
-) -> Exception:
+def _error(child: subprocess.Popen[bytes], code: int, paths: RunPaths, place: Place) -> Exception:
     """Return the error that says how a command failed, with the last line that it printed."""
     command = shlex.join(map(str, child.args))  # type: ignore[arg-type]
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name

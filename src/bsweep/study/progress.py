@@ -245,7 +245,7 @@ class Progress:
             else calibration_file.asked(path, self._config, hardware)
         )
         reason = found.says(self._config) if found else ""
-        if not reason and start:
+        if not reason and start and not self._config.program.is_own:
             reason = calibration_file.unmeasured(start, was_asked=found is not None)
         if reason:
             self._sweep.said_of.add(self._config.study_dir)
