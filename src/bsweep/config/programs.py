@@ -61,9 +61,7 @@ def _words_of(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ValueError(
-            f"a quote is not closed ({error}): quote the command as in a shell"
-        ) from error
+        raise ValueError(f"{error}: quote the command as in a shell") from error
     if not words:
         raise ValueError("the command is empty: give one such as 'python train.py'")
     return command

@@ -21,22 +21,24 @@ _WAIT_SECONDS = 60.0  # for rank 0
 class Agreement:
     """A worker's part in the agreement."""
 
-    def __init__(self, rank: int, num_workers: int, meeting: Path) -> None:
+    def __init__(self, rank: int, num_workers: int, meeting: Path | None) -> None:
         """Create it; on rank 0, begin to listen.
 
         Args:
             rank: This worker's rank.
             num_workers: The number of workers that have to agree.
-            meeting: The file by which rank 0 tells the others where it listens.
+            meeting: The file by which rank 0 tells the others where it listens; None if nobody
+                asks this run to stop.
         """
-        self._rank, self._num_others, self._meeting = rank, num_workers - 1, meeting
+        self._rank, self._num_others = (rank, num_workers - 1) if meeting else (0, 0)
+        self._meeting = meeting or Path()
         self._others: list[Connection] = []
         self._first: Connection | None = None
         self._gave_up = False
         self._decided_at, self._decided_step = time.monotonic(), 0
         self.next_step = 0
         """The number of steps after which the workers agree the next time."""
-        if rank == 0 and self._num_others:
+        if self._rank == 0 and self._num_others:
             self._listen()
 
     def decide(

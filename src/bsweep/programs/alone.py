@@ -62,26 +62,28 @@ def _unrecorded(folder: Path, point: Mapping[str, Any], rank: int) -> str:
     """Write and return a point file for a worker whose reports nobody reads."""
     path = folder / "point.json"
     workers = point["num_workers"]
-    path.write_text(
-        json.dumps(
-            {
-                **{
-                    name: point[name] for name in ("local_batch", "epochs", "seed", "lr", "options")
-                },
-                "global_batch": point["local_batch"] * workers,
-                "num_workers": workers,
-                "rank": rank,
-                "local_rank": int(os.environ.get("LOCAL_RANK", rank)),
-                "checkpoint_folder": str(folder),
-                "first_epoch": 1,
-                "most_steps": None,
-                "stop_file": str(folder / "stop"),
-                "target": None,
-                "stop_at_target": False,
-                "scores": [],
-                "reports": os.devnull,
-                "meeting": str(folder / "meeting.json"),
-            }
-        )
-    )
+    given = ("local_batch", "epochs", "seed", "lr", "options")
+    found = {
+        **{name: point[name] for name in given},
+        "global_batch": point["local_batch"] * workers,
+        "num_workers": workers,
+        "rank": rank,
+        "local_rank": int(os.environ.get("LOCAL_RANK", rank)),
+        "checkpoint_folder": str(folder),
+        "first_epoch": 1,
+        "scores": [],
+        "reports": os.devnull,
+        **UNASKED,
+    }
+    path.write_text(json.dumps(found))
     return str(path)
+
+
+UNASKED = {
+    "most_steps": None,
+    "stop_file": os.devnull,
+    "target": None,
+    "stop_at_target": False,
+    "meeting": None,
+}
+"""The part of a point that keeps workers from stopping early, for those that cannot agree on it."""

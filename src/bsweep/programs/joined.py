@@ -103,7 +103,8 @@ class Run:
         self._pid = os.getpid()
         self._reports = _Reports(Path(point["reports"])) if self.rank == 0 else None
         self._clock = _Clock()
-        self._agreement = Agreement(self.rank, self.num_workers, Path(point["meeting"]))
+        meeting = point["meeting"]
+        self._agreement = Agreement(self.rank, self.num_workers, Path(meeting) if meeting else None)
         self._facts = facts
         self._epoch = self._first_epoch - 1
         self._num_steps = 0
@@ -166,9 +167,7 @@ class Run:
             except StopIteration:
                 return
             yield batch
-            self._after_step(
-                begun, examples if isinstance(examples, int) else _size(batch, examples)
-            )
+            self._after_step(begun, _size(batch, examples))
 
     @contextmanager
     def step(self, examples: int | None = None) -> Iterator[None]:
@@ -393,8 +392,10 @@ class _Clock:
         return found
 
 
-def _size(batch: Any, examples: Callable[[Any], int] | None) -> int | None:
+def _size(batch: Any, examples: Examples) -> int | None:
     """Return the number of examples in a batch; None if it cannot be seen."""
+    if isinstance(examples, int):
+        return examples
     if examples is not None:
         return examples(batch)
     first = batch

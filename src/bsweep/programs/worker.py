@@ -25,6 +25,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import network
 from bsweep.core.fresh_process import end_with_parent
 from bsweep.core.ranks import Place
+from bsweep.programs import alone
 from bsweep.programs.joined import POINT
 from bsweep.programs.recorder import ProgramError, Recorder, new_reports
 from bsweep.runlog.checkpoint_files import checkpoints
@@ -72,6 +73,49 @@ def measure(
             recorder.end()
         finally:
             recorder.close()
+
+
+def record_process(
+    config: RunConfig,
+    paths: RunPaths,
+    pid: int,
+    on_poll: Callable[[], None],
+    begin: Callable[[Path], None],
+) -> None:
+    """Record the run of a program that was started by somebody else, until its process ends.
+
+    Args:
+        config: The point.
+        paths: The paths in the run's folder.
+        pid: The process of the program's rank 0.
+        on_poll: Called a few times a second; an exception that it raises ends the recording.
+        begin: Called with the path of the file that tells the program its point.
+
+    Raises:
+        ProgramError: If the program ended without the reports that a run needs.
+        Diverged: If the program reported an infinite loss or NaN.
+    """
+    folder = paths.rank_logs(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths.program.mkdir(exist_ok=True)
+    assert isinstance(config.program, OwnProgramConfig), config.program
+    point = _point(config, config.program, paths, Place(0, config.num_workers))
+    path = folder / "point.json"
+    path.write_text(json.dumps({**point, **(alone.UNASKED if config.num_workers > 1 else {})}))
+    recorder, offset = Recorder(config, paths, None), 0
+    begin(path)
+    try:
+        is_running = True
+        while is_running:
+            is_running = psutil.pid_exists(pid)
+            on_poll()
+            reports, offset = new_reports(_reports(paths), offset)
+            for report in reports:
+                recorder.take(report)
+            time.sleep(_POLL_SECONDS)
+        recorder.end()
+    finally:
+        recorder.close()
 
 
 def _started(
