@@ -78,7 +78,7 @@ def test_a_page_says_its_purpose_then_shows_a_command_and_its_output(page: Path)
     assert title.startswith("# ")
     assert purpose.startswith("This page says ")
     assert re.findall(r"\.(?=\s|$)", purpose) == ["."], "one sentence"
-    assert re.match(r"```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest)
+    assert re.match(r"(```python\n[^`]*```\n\n)?```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest)
 
 
 def test_pages_type_no_flag_that_is_not_needed() -> None:
@@ -171,6 +171,8 @@ def shrunk(words: list[str]) -> list[str]:
         return ["recommend", *keys, *quick, *TINY, "--target-loss=100", "--budget=60s"]
     if words[0] == "export":
         words = [*words, "--out", "exported"]
+    if "program=own" in words:
+        return [re.sub(r"(?<==)(\d+)(,\d+)+$", r"\1", word) for word in words] + ["epochs=1"]
     if words[0] not in ("run", "plan", "probe", "profile"):
         return words
     given = dict(word.split("=", 1) for word in words if "=" in word)
