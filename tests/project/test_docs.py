@@ -78,7 +78,9 @@ def test_a_page_says_its_purpose_then_shows_a_command_and_its_output(page: Path)
     assert title.startswith("# ")
     assert purpose.startswith("This page says ")
     assert re.findall(r"\.(?=\s|$)", purpose) == ["."], "one sentence"
-    assert re.match(r"(```python\n[^`]*```\n\n)?```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest)
+    assert re.match(
+        r"(```python\n[^`]*```\n\n)?```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest
+    )
 
 
 def test_pages_type_no_flag_that_is_not_needed() -> None:
