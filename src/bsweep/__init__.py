@@ -2,15 +2,15 @@
 trains fastest.
 
     study = bsweep.load("results/quickstart")    # study.runs and study.epochs are DataFrames
-    bsweep.analysis.cells(study.runs)            # tables: means over seeds, ratios, fits, speed-up
+    bsweep.analysis.cells(study.runs)            # a DataFrame: means over the seeds of each cell
     bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
-    bsweep.report.write("results/quickstart")    # all tables and plots, and one HTML page
-    bsweep.predict(study, target_accuracy=0.9)   # the best batch size and worker count
+    bsweep.report.write("results/quickstart")    # writes tables, figures and one HTML page
+    bsweep.predict(study, target_accuracy=0.9)   # the predicted best batch size and worker count
     bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
     bsweep.join()                                # the point that `bsweep run program=own` started
     bsweep.NoiseScale(model)                     # the gradient noise scale of your training loop
 
-`predict` needs only some cells of a grid.
+`predict` needs runs of only some cells of a grid.
 """
 
 from __future__ import annotations

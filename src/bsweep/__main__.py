@@ -1,4 +1,4 @@
-"""`python -m bsweep` is the command."""
+"""The module that `python -m bsweep` runs: it runs the command `bsweep`."""
 
 from bsweep.cli.main import main
 

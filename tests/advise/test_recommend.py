@@ -330,7 +330,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     )
     assert "can resume" in result.stderr
     assert "Ended: the rest of the budget" in result.stdout
-    assert "A larger budget would train" in result.stdout
+    assert "A larger budget would pay for a run of" in result.stdout
     assert "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
@@ -428,3 +428,15 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
     else:
         assert search._train(config, [], 0.0) == "interrupted"
     assert len(tries) == 2
+
+
+def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
+    fits, fails = (64, 1, 1), (128, 1, 1)
+    found = search.Search.__new__(search.Search)
+    found.cells = {}
+    found.probes = {
+        fits: search._Probe("kind", fits, 0.1, 1.0),
+        fails: search._Probe("kind", fails, 0.0, 1.0, "out_of_memory: no room"),
+    }
+    with pytest.raises(ValueError, match=r"add smaller batches.*out_of_memory: no room"):
+        found._probe()

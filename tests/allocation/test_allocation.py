@@ -309,7 +309,7 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
         (
             ("allocation=steps_by_speed", "local_batch=9"),
             {},
-            ["local batch 9", "worker 1", "fits 8 at most"],
+            ["local batch 9", "worker 1", "has memory for 8 at most"],
         ),
         (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
         (
@@ -428,6 +428,19 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
                 "allocation=batch_by_memory",
             ),
             ["global_batch=9", "multiple of 2"],
+        ),
+        (
+            (
+                "local_batch=null",
+                "global_batch=3",
+                "accumulation_steps=2",
+                "allocation=batch_by_memory",
+            ),
+            ["global_batch=3", "multiple of 2, such as 8"],
+        ),
+        (
+            ("strategy=allreduce", "allocation.local_steps=[1,2,3,4]"),
+            ["strategy=allreduce", "leave allocation.local_steps out"],
         ),
         (
             ("local_batch=null", "global_batch=3", "allocation=batch_by_memory"),

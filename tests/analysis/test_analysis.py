@@ -758,6 +758,15 @@ def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -
     )
 
 
+def test_different_automatic_precision_makes_different_curves_and_is_said(tmp_path: Path) -> None:
+    for seed, precision in enumerate(("fp32", "bf16")):
+        auto = {"precision": "auto"}
+        write_run(tmp_path / "s", local_batch=8, seed=seed, precision=precision, settings=auto)
+    study = bsweep.load(tmp_path / "s", mix=True)
+    assert "precision" in analysis.cell_keys(study.runs)
+    assert "Runs of different precision on cpu have separate curves" in study.warnings[0]
+
+
 def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     other = {**META, "cpu": "Other CPU"}

@@ -175,6 +175,18 @@ def test_of_runs_with_a_target_times_are_compared_as_ratios(tmp_path: Path) -> N
     assert "local batch 32 takes 1." in analysis.fairness_words(study)[0]
 
 
+def test_the_figure_says_how_many_of_many_groups_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for momentum in (0.5, 0.9):
+        for batch, rate in ((8, 0.1), (8, 0.4), (64, 0.1), (64, 0.4)):
+            settings = {"optimizer.lr": rate, "optimizer.momentum": momentum}
+            write_run(tmp_path / "s", local_batch=batch, settings=settings)
+    monkeypatch.setattr("bsweep.plots.rates._MOST_PANELS", 1)
+    said = plots.caption(plots.rate_by_batch(bsweep.load(tmp_path / "s")))
+    assert said.endswith("Shown for 1 of 2 combinations of the other settings.")
+
+
 def test_the_page_and_the_figure_show_the_best_rates(
     collapse: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,7 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     assert deadline.choice.probability_in_time > 0.9
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
-    with pytest.raises(ValueError, match="no run recorded its energy"):
+    with pytest.raises(ValueError, match="the energy of no run is known"):
         bsweep.predict(study, TARGET, objective="joules")
 
 
@@ -536,7 +536,9 @@ def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
     path.write_text(json.dumps(probed))
     width = {}
     for name, probe in (("without", None), ("with", path)):
-        cells = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2], probe=probe).cells
+        found = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2], probe=probe)
+        assert any("exchange on 2 workers" in line for line in found.warnings) == (probe is None)
+        cells = found.cells
         on_two = cells[(cells["num_workers"] == 2) & (cells["global_batch"] == 64)].iloc[0]
         width[name] = np.log(on_two["step_seconds_high"] / on_two["step_seconds_low"])
         assert on_two["step_seconds_low"] < TRUTH.step_seconds(32, 2) < on_two["step_seconds_high"]

@@ -292,7 +292,7 @@ def test_branches_give_the_critical_batch_by_the_same_law() -> None:
     assert found.low < 200 < found.high
     assert (
         critical_batch.from_branches(branches[:2]).verdict
-        == "not identifiable: 1 branch is missing"
+        == "not identifiable: 1 batch size reached the target from the checkpoint, two are needed"
     )
 
 
@@ -348,7 +348,7 @@ def test_the_papers_collapse_at_batch_8_is_an_effect_of_its_learning_rate() -> N
     assert line.startswith(
         "batch 32 did not reach the target in 2500000 examples, batch 64 at most 2500000."
     )
-    assert "the learning rate (rule: per_worker) causes it rather than the batch" in line
+    assert "the learning rate (rule: per_worker) is a likelier cause than the batch" in line
     kept = {batch: of for batch, of in cells.items() if batch > 32}
     assert not list(rates.contradictions(kept, 0.08, "per_worker")), (
         "that 256 fell short, the law allows"

@@ -275,7 +275,7 @@ def test_the_least_batch_of_a_lone_worker_can_be_halved(workers: int, least: int
         assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
     config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
     assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"one example.* Use local_batch=2"):
+    with pytest.raises(ConfigError, match=r"one example.* Use a batch of 2"):
         compose("model=tiny_cnn", "global_batch=1", "batching=cabs")
 
 
@@ -440,7 +440,7 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
         ),
         (
             ("noise_scale", "batching.max_local_batch=16"),
-            "smaller than the configured local batch of 32",
+            "smaller than the largest configured local batch, 32",
         ),
         (("cabs", "optimizer.lr_rule=adascale"), "fits the batch to the learning rate"),
         (("noise_scale", "batching.hysteresis=0.5"), "hysteresis"),

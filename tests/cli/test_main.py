@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from bsweep.cli import main
-from bsweep.core.terminal import BAD_CONFIG
+from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,29 @@ def test_an_unknown_command_is_answered_with_the_one_that_was_meant(
 ) -> None:
     assert main._run(typed[0], typed[1:]) == BAD_CONFIG
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "bsweep: interrupted; the same command trains the points that have no result yet"),
+        ("retry", "bsweep: interrupted; `bsweep resume` trains the points that have no result yet"),
+        ("report", "bsweep: interrupted"),
+    ],
+)
+def test_an_interrupted_command_says_how_to_train_the_rest(
+    command: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(command: str, arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_run", interrupted)
+    monkeypatch.setattr(main.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(main.terminal, "escape_output", lambda: None)
+    monkeypatch.setattr(main.terminal, "set_up_logging", lambda: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(sys, "argv", ["bsweep", command, "results/s"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == INTERRUPTED
+    assert [record.getMessage() for record in caplog.records] == [said]

@@ -142,7 +142,7 @@ def type_run(
                 "allocation.probe=a/a/",
                 "3500 bytes",
                 "launch.ssh_identity_file=~nobody-at-all/x",
-                "there is no such user",
+                "the home folder ~nobody-at-all is unknown",
                 "launch.hosts=a:9999999",
                 "num_workers=100000000",
                 "65536",

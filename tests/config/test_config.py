@@ -13,7 +13,7 @@ from bsweep.config.card import resolve
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.saved import read_config, save_config
-from bsweep.config.strategies import HorovodConfig
+from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
 from bsweep.config.values import ConfigError
 from tests.support.running import compose
 
@@ -232,7 +232,15 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["strategy.hook=powersgd", "compression=powersgd"],
         ),
         (("local_batch=1",), ["local_batch=1", "BatchNorm", "local_batch=2"]),
-        (("local_batch=8", "study='../other'"), ["study=../other"]),
+        (("local_batch=8", "study='../other'"), ["study=../other", "the first a letter or digit"]),
+        (
+            ("local_batch=8", "launch.environment=[MY-KEY]"),
+            ["launch.environment.0=MY-KEY", "Use names such as WANDB_API_KEY"],
+        ),
+        (
+            ("local_batch=8", "launch.network_interface='-x'"),
+            ["launch.network_interface=-x", "Use a name such as eth0"],
+        ),
         (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
         (
             ("local_batch=8", "data=torchvision", "data.dataset=FashonMNIST"),
@@ -264,7 +272,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (
             ("local_batch=8", "target_accuracy=0"),
-            ["target_accuracy=0", "not a fraction between 0 and 1"],
+            ["target_accuracy=0", "not a fraction above 0 and up to 1"],
         ),
         (
             ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),
@@ -412,8 +420,23 @@ def test_crop_padding_follows_the_side_of_the_images(words: str, padding: int) -
 def test_a_crop_padding_that_cuts_much_of_an_image_is_warned_of() -> None:
     config = compose("local_batch=8", "data.side=8", "data.crop_padding=4")
     (warning,) = config.data.warnings(config)
-    assert "data.crop_padding=4 is more than a quarter of the images' side of 8" in warning
+    assert "data.crop_padding=4 is more than a quarter of the images' shorter side of 8" in warning
     assert "data.crop_padding=1" in warning
+    tiny = compose("local_batch=8", "data=synthetic", "data.shape=[3,2,2]")
+    (warning,) = tiny.data.warnings(tiny)
+    assert "use data.crop_padding=0" in warning, "an eighth, rounded up to 1, is too much"
+
+
+def test_settings_reach_horovod_unrounded() -> None:
+    card = dataclasses.replace(PLAIN_HOROVOD, fusion_threshold_mb=0.3, cache_capacity=1_234_567)
+    variables = card.variables()
+    assert variables == {
+        "HOROVOD_FUSION_THRESHOLD": "314572",
+        "HOROVOD_CACHE_CAPACITY": "1234567",
+    }
+    card.refuse_started(variables)
+    with pytest.raises(ValueError, match=r"HOROVOD_CACHE_CAPACITY=1234567 horovodrun \.\.\."):
+        card.refuse_started({**variables, "HOROVOD_CACHE_CAPACITY": "1234568"})
 
 
 def test_local_sgd_under_another_rate_rule_is_another_run() -> None:
@@ -486,8 +509,9 @@ def test_lists_of_hosts_are_spelled_out(given: str, hosts: str) -> None:
         ("# ours\n\na slots=2  # fast\nb:3\n", "a:2,b:3"),
         ("a slots = 2 max_slots=4\nb[1-2]:1", "a:2,b1:1,b2:1"),
         ("\n# none\n", "the file names no host"),
-        ("a:1\n-V slots=2\n", "line 2, '-V slots=2', is not of the form h1 slots=4 or h1:4"),
-        ("a\n", "line 1, 'a', is not of the form"),
+        ("a:1\n-V slots=2\n", "line 2, '-V slots=2': not of the form h1 slots=4 or h1:4"),
+        ("a\n", "line 1, 'a': not of the form"),
+        ("a:1\nb[3-1]:2\n", "line 2, 'b[3-1]:2': [3-1] counts down"),
     ],
 )
 def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(

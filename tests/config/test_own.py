@@ -309,7 +309,7 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
     [
         (
             "import nosuch.part\n",
-            r"imports nosuch, which is not installed: type `pip install nosuch`",
+            r"imports nosuch, which is not installed: .*`pip install nosuch`",
         ),
         (
             "import importlib\nimportlib.import_module('notes')\n",
@@ -323,7 +323,7 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
         ("from helper import x\n", r"model.py, line 1, cannot import name 'x' from 'helper'"),
         (
             "import yaml\n",
-            r"which is yaml.py beside it and an installed package, too: give the file",
+            r"which is yaml.py beside it and an installed package, too: give yaml.py",
         ),
         (
             "from thesis.helper import DEPTH\n",
@@ -379,7 +379,7 @@ def test_two_files_of_equal_content_are_both_kept(folder: Path) -> None:
         ("mymodel.py:anything", {"shape": 3}, ["model.options.shape=3"]),
         ("mymodel.py:Net", {"x": 3}, ["model.options.x=3", "It takes none."]),
         ("mymodel.py:needs", {}, ["needs root", "give model.options.root=..."]),
-        ("mymodel.py:too_few", {}, ["first positional arguments must be num_classes, shape"]),
+        ("mymodel.py:too_few", {}, ["too few positional arguments", "for num_classes, shape"]),
     ],
 )
 def test_what_cannot_be_called_is_refused_with_a_remedy(

@@ -82,6 +82,16 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
         (
             {
                 "name": "Tesla T4",
+                "driver": "470.82",
+                "capability": "7.5",
+                "counted": 2,
+                "usable": False,
+            },
+            r"driver 470.82 is too old for torch .* 580 or newer: update the driver\. To train",
+        ),
+        (
+            {
+                "name": "Tesla T4",
                 "driver": "580.1",
                 "capability": "7.5",
                 "counted": 2,

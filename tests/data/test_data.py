@@ -437,6 +437,8 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "half" / "train" / "cat").mkdir(parents=True)
     write_image(tmp_path / "half" / "train" / "cat" / "0.png", 1)
     refuses(image_folder(tmp_path / "half"), "half/test")
+    whole = image_folder(tmp_path / "nowhere", test_share=0.3)
+    refuses(whole, "nowhere; with data.test_share it must hold <class>/", "data=digits")
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
@@ -490,6 +492,14 @@ def test_a_cache_that_cannot_be_written_says_where(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     refuses(image_folder(folder), "XDG_CACHE_HOME")
+
+
+def test_an_example_that_cannot_be_read_is_no_fault_of_the_cache() -> None:
+    def build() -> Dataset:
+        raise FileNotFoundError(2, "No such file", "images/1.png")
+
+    with pytest.raises(ValueError, match=r"cannot be read \(.*images/1\.png.*repair or replace"):
+        cache.cached("broken", build)
 
 
 def test_a_side_beyond_memory_is_refused(folder: Path) -> None:

@@ -233,6 +233,16 @@ def test_a_lone_host_that_horovodrun_cannot_reach_is_named(tmp_path: Path) -> No
     )
 
 
+def test_a_host_that_ssh_lost_without_a_word_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_text("")
+    config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=ddp")
+    outcome = failure.outcome(config, RunPaths(tmp_path), [], log, [255])
+    assert outcome.message.startswith(
+        "host h2 is lost: the connection ended: try `ssh HOST true` by hand"
+    )
+
+
 def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.rank_logs(0).mkdir(parents=True)
@@ -260,7 +270,7 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
             "h2: torch is not there, ",
         ),
         ({"code": "c0ffee"}, "h2: its bsweep has different code"),
-        ({"point": "c0ffee"}, "is a different folder there: put results_dir on a file system"),
+        ({"point": "c0ffee"}, "is not the same folder there: put results_dir on a file system"),
         (
             {"data": {"num_train": 5}},
             "h2: data=synthetic differs between there and here: give all hosts the same files",

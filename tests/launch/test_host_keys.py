@@ -96,10 +96,10 @@ def test_an_option_that_ssh_does_not_know_is_told_with_the_key_to_correct() -> N
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("ProxyCommand=nc h1 22", "has ssh start a program"),
-        ("pkcs11provider=/tmp/x.so", "has ssh start a program or load a library"),
+        ("ProxyCommand=nc h1 22", "can make ssh start a program"),
+        ("pkcs11provider=/tmp/x.so", "can make ssh start a program or load a library"),
         ("StrictHostKeyChecking", "has the form NAME=VALUE"),
-        ("User=me;id", "no quotes, brackets or other signs that a shell reads"),
+        ("User=me;id", "its value consists of letters, digits, spaces and the signs"),
     ],
 )
 def test_options_of_ssh_that_run_a_program_are_refused(option: str, said: str) -> None:

@@ -53,6 +53,32 @@ def test_nodes_and_slots_are_those_of_the_allocation(more: dict[str, str], hosts
     assert slurm.hosts({**ALLOCATION, **more, slurm.HOSTS: "a:1"}) == "a:1", "what the parent found"
 
 
+def test_servers_beside_workers_are_told_of_the_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    point = ("local_batch=8", "num_workers=5", "strategy=parameter_server", "launch=srun")
+    (warning,) = launch.check_machine(compose(*point, "strategy.num_servers=1"))
+    assert warning == (
+        "1 of 1 servers run beside workers: the SLURM allocation n01:2,n02:2,gpu7:1 has no more "
+        "slots"
+    )
+
+
+def test_a_memory_limit_is_refused_on_gpus_of_other_hosts_and_off_linux(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    config = compose(*POINT, "strategy=ddp", "launch.memory_limit_mb=[64,64]")
+    with pytest.raises(ValueError, match="not the memory of GPUs: set device=cpu, or leave"):
+        launch.check_machine(config)
+    monkeypatch.setattr("bsweep.core.memory.can_limit", lambda: False)
+    with pytest.raises(ValueError, match=r"memory_limit_mb needs Linux: leave it out\.$"):
+        launch.check_machine(config)
+
+
 def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,7 +183,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     config = compose("local_batch=8", "num_workers=4", "strategy=ddp", "launch=srun")
     outcome = failure.outcome(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
     assert outcome.message.startswith(
-        "host n02 is lost: the connection ended, or SLURM lost the node"
+        "host n02 is lost: SLURM lost the node: ask SLURM about the node"
     )
     assert outcome.may_pass
 
@@ -192,6 +218,10 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (
             "srun: error: Invalid job id\n",
             "bsweep does not run there (srun: error: Invalid job id): every host needs",
+        ),
+        (
+            "env: 'srun': No such file or directory\n",
+            "there is no srun on this machine",
         ),
     ],
 )

@@ -223,9 +223,9 @@ def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_pa
     found: dict[str, Any] = json.loads((tmp_path / "p/q.json").read_text())
     assert [worker["largest_batch"] for worker in found["workers"]] == [20]
     for words in (
-        "measuring local_batch=8, the first of",
-        "measuring num_workers=1",
-        "measuring seed=3",
+        "taking local_batch=8, the first of",
+        "taking num_workers=1",
+        "taking seed=3",
     ):
         assert words in result.stderr
 

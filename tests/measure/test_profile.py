@@ -105,7 +105,7 @@ def ranges(trace: Path) -> set[str]:
 def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
     result = bsweep("profile", *ALONE, "local_batch=4,8", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "measuring local_batch=4, the first of" in result.stderr
+    assert "taking local_batch=4, the first of" in result.stderr
     *_, sentence, trace = result.stdout.splitlines()
     assert ranges(tmp_path / trace) >= {
         *COMPUTING,

@@ -245,13 +245,19 @@ def test_libraries_models_are_built_for_the_data(
 @pytest.mark.parametrize(
     ("library", "architecture", "more", "shape", "expected"),
     [
-        ("timm", "resnt50", (), (3, 32, 32), "timm has no such model. Did you mean 'resnet50'?"),
+        (
+            "timm",
+            "resnt50",
+            (),
+            (3, 32, 32),
+            "timm has no such classifier. Did you mean 'resnet50'?",
+        ),
         (
             "torchvision",
             "resnet5",
             (),
             (3, 32, 32),
-            "torchvision has no such model. Did you mean 'resnet50'?",
+            "torchvision has no such classifier. Did you mean 'resnet50'?",
         ),
         (
             "torchvision",
@@ -341,7 +347,7 @@ def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -
         assert ("model.weights_sha256=" in str(caught.value)) == is_refused
         assert "model.weights=" not in str(caught.value)
     shutil.copy("plain.pth", "nested.pth")
-    with pytest.raises(ConfigError, match=r"nested\.pth is not the file with which the run began"):
+    with pytest.raises(ConfigError, match=r"nested\.pth is not the file that was there when"):
         models.check_model(config, 10, (3, 32, 32))
 
 

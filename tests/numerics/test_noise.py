@@ -109,7 +109,7 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
         ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 changes the gradient"),
         (
             "compression=topk",
-            "compression=topk: a codec changes the gradient.* Use compression=none",
+            "a codec changes the gradient.* Use compression=none, or leave measure.noise_scale",
         ),
         ("strategy.buckets=2 measure.noise_scale_per_layer=true", "exchanges buckets, not layers"),
     ],
@@ -120,7 +120,7 @@ def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said
 
 
 def test_one_example_has_no_halves() -> None:
-    with pytest.raises(ConfigError, match=r"batch of one example: .* Use local_batch=2 or more"):
+    with pytest.raises(ConfigError, match=r"batch of one example: .* Use a batch of 2 or more"):
         compose("local_batch=1", "model=tiny_cnn", MEASURED)
     with pytest.raises(
         ConfigError, match=r"noise_scale_per_layer=true without measure\.noise_scale=true"

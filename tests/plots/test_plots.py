@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from fontTools.ttLib import TTFont
 from matplotlib.axes import Axes
@@ -25,8 +26,9 @@ from bsweep import analysis, plots
 from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
-from bsweep.plots import drawing
+from bsweep.plots import along, drawing
 from bsweep.plots.curves import TIMES, looks
+from bsweep.plots.rows import few_enough
 from tests.support.synthetic_study import (
     META,
     server,
@@ -419,7 +421,7 @@ def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(2, 51)), num_workers=(2,), epochs=1)
     write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=1)
     figure = plots.seconds_per_step(bsweep.load(tmp_path / "s"))
-    assert "Shown for local batch 50" in plots.caption(figure)
+    assert "Shown for local batch 50; the tables have all cells." in plots.caption(figure)
     assert figure.get_figheight() < 3
 
 
@@ -525,14 +527,27 @@ def test_cells_of_one_batch_and_worker_count_are_dots_in_launch_order(
     assert "local batch 64" in legend_texts(figure)[0]
 
 
+def test_a_figure_of_dots_says_which_cells_it_shows(
+    strategies: analysis.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(along, "few_enough", lambda table: (table[:3], "Shown for three."))
+    assert "Shown for three." in plots.caption(plots.accuracy_and_loss_by_batch(strategies))
+
+
+def test_of_too_many_cells_of_one_batch_the_number_is_told() -> None:
+    index = pd.MultiIndex.from_product([["a", "b", "c"], [8]], names=["variant", "local_batch"])
+    shown, said = few_enough(pd.DataFrame({"n": 1}, index=index), most=2)
+    assert len(shown) == 2
+    assert said == "Shown for the first 2 of 3 cells of local batch 8; the tables have all cells."
+
+
 def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> None:
     figure = plots.loss_by_epoch(strategies)
     training = figure.axes[0]
     assert len(training.lines) == len(figure.axes[1].lines) == 5
-    assert legend_texts(figure)[1:3] == ["6 exact strategies", "Horovod, top-k"]
-    assert "The 6 exact strategies coincide: Horovod; DDP; ring all-reduce;" in plots.caption(
-        figure
-    )
+    assert legend_texts(figure)[1:3] == ["6 equal variants", "Horovod, top-k"]
+    said = "One line stands for 6 variants with equal values: Horovod; DDP; ring all-reduce;"
+    assert said in plots.caption(figure)
 
 
 def test_more_than_eight_lines_have_a_panel_each_before_the_others(

@@ -19,6 +19,7 @@ from bsweep import analysis, plots, report
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.tuning import tuned
+from bsweep.plots import surface
 from bsweep.report.recommended import recommended
 from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
@@ -154,6 +155,16 @@ def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFr
     assert "a test accuracy of 0.9" in plots.caption(figure)
 
 
+def test_a_map_without_room_for_texts_promises_none(
+    study: analysis.Study, cells: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, promise in (("time_surface", "90 % interval"), ("bottlenecks", "its share")):
+        assert promise in plots.caption(plots.FIGURES[name].draw(study, cells))
+        with monkeypatch.context() as narrow:
+            narrow.setattr(surface, "_MOST_COLUMNS", 1)
+            assert promise not in plots.caption(plots.FIGURES[name].draw(study, cells))
+
+
 def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
     study: analysis.Study, cells: pd.DataFrame
 ) -> None:
@@ -233,12 +244,24 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
     assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
 
 
+def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path) -> None:
+    for batch, rate, accuracy in ((8, 0.1, 0.8), (8, 0.4, 0.9), (64, 0.1, 0.85)):
+        settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
+        write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy, settings=settings)
+    (table,) = (
+        table
+        for table in recommended(bsweep.load(tmp_path / "s"))
+        if "best learning rate" in table.caption
+    )
+    assert table.cells["best learning rate"].tolist() == ["0.4"]
+
+
 def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
     for batch in (32, 64):
         settings = {"batching.name": "schedule", "batching.factor": 2.0}
         write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "all runs change their batch size" in missing
+    assert "all runs have a policy that may change their batch size" in missing
     assert "batching=fixed" in missing
 
 

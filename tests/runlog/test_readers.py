@@ -291,7 +291,7 @@ def test_anything_as_recommend_json_is_read_or_said(num_mutations: int, tmp_path
     def read(content: bytes) -> bool:
         path.write_bytes(content)
         why = reason(lambda: search._read_kept(path), ValueError)
-        assert why is None or f"{path} is not a file of this bsweep's searches" in why
+        assert why is None or f"{path} is not a file of searches by this version of bsweep" in why
         return why is None
 
     assert read(whole)

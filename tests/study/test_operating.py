@@ -29,7 +29,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import Step
-from bsweep.study import attempts, attendance, commands, states
+from bsweep.study import attempts, attendance, commands, overview, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
@@ -399,6 +399,8 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     result = bsweep("resume", "results/mine", cwd=tmp_path)
     assert result.returncode == 2
     assert "no recorded command for 2 of its runs" in result.stderr
+    rows, source = overview.of_study(tmp_path / "results/mine")
+    assert "bsweep resume" not in overview.status_text(tmp_path, rows, source, []), "it runs none"
     moved = {
         "time": 0,
         "arguments": ["local_batch=8"],

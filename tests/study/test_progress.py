@@ -117,7 +117,7 @@ def test_a_run_that_is_taken_up_is_said_to_go_on_as_it_began(
     ]
     (run / "metrics.jsonl").unlink()
     assert told(config, run, monkeypatch)[1:] == [
-        "  Using fp32, contiguous: the same as in all runs of this study"
+        "  Using fp32, contiguous: the same as in an earlier run of this study"
     ]
 
 

@@ -73,6 +73,7 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert code == 2
     assert "settings of Hydra by which Hydra may start any program" in said
     assert "type it yourself" in said
+    assert "no longer give" not in said, "the error above is the reason"
     code, said = resumed(study, "-m", *POINT, "model.target=theirs.py:build,mine.py:build")
     assert code == 0, said
     assert not (study.parents[1] / "theirs ran").exists()
@@ -117,3 +118,11 @@ def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -
     (copied,) = branch.checkpoints.iterdir()
     assert copied.stat().st_mode == branch.folder.stat().st_mode
     assert (copied / "shared.pt").stat().st_mode == branch.metrics.stat().st_mode
+
+
+def test_a_branch_of_a_run_that_lost_its_checkpoints_says_so(tmp_path: Path) -> None:
+    """As when that run completes between the check of the sweep and the beginning of the branch."""
+    source, branch = RunPaths(tmp_path / "source"), RunPaths(tmp_path / "branch")
+    source.folder.mkdir()
+    with pytest.raises(ValueError, match="no longer has a complete checkpoint"):
+        branching.begin(compose("local_batch=2", f"resume_from={source.folder}"), branch)

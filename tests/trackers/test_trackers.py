@@ -195,7 +195,7 @@ def test_trackers_change_no_run_id() -> None:
             ("run", *POINT, "trackers=[tensorbord]"),
             "trackers.0=tensorbord: unknown. Did you mean 'tensorboard'?",
         ),
-        (("run", *POINT, "trackers=[wandb,wandb]"), "a tracker is named twice"),
+        (("run", *POINT, "trackers=[wandb,wandb]"), "a tracker is named twice or more"),
         (("run", *POINT, "trackers=mlflow"), "give a list, such as trackers=[mlflow]"),
         (("export", "results/s", "--to", "mlfow"), "mlfow: unknown. Did you mean 'mlflow'?"),
         (("export", "nowhere", "--to", "mlflow"), "nowhere holds no runs"),

@@ -240,7 +240,7 @@ def test_runs_on_this_hardware_alone_say_what_a_study_goes_on_in(tmp_path: Path)
     found = calibration_file.read_calibration(calibration_file.path_of(point, here))
     assert found
     assert found.settled == FP32_LAST
-    assert "the same as in all runs of this study" in found.says(AUTO)
+    assert "the same as in an earlier run of this study" in found.says(AUTO)
 
 
 def test_a_run_that_has_begun_goes_on_in_its_numbers(tmp_path: Path) -> None:
@@ -548,6 +548,6 @@ def test_a_study_goes_on_as_its_runs_began(tmp_path: Path) -> None:
     assert f"  Using {before['precision']}, contiguous: the sweep has fewer than" in said
     assert not (tmp_path / "results/s/calibration.json").exists()
     said = bsweep(*SWEEP, *INLINE, cwd=tmp_path).stderr
-    assert said.count("the same as in all runs of this study") == 1
+    assert said.count("the same as in an earlier run of this study") == 1
     kept = [(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
     assert kept == [(before["precision"], before["channels_last"])] * 2

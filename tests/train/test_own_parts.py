@@ -186,7 +186,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (
             ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
-            "Alone synchronises at each step",
+            "Alone has no rounds of several steps",
         ),
         (
             (
@@ -213,7 +213,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
                 "optimizer.by_layer=true",
                 "strategy.sharding=memory",
             ),
-            "optimizer=own needs the norms of whole layers",
+            "optimizer=own needs whole layers",
         ),
         (
             (

@@ -1,5 +1,5 @@
-"""The command `bsweep recommend`, which finds a grid's best batch size and worker count by training
-only a few of its points.
+"""The command `bsweep recommend`, which trains points of a grid, and recommends one of the grid's
+cells for reaching a target.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Search a grid for its best cell, print the recommendation, and return the exit code.
+    """Search a grid for its best cell, print the recommendation or why there is none, and return
+    the exit code.
 
     Args:
         arguments: What follows `bsweep recommend` on the command line.
@@ -44,9 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(list(arguments))
     try:
         if inside_horovodrun():
-            raise ValueError(
-                "bsweep recommend starts different numbers of workers itself: leave horovodrun out"
-            )
+            raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
         objective = parse_objective(options.objective, price)
@@ -108,7 +107,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     objective allows.
 
     Raises:
-        ConfigError: If the points cannot be compared, or there are fewer than two cells.
+        ConfigError: If `recommend` cannot search these points, such as a grid of one cell.
     """
     most_workers = objective.max_workers or max(config.num_workers for config in configs)
     configs = [config for config in configs if config.num_workers <= most_workers]
@@ -129,9 +128,10 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
             "cheapest, which counts worker-seconds."
         ] = None
     if len(cells) < 2:
+        allowed = f" that --objective {objective.text} allows" if objective.max_workers else ""
         problems[
-            "the grid has only one cell: give several batch sizes or worker counts, such as "
-            "local_batch=8,16,32."
+            f"the grid has only one cell{allowed}: give several batch sizes, such as "
+            f"local_batch=8,16,32{'' if allowed else ', or several worker counts'}."
         ] = None
     if problems:
         raise ConfigError(*problems)
@@ -142,11 +142,11 @@ _FOLLOWS = " With optimizer.lr_rule=linear the learning rate follows the batch."
 
 
 def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a message for each key that has several values in a grid but must have one: any key
-    besides batch size, workers, accumulation steps and seed.
+    """Yield messages about keys and groups that have several values in a grid, although only batch
+    size, workers, accumulation steps and seed may have several.
 
     If a group such as `strategy` has several variants, the message names the group and not the keys
-    of its variants.
+    of its variants. `_problems` refuses allocations.
     """
     settings = [flatten(asdict(config)) for config in configs]
     values: dict[str, dict[str, None]] = {}
@@ -169,10 +169,10 @@ def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
 
 
 def _may_tell_energy(config: RunConfig) -> bool:
-    """Return False if the given point would train on this machine's CPUs and the energy use of
-    these CPUs cannot be read; otherwise return True.
+    """Return False if the given point names no hosts, would train on CPUs, and the energy use of
+    this machine's CPUs cannot be read; otherwise return True.
 
-    This process cannot know whether GPUs and other hosts report their energy use.
+    This process does not find out whether GPUs and named hosts report their energy use.
     """
     if getattr(config.launch, "named_hosts", None) or num_gpus(config.device):
         return True
@@ -188,26 +188,29 @@ def _problems(config: RunConfig) -> list[str]:
     if not config.strategy.can.in_step:
         found.append(
             f"strategy={config.strategy.name}: its workers do not take every step together, but "
-            "the formula S_min + E_min / B counts such steps. Use horovod, ddp, allreduce, or "
-            "parameter servers in step."
+            "the formula S_min + E_min / B counts steps that they take together. Use "
+            "strategy=horovod, ddp or allreduce, or strategy=parameter_server "
+            "strategy.consistency=synchronous."
         )
     if config.batching.name != "fixed" or config.allocation.name != "uniform":
         found.append(
-            "recommend chooses one batch size for equal workers: leave batching and allocation out."
+            "recommend chooses one batch size for equal workers: use batching=fixed "
+            "allocation=uniform."
         )
     if config.checkpoint_every is None:
         found.append(
-            "checkpoint_every=null: recommend stops runs at a checkpoint when the budget ends. "
-            "Leave this key out."
+            "checkpoint_every=null: recommend stops long runs, which then save a checkpoint to "
+            "resume from. Use checkpoint_every=auto."
         )
     if not config.stop_at_target:
         found.append(
-            "stop_at_target=false: a run would train on after it has reached the target. Leave "
-            "this key out."
+            "stop_at_target=false: a run would train on after it has reached the target. Use "
+            "stop_at_target=true."
         )
     if config.resume_from:
         found.append(
-            "resume_from: recommend starts its runs from the beginning. Leave this key out."
+            "resume_from: recommend needs runs that begin without a checkpoint of another run. Use "
+            "resume_from=null."
         )
     return found
 
@@ -272,9 +275,11 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         return ""
     cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
     if end.ends != "budget":
+        # Rounded down, so that a gain below the limit of `next_run` does not read as the limit.
+        gain = math.floor(1000 * end.gain) / 10
         return (
             f"The next run would be {named(cell)}: it would take about {duration(seconds)}, and is "
-            f"expected to save {end.gain:.1%}."
+            f"expected to save {gain:.1f}% of the {search.least}."
         )
     again = (
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
@@ -282,8 +287,8 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
     )
     if prediction is None:
         return (
-            f"A larger budget would train {named(cell)} to the target, in {duration(seconds)} at "
-            f"most: {again}"
+            f"A larger budget would pay for a run of {named(cell)}, which is predicted to take "
+            f"{duration(seconds)} at most: {again}"
         )
     return (
         f"A larger budget would pay for a run of {named(cell)}, which takes about "
@@ -295,7 +300,7 @@ _ENDS = {
     "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a "
     f"probability of 0.9 or more.",
     "budget": "Ended: the rest of the budget pays for no run that is expected to help.",
-    "gain": "Ended: no further run is expected to save 0.5 % of the {least}.",
-    "runs": "Ended: no point of the grid is left to run, except larger batches than one that did "
-    "not reach the target.",
+    "gain": "Ended: no further run is expected to save 0.5 % of the {least} or more.",
+    "runs": "Ended: no point of the grid is left to run, except batches as large as one that did "
+    "not reach the target, or larger.",
 }

@@ -1,11 +1,12 @@
 """The command `bsweep replay`, which shows how a batching policy would have changed the batch size
 in recorded runs.
 
-The policy itself decides. The replay walks through the examples of a run as training does, in steps
-of the policy's own batches. At each step it shows the policy what the run recorded at that example:
-the gradient noise and the loss. The seconds of a step come from Pollux's form, fitted to the steps
-of the study's runs. What the run would have learned from other batches is not known: the replay
-assumes that the signals would have been the same at the same examples.
+The policy itself decides. The replay walks through the examples of a run as training does, in
+rounds of the policy's own batches. After each round it shows the policy what the run recorded at
+that example: the gradient noise and the loss. The seconds of a step come from Pollux's formula,
+fitted to the steps of comparable runs of the study. What the run would have learned from other
+batches is not known: the replay assumes that loss and noise would have been the same at the same
+examples.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Recorded:
         return float("nan") if loss is None else float(loss)
 
     def timings(self) -> list[Timing]:
-        """Return the median seconds of a step for each global batch with which the run
-        has trained.
+        """Return the workers' shares and the median seconds of a step, for each global batch of
+        which the run has recorded the speed.
         """
         seconds: dict[int, list[float]] = defaultdict(list)
         for step in self.steps:
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: What follows `bsweep replay` on the command line.
 
     Raises:
-        ValueError: If the study, the policy or an override is wrong, see `replay`.
+        ValueError: If the runs cannot be replayed, see `replay`.
         OSError: If a file cannot be read.
     """
     say = "Show what a batching policy would have done in the runs of a study, from their records."
@@ -168,10 +169,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
-    """Return, for each run of a study, the changes of the global batch that a batching policy would
-    have made.
+    """Return the changes of the global batch that a batching policy would have made in the runs of
+    a study.
 
-    Runs that lack a signal that the policy needs are left out, with a warning in the log.
+    Runs without a recorded step are left out. So are, with a warning in the log, runs that did not
+    record the gradient noise that the policy needs.
 
     Args:
         study: The study's folder.
@@ -179,8 +181,8 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
         overrides: Keys of the policy or the optimizer with their values, as KEY=VALUE.
 
     Raises:
-        ValueError: If the policy or the study does not exist, if the policy contradicts a run, or
-            if no run recorded the signals that it needs.
+        ValueError: If the policy or the study does not exist, an override is wrong, the policy
+            contradicts a run, a run cannot be read, or no run recorded what the policy needs.
     """
     if not study.is_dir():
         raise ValueError(no_such_study(study))
@@ -205,7 +207,8 @@ def replay(study: Path, name: str, overrides: Sequence[str]) -> list[Replayed]:
 
 
 def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with its batching policy replaced by the named one.
+    """Return a run's configuration with the named batching policy instead of its own, and with
+    the values of the overrides.
 
     Args:
         config: The run's configuration.
@@ -213,7 +216,8 @@ def with_policy(config: RunConfig, name: str, overrides: Sequence[str]) -> RunCo
         overrides: Keys of the policy or the optimizer with their values, as KEY=VALUE.
 
     Raises:
-        ConfigError: If the policy does not exist or contradicts the run.
+        ConfigError: If the policy does not exist, an override is wrong, or the policy contradicts
+            the run.
     """
     folder = conf_dir() / "batching"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -245,7 +249,7 @@ def _recorded(folder: Path) -> Recorded:
     """Read the records of a run that a batching policy may use: losses, times of steps and gradient
     noise.
 
-    The list of steps is empty if the run has not begun.
+    The list of steps is empty if the run has recorded no step.
 
     Raises:
         Damaged, Newer, ConfigError: If the run cannot be read.
@@ -263,9 +267,11 @@ def _recorded(folder: Path) -> Recorded:
 
 
 def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
-    """Return the step timings of all runs that have the same data, model, strategy, workers and
-    precision as the given run. Their codec, launcher, memory format and optimizer are the same,
-    too.
+    """Return the step timings of those of the given runs whose steps are comparable with the steps
+    of `run`.
+
+    They have the same data, model, strategy, codec, launcher, number of workers, precision, memory
+    format and kind of optimizer.
     """
 
     def kind(config: RunConfig) -> tuple[object, ...]:

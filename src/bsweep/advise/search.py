@@ -1,8 +1,10 @@
-"""The search for the best cell of a grid, which trains only a small part of the grid's points.
+"""The search for the best cell of a grid, which trains points of the grid one after another.
 
-The command is in `bsweep.advise.recommend`. The search times a few steps of a few cells. Then it
-runs points to the target, one after another. Each time it takes the point with the largest expected
-benefit for its worker-seconds. It ends when the choice is sure or the budget is spent.
+The command is in `bsweep.advise.recommend`. The search times a few steps of some cells. Until a run
+reaches the target, it trains points that were begun before, and then the cheapest ones. From then
+on it trains the point that is expected to improve the recommendation most for its worker-seconds.
+It ends when the choice is sure, the budget is spent, no run is expected to help, or no point is
+left.
 
 The runs are an ordinary study. The timed steps, and the list of runs made for the search, are in
 the study's `recommend.json`.
@@ -58,8 +60,8 @@ _LEFT = ("new", "interrupted")  # statuses of points that can be run
 
 @dataclass(frozen=True)
 class _Probe:
-    """The measured seconds of a step in one cell; if the steps could not be timed, `problem` says
-    why.
+    """The measured seconds of a step in one cell, or the error with which the cell ran out of
+    memory (`problem`).
     """
 
     kind: str
@@ -70,14 +72,18 @@ class _Probe:
 
     def __post_init__(self) -> None:
         if not self.problem and not self.step_seconds:
-            raise ValueError("step_seconds must be more than 0")
+            raise ValueError("step_seconds must be more than 0 if problem is empty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
+<<<<<<< HEAD
     """The content of `recommend.json`; `runs` are the ids of the runs made for the search, and
     `num_train` is the number of training examples, once a run has told it.
     """
+=======
+    """The content of `recommend.json`; `runs` are the ids of the runs made for searches."""
+>>>>>>> main
 
     schema: Literal[1] = 1
     probes: tuple[_Probe, ...] = ()
@@ -90,7 +96,7 @@ def _read_kept(path: Path) -> _Kept:
     no runs if there is no such file.
 
     Raises:
-        ValueError: If the file is damaged.
+        ValueError: If the file cannot be read, or does not have this format.
     """
     try:
         found: _Kept = adapter(_Kept).validate_json(read_regular(path))
@@ -100,8 +106,9 @@ def _read_kept(path: Path) -> _Kept:
         told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         reason = error.strerror if isinstance(error, OSError) else told
         raise ValueError(
-            f"{path} is not a file of this bsweep's searches ({reason}): remove it. The search "
-            "then times a few steps again, and its budget leaves out what earlier ones spent."
+            f"{path} is not a file of searches by this version of bsweep ({reason}): remove it. "
+            "The next search then times steps again, and its budget leaves out what earlier "
+            "searches spent."
         ) from None
     return found
 
@@ -145,8 +152,8 @@ class Search:
 
     @property
     def least(self) -> str:
-        """The name of the quantity that the objective minimizes: time to target or cost
-        to target.
+        """The words for what the objective minimizes: `time to target` for seconds, and `cost to
+        target` for any other measure.
         """
         return "time to target" if self.objective.minimize == "seconds" else "cost to target"
 
@@ -162,10 +169,11 @@ class Search:
         """Time a few steps of some cells, then train one point after another until the search ends.
 
         Returns:
-            The reason why the search ended, with the run that a larger budget would pay for.
+            The reason why the search ended, with the run that would come next, if one is left.
 
         Raises:
-            ValueError: If steps cannot be timed or a run fails.
+            ValueError: If no cell fits into memory, steps cannot be timed, or a run fails.
+            StopRequested: If somebody asked a run to stop.
         """
         self._probe()
         while True:
@@ -181,7 +189,8 @@ class Search:
         """Return the prediction of the best cell from the runs so far; None before any run has
         reached the target.
 
-        If no cell is likely to meet the deadline, the prediction is for the fastest cell instead.
+        If the objective has a deadline and allows no cell, the prediction is for the fastest cell
+        instead.
         """
         try:
             return self.prediction(_DRAWS, self.objective)
@@ -193,8 +202,11 @@ class Search:
         )
 
     def _probe(self) -> None:
-        """Time a few steps of two cells for each number of workers: the cell with the smallest
-        batch, and the cell with the largest pass that fits into memory.
+        """Time a few steps of at most two cells for each number of workers: of the cells that fit
+        into memory, the one with the smallest batch and the one with the largest pass.
+
+        Cells that an earlier search has timed are not timed again. A cell that turns out not to fit
+        is left out, and the next one is timed.
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
@@ -208,9 +220,10 @@ class Search:
                     break
                 self._time_steps(left[0])
         if not self.cells:
+            errors = (probe.problem for probe in self.probes.values() if probe.problem)
             raise ValueError(
                 "no cell of the grid fits into memory: add smaller batches to the grid. The first "
-                f"error: {next(iter(self.probes.values())).problem}"
+                f"error: {next(errors)}"
             )
 
     def _time_steps(self, cell: Key) -> None:
@@ -218,8 +231,8 @@ class Search:
         if self.budget is not None and spent >= self.budget:
             raise ValueError(
                 f"a budget of {duration(self.budget)} is too short to time the steps of the grid's "
-                f"smallest and largest batches, which took {duration(spent)} so far: give --budget "
-                f"{round(10 * spent)}s or more."
+                f"smallest and largest batches: the search has spent {duration(spent)} so far. "
+                f"Give --budget {math.ceil(10 * spent)}s or more."
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
@@ -237,7 +250,7 @@ class Search:
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
         say(
             f"{named(cell)}: {problem.splitlines()[0]}; this cell and cells with as many workers "
-            "and larger passes are left out"
+            "and equal or larger passes are left out"
         )
         self.probes[cell] = _Probe(self.kind, cell, 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(self.probes[cell])
@@ -279,8 +292,8 @@ class Search:
         ]
 
     def observed(self) -> Observed | None:
-        """Return the measurements of all runs of this grid that have begun, such as their steps to
-        the target; None if no run has begun.
+        """Return the measurements of the runs of this grid, such as their steps to the target; None
+        if there are no such runs yet.
         """
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
@@ -292,15 +305,15 @@ class Search:
         return None if runs.empty else observed(replace(known, runs=runs), self.target)
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
-        """Return the predicted time and cost of reaching the target for all cells; None before any
-        run has reached the target.
+        """Return the predicted time and cost of reaching the target for the cells of the grid; None
+        before any run has reached the target.
 
         Args:
             num_draws: The number of draws of the fit.
             objective: The objective by which the best cell is chosen.
 
         Raises:
-            ValueError: If the objective allows no cell.
+            ValueError: If the objective allows no cell, or no run recorded what it minimizes.
         """
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
@@ -358,8 +371,8 @@ class Search:
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
-        """Return the time that the search has spent on runs and on timing steps: wall seconds if
-        `is_wall` is true, otherwise worker-seconds.
+        """Return the time that this search and earlier ones have spent on runs of the grid and on
+        timing steps: wall seconds if `is_wall` is true, otherwise worker-seconds.
         """
         spent = sum(
             probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
@@ -379,11 +392,12 @@ class Search:
         ]
 
     def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return those of the offered runs that may reach the target: runs whose batch is smaller
-        than each batch at which completed runs missed the target.
+        """Return those of the offered runs that may still reach the target: runs whose batch is
+        smaller than any batch at which completed runs missed the target.
 
-        All runs train the same number of examples. The examples to a target, E_min + S_min B, grow
-        with the batch B. So batches as large as one that missed the target are left out.
+        All runs are planned with the same number of examples. The examples to a target, E_min +
+        S_min B, grow with the batch B. So a batch as large as one that missed the target, or
+        larger, is left out.
         """
         seen = self.observed()
         completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
@@ -391,8 +405,8 @@ class Search:
         return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """Return the new and interrupted points of a cell, each with the number of steps trained so
-        far; the point with the most trained steps comes first.
+        """Return the new and interrupted points of a cell, each with the number of steps before its
+        latest checkpoint; the point with the most steps comes first.
         """
         found = []
         for config in self.cells[cell]:
@@ -403,10 +417,11 @@ class Search:
         return sorted(found, key=lambda one: -one[1])
 
     def _run(self, coming: Next, prediction: Prediction | None) -> None:
-        """Train one point of the chosen cell, and ask its run to stop after a time limit.
+        """Train one point of the chosen cell, and ask its run to stop if it still trains after a
+        time limit.
 
-        The limit is the rest of the budget, or twice the upper end of the predicted time if this is
-        shorter.
+        The limit is the rest of the budget. With a prediction it is at most twice the upper end of
+        the predicted time, plus the time that runs take besides their steps.
         """
         assert coming.offer is not None
         cell = coming.offer.cell
@@ -420,7 +435,7 @@ class Search:
         )
         takes = f"about {duration(coming.worker_seconds / cell[1])}"
         if prediction is None:
-            why = f"the cheapest first run, at most {takes[6:]}"
+            why = f"no run has reached the target yet; this run takes at most {takes[6:]}"
         else:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
             seconds = min(
@@ -448,7 +463,7 @@ class Search:
     def budget_text(self) -> str:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
-        share = f"{self.share:.3g} worker-seconds, 5 % of the highest predicted cost of the grid"
+        share = f"{self.share:.3g} worker-seconds, 5 % of the predicted cost of the grid"
         return f"{self.spent(is_wall=False):.3g} of {share}, spent"
 
 
@@ -481,11 +496,11 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
 
 
 def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
-    """Run a point, ask it to stop if it still trains after the given seconds, and return its
-    status.
+    """Run a point, ask its run to stop if it still trains after the given seconds, and return the
+    status of the run.
 
     Raises:
-        StopRequested: If somebody else asked it to stop.
+        StopRequested: If somebody else asked the run to stop.
     """
     progress = Progress(1)
     began, asked = time.monotonic(), False

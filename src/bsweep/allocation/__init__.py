@@ -1,9 +1,9 @@
-"""Functions that choose the local batch and the number of local steps of each worker, for workers
-of unequal speed or memory.
+"""Functions that choose the workers' local batches, their numbers of local steps, or both, for
+workers of unequal speed or memory.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
 functions in `policies`. It uses what a probe measured (`probe_file`) or the nominal values of
-`devices`. The output is the same point with `local_batches` and `local_steps` filled in.
+`devices`. The output is the point with `local_batches`, `local_steps` or both filled in.
 
 This package measures nothing itself and imports no torch, because it runs in the parent process
 before a launch. Changes during training belong to `batching`.
@@ -63,12 +63,12 @@ __all__ = [
 
 
 def fill_in(config: RunConfig) -> RunConfig:
-    """Return a run's configuration with the local batch and the number of local steps that its
-    allocation chooses for each worker. Lists that the user gave stay as they are.
+    """Return a run's configuration with the lists that its allocation chooses: the workers' local
+    batches, their numbers of local steps, both, or none. Lists that the user gave stay as they are.
 
     Raises:
-        ConfigError: If a probe is missing or belongs to another configuration, a device is unknown,
-            or a batch does not fit.
+        ConfigError: If the lists cannot be computed, such as without a probe, or if they contradict
+            the rest of the configuration.
     """
     filled: RunConfig = resolve(config.allocation.builds)(config, config.allocation)
     if filled is not config:
@@ -77,8 +77,8 @@ def fill_in(config: RunConfig) -> RunConfig:
 
 
 def doubts(config: RunConfig) -> list[str]:
-    """Return a warning for each worker whose local batch may be smaller than its memory allows,
-    because the probe ran out of time.
+    """Return a warning for each worker that gets the largest batch for which its probe had time;
+    empty if the allocation does not choose batches by memory.
     """
     if not config.allocation.fills_memory:
         return []

@@ -16,8 +16,8 @@ from bsweep.config.values import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Device:
-    """The nominal speed and memory of one GPU, or of several GPUs that train together as one
-    worker. The speed is the dense half-precision FLOP/s.
+    """The nominal speed and memory of one GPU; for several GPUs that train together as one worker,
+    their mean speed and smallest memory. The speed is the dense half-precision FLOP/s.
     """
 
     flops: float
@@ -28,8 +28,7 @@ def device(entry: str) -> Device:
     """Return the nominal speed and memory of the GPUs that an entry such as `4 A30` or `3 RTX 2080
     Ti + TITAN RTX` names.
 
-    Several GPUs give their mean FLOP/s and their smallest memory, because they train in step with
-    equal batches.
+    Several GPUs give their mean FLOP/s and their smallest memory.
 
     Raises:
         ConfigError: If a name is not in `conf/devices.yaml`.
@@ -42,8 +41,8 @@ def device(entry: str) -> Device:
             near = did_you_mean(name, [str(key) for key in _table()])
             raise ConfigError(
                 f"allocation.devices: '{name}' is not in conf/devices.yaml.{near} Known: "
-                f"{', '.join(_table())}. For another device leave allocation.devices out: `bsweep "
-                "probe` measures it."
+                f"{', '.join(_table())}. For another device leave allocation.devices out, and run "
+                "`bsweep probe`, which measures it."
             )
         found += [known()[plain(name)]] * count
     return Device(

@@ -1,8 +1,8 @@
-"""Functions that give each worker its local batch, its number of local steps, or both, one function
-for each variant of `allocation`.
+"""Functions that fill a point with the lists that its allocation chooses, one function for each
+variant of `allocation`.
 
-Each function takes a point and returns it with the lists that its variant chooses. Lists that the
-user gave stay as they are.
+The lists are the workers' local batches, their numbers of local steps, or both. `uniform` chooses
+none. Lists that the user gave stay as they are.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
 
 
 def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Return the number of local steps with which a round at the local batches `batches` lasts as
-    long as a round with equal local batches. A round lasts as long as its slowest worker computes.
+    """Return the number of local steps, 1 or more, with which a round at the local batches
+    `batches` lasts about as long as a round with equal local batches.
+
+    A round lasts as long as its slowest worker computes. An equal batch beyond a worker's largest
+    probed one counts as the largest one.
     """
     workers, even = read_probe(config).workers, config.examples_per_pass
     _refuse_unprobed(config, batches)
@@ -125,11 +128,10 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
     problems = []
     for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
         if batch > worker.largest_batch:
-            why = "fits" if worker.stopped_by == "out_of_memory" else "was probed with"
+            why = "has memory for" if worker.stopped_by == "out_of_memory" else "was probed with"
             problems.append(
                 f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} "
-                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller batch, "
-                "or more accumulation_steps."
+                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller batch."
             )
     if problems:
         raise ConfigError(*problems)

@@ -1,9 +1,8 @@
 """Formulas of the allocations: functions that compute local batches and local steps from the
-workers' speed and memory. Most follow a paper and use its names.
+workers' speed and memory, and from the time of an exchange.
 
-The paper is "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
-Geo-Distributed Training" (Shin et al.). Its methods are the baseline (`uniform`: every worker the
-same), A, B and C.
+Methods A, B and C are those of "GPU Performance-Aware Batch Size and Local Step Adjustment for
+Efficient Geo-Distributed Training" (Shin et al.). Its baseline is `uniform`: every worker the same.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from bsweep.allocation.probe_file import ProbedWorker
 
 
 def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
-    """Return each worker's local batch, in proportion to the worker's FLOP/s (method A of Shin et
-    al.). The slowest worker gets `local_batch`.
+    """Return each worker's local batch, in proportion to the worker's FLOP/s and rounded (method A
+    of Shin et al.). The slowest worker gets `local_batch`.
     """
     return tuple(round(local_batch * worker / min(flops)) for worker in flops)
 
@@ -29,19 +28,18 @@ def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
 
 
 def steps_by_flops(flops: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, in proportion to the worker's FLOP/s (method C of
-    Shin et al.). The slowest worker makes `every` steps.
+    """Return each worker's number of local steps, in proportion to the worker's FLOP/s and rounded
+    (method C of Shin et al.). The slowest worker makes `every` steps.
     """
     return tuple(round(every * worker / min(flops)) for worker in flops)
 
 
 def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
     """Return each worker's number of local steps, in inverse proportion to the measured seconds of
-    the worker's steps. The slowest worker makes `every` steps, and no worker takes longer for all
-    its steps than the slowest one.
+    the worker's steps and rounded down. The slowest worker makes `every` steps.
 
-    As in Liu et al. (arXiv 2401.09135), steps are rounded down to whole ones. A worker therefore
-    idles for less than one of its own steps.
+    Rounding down is that of Liu et al. (arXiv 2401.09135). At the measured seconds, no worker needs
+    longer for its steps than the slowest one, and each idles for less than one of its own steps.
     """
     slowest = max(step_seconds)
     return tuple(math.floor(every * slowest / seconds * (1 + 1e-9)) for seconds in step_seconds)
@@ -52,8 +50,8 @@ def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -
     fraction `max_drift` of that share.
 
     Args:
-        before: Seconds per step by worker, from which the present local steps were computed.
-        after: Seconds per step by worker, measured since then.
+        before: Seconds per step by worker that suit the present local steps, in any unit.
+        after: Seconds per step by worker, as measured with these local steps.
         max_drift: The largest relative change. With 0.1 a share of 0.5 may become 0.45 or 0.55.
     """
     return any(
@@ -82,12 +80,13 @@ def steps_by_speed(
 
 def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
     """Return the smallest probed local batch, `local_batch` or larger, at which a worker's
-    throughput is at least `knee` times its best throughput.
+    throughput is at least `knee` times its best throughput; the fastest of these batches if none
+    reaches that throughput.
 
     The `hybrid` allocation uses this batch; Shin et al. leave such an allocation to future work.
-    Each device gets a batch that is large enough to keep it busy. Local steps are then chosen so
-    that a round takes as long as it would without larger batches. Otherwise larger batches would
-    make exchanges rarer.
+    Each device gets a batch that keeps it busy. Local steps are then chosen so that a round takes
+    about as long as it would without larger batches. Otherwise larger batches would make exchanges
+    rarer.
     """
     rates = {batch.local_batch: batch.local_batch / batch.step_seconds for batch in worker.batches}
     enough = [
@@ -104,8 +103,8 @@ def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
 
 
 def least_steps(exchange_seconds: float, step_seconds: float, max_exchange_share: float) -> int:
-    """Return the smallest number of local steps for which the exchange takes at most the fraction
-    `max_exchange_share` of a round's time.
+    """Return the smallest number of local steps, 1 or more, for which the exchange takes at most
+    the fraction `max_exchange_share` of a round's time.
 
     With x seconds per exchange, t per step, H steps and share s: x / (x + H * t) <= s if H >= x *
     (1 - s) / (s * t).

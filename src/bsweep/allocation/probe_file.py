@@ -1,5 +1,5 @@
-"""The file of measurements that `bsweep probe` writes. It holds the speed of each worker at each
-batch, the largest batches, and the time of an exchange.
+"""The file of measurements that `bsweep probe` writes. It holds the speed of each worker at several
+batches, its largest measured batch, and the time of an exchange.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProbedWorker:
     peak_flops: Annotated[float, Field(gt=0, lt=1e30)]
     batches: Annotated[tuple[ProbedBatch, ...], Field(min_length=1)]
     largest_batch: Count
-    stopped_by: str  # why no larger batch was tried: out_of_memory | examples | seconds
+    stopped_by: str  # why no larger batch was measured: out_of_memory | examples | seconds
 
     def __post_init__(self) -> None:
         rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
@@ -108,8 +108,8 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """Return the settings, by dotted key, on which only the time of an exchange in a probe depends,
-    such as the strategy and the codec.
+    """Return the settings of strategy and codec by dotted key, which must equal those of a probe
+    only if the allocation uses the probe's time of an exchange.
     """
     return {
         "strategy.name": config.strategy.name,
@@ -122,8 +122,8 @@ def read_probe(config: RunConfig) -> Probe:
     """Return the results of `bsweep probe` for a run, read from its probe file.
 
     Raises:
-        ConfigError: If the file is missing, is no probe, or was measured with another
-            configuration.
+        ConfigError: If the file is missing, is no probe, was written by a newer bsweep, or was
+            measured with another configuration.
     """
     path = probe_path(config)
     remedy = "run `bsweep probe` with the same overrides"

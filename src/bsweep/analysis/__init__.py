@@ -1,12 +1,12 @@
 """Functions that turn the records of a study into tables, fits, predictions and sentences, without
 torch.
 
-`load` reads a study's folder. The other functions return DataFrames with one row for each run,
-epoch or round; `columns` describes their columns. Further functions compute what follows from these
-tables: means over seeds, fits, predictions with intervals (`prediction`), and sentences.
+`load` reads a study's folder into tables, such as one with a row for each run; `columns` describes
+their columns. The other functions compute what follows from these tables: means over seeds, fits,
+predictions with intervals (`prediction`), and sentences.
 
-This package must not know how a run was trained. It reads the files of runs through `runlog`, and
-takes what it knows of a point from `config`. It draws nothing and writes no file.
+This package must not import the code that trains a run. It reads the files of runs through
+`runlog`, and takes the rules of settings from `config`. It draws nothing and writes no file.
 """
 
 from bsweep.analysis.advice import against_published, headlines, winner

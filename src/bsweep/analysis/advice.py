@@ -26,16 +26,17 @@ _MAX_NAMED = 3
 
 
 def headlines(study: Study) -> list[str]:
-    """Return sentences that name the best cells of a study by training time, accuracy or loss.
+    """Return sentences that summarise a study, such as those that name its best cells by training
+    time, accuracy or loss.
 
     Cells that differ in data set, model or hardware are no alternatives to each other, so each such
-    group has sentences of its own. Cells that have not learned are named and never recommended.
+    group has sentences of its own. Cells that have not learned are counted and never recommended.
 
     Args:
         study: The study.
 
     Returns:
-        One sentence for each element. If no run has completed, one sentence says so.
+        One or more sentences for each element. If no run has completed, one sentence says so.
     """
     measured = _measured(study)
     lines = [*_on_pending(study, measured)]
@@ -48,15 +49,15 @@ def headlines(study: Study) -> list[str]:
 
 
 def winner(study: Study) -> list[str]:
-    """Return the best cell of a study as a terminal shows it: the first conclusion on the largest
-    group of comparable cells.
+    """Return the lines that a terminal shows as the short answer of a study, above all the first
+    conclusion on the largest group of comparable cells.
 
     Args:
         study: The study.
 
     Returns:
-        At most three lines: the runs that may still finish, the best cell, and which runs to repeat
-        before trusting a difference.
+        At most three lines: how many runs may still finish, the conclusion, and whether to repeat
+        runs with other seeds before trusting a difference.
     """
     measured = _measured(study)
     lines = [*_on_pending(study, measured)]
@@ -76,7 +77,9 @@ def _measured(study: Study) -> pd.DataFrame:
 
 
 def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence on the runs that may still finish, and one if no run has completed."""
+    """Yield a sentence on the runs that may still finish, if there are any, and one if no run has
+    completed.
+    """
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
         yield (
@@ -94,8 +97,8 @@ def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if a study has runs
-    with Horovod and with other strategies.
+    """Yield a sentence that says how Horovod's cycle time delays its exchanges, if the completed
+    runs on several workers have such a cycle time and differ in strategy.
     """
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
@@ -103,7 +106,7 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
         yield (
             "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
             f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            "ms); other strategies start their exchanges at once."
+            "ms); other strategies have no such cycle."
         )
 
 
@@ -115,7 +118,7 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
         n: The number of seeds of each measured cell.
     """
     if n.max() == 1:
-        yield "Each cell was run once: repeat with other seeds before trusting small differences."
+        yield "Each cell has one seed: repeat with other seeds before trusting small differences."
     elif n.min() < MIN_SEEDS_FOR_INTERVAL:
         fewest = "one seed" if n.min() == 1 else "two seeds"
         yield (
@@ -140,7 +143,8 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that compare cells of equal model, data set and hardware. They name the best
-    cells, the speed-up from more workers, and the cells whose test accuracy is not above chance.
+    cells and the speed-up from more workers, and count the cells whose test accuracy is not above
+    chance.
     """
     part, has_learned = evaluated_part(study.runs), cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
@@ -175,15 +179,15 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
 
 
 def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences on the speed of parameter servers with equal parts of the parameters
-    (`memory`), compared with servers that hold whole layers (`layer`).
+    """Yield sentences on the speed of VGG-16 on parameter servers with equal parts of the
+    parameters (`memory`), compared with servers that hold whole layers (`layer`).
 
     Speed does not depend on learning, so cells that have not learned count as well.
     """
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
         workers = words("num_workers", row["num_workers"])
-        yield f"Sharded by memory, the model trains {faster} than sharded by layer on {workers}."
+        yield f"Sharded by memory, VGG-16 trains {faster} than sharded by layer on {workers}."
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
@@ -233,8 +237,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
-    """Yield a sentence that names the most accurate of the given cells, whose training times are
-    not known.
+    """Yield a sentence that names the most accurate of the given cells, if there are any, without
+    its training time.
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
@@ -246,8 +250,8 @@ def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iter
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
     """Yield sentences on the speed-up that more workers bring at equal local batches. The last
-    sentence names the worker counts that cannot be compared, because their workers had unequal
-    numbers of threads; it is empty if there are none.
+    sentence names worker counts that are not compared, because their workers had unequal numbers of
+    threads; it is empty if there are none.
     """
     table = tables.scaling(cells).reset_index()
     more = table[table["num_workers"] > table["base_workers"]]
@@ -265,7 +269,7 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
 
 def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     """Yield sentences that name the cell with the lowest training loss after equal training time,
-    for runs whose length is given in rounds or seconds instead of epochs.
+    for studies with runs that may end after a round.
     """
     losses = equal_time_losses(study).dropna(subset="train_loss")
     known = losses.join(learned[["words", "brief"]], how="inner")
@@ -273,7 +277,7 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
         if len(cells) < 2:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]
-        after = f"after {number(best['elapsed_seconds'])} s of each"
+        after = f"after {number(best['elapsed_seconds'])} s of training in each cell"
         shown = f"{_shown(best, 'train_loss')} ({_seeds(best['n'])})"
         rivals = _rivals(cells, best, "train_loss")
         yield f"Lowest training loss {after}: {best['words']}, with {shown}.{rivals}"
@@ -286,8 +290,8 @@ def _shown(row: pd.Series[Any], metric: str) -> str:
 
 
 def _both(row: pd.Series[Any], metric: str) -> str:
-    """Return a cell's accuracy in the last evaluation and, if it is another number, the best median
-    of three evaluations, which decides whether a target is reached.
+    """Return a cell's accuracy in the last evaluation and, for a test accuracy, the best median of
+    three evaluations, if it is another number. The median decides whether a target is reached.
     """
     last = _shown(row, metric)
     median = _shown(row, "best_median") if metric == "test_accuracy" else "-"
@@ -297,12 +301,12 @@ def _both(row: pd.Series[Any], metric: str) -> str:
 
 
 def _seeds(n: int) -> str:
-    return {1: "one run", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
+    return {1: "one seed", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
-    """Return a sentence that names the cells whose 95 % interval of time or loss overlaps that of
-    the best cell.
+    """Return a sentence that names cells whose 95 % interval of time or loss overlaps that of the
+    best cell; empty if there are none.
     """
     distance = (cells[metric] - best[metric]).abs()
     rivals = cells[
@@ -321,7 +325,7 @@ def _some(names: pd.Series[str]) -> str:
     """Return a text that lists the names of the first three cells and counts the others, such as
     `A, B, C and 2 more`.
 
-    The form is `A, B and C`, or `A; B and C` where names contain commas.
+    Semicolons take the place of commas where names contain commas.
     """
     shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
     comma = "; " if any(", " in name for name in shown) else ", "
@@ -397,7 +401,7 @@ def _on_batches(study: Study) -> str:
 
 def _on_sharding(study: Study) -> str:
     """Return a text on a published study of parameter servers that hold equal parts of the
-    parameters or whole layers. It is empty if the given study did not train VGG-16 with both.
+    parameters or whole layers. It is empty if `sharding_gains` has no row for the given study.
     """
     if sharding_gains(study).empty:
         return ""

@@ -1,10 +1,11 @@
-"""The first sentences of a report: the recommended cell for each set of comparable runs of a study,
-or which runs a recommendation still needs.
+"""The first sentences of a report: the recommended cells of the largest sets of comparable runs of
+a study, or which runs a recommendation still needs.
 
 Runs that differ in more than batch size, workers and seed do not compare. A study is therefore
 divided into parts of comparable runs, and each part has an answer of its own. Where a study ran
-several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`). All parts
-have the target of `bsweep.analysis.common_target`.
+several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`), or each
+batch size if only `optimizer.lr` was varied. All parts have the target of
+`bsweep.analysis.common_target`.
 """
 
 from __future__ import annotations
@@ -46,18 +47,17 @@ class Answer:
 
 @once
 def answers(study: Study) -> list[Answer]:
-    """Return an answer for each of the largest parts (sets of comparable runs) of a study: the
-    recommended cell, or the reason why there is none.
+    """Return an answer for each of the largest parts (at most four sets of comparable runs) of a
+    study: the recommended cell, or the reason why there is none.
 
-    The largest part comes first. There are at most `MOST_ANSWERS` answers, and none if no run has
-    completed.
+    The largest part comes first. There is no answer if no run has completed.
 
     Args:
         study: The study.
 
     Returns:
-        One answer for each part of the study: a prediction with its sentences, or what is missing
-        for one.
+        One answer for each of these parts: a prediction with its sentences, or what is missing for
+        one.
     """
     if not (study.runs["status"] == "completed").any():
         return []
@@ -72,9 +72,11 @@ def _target(study: Study) -> Target | None:
 
 def recommendations(study: Study) -> list[str]:
     """Return sentences that name a study's recommended cells, each with the predicted time to the
-    target and the interval of that time, and say where the target comes from.
+    target and the interval of that time. If the runs do not name the target, a sentence says where
+    it comes from.
 
-    The list is empty if something is missing for every part of the study.
+    A last sentence counts the parts that were not analysed. The list is empty if no part has a
+    recommendation.
 
     Args:
         study: The study.
@@ -96,16 +98,16 @@ def in_short(study: Study) -> list[str]:
     """Return the recommendation of a study as a terminal shows it.
 
     If several parts of the study have a recommendation, such as strategies, this is the one of the
-    fastest part. Parts with different models, data sets or machines are no alternatives: then it is
-    the one of the largest part.
+    fastest part. If parts differ in model, data set or machine, they are no alternatives: then it
+    is the one of the largest part that has a recommendation.
 
     Args:
         study: The study.
 
     Returns:
         At most four lines: the recommended cell, how sure that is, what to run next, and where the
-        target comes from with the number of further recommendations. No line if something is
-        missing for every part.
+        target comes from with the number of further recommendations. No line if no part has a
+        recommendation.
     """
     found = [answer for answer in answers(study) if answer.prediction is not None]
     values = [answer.prediction.choice.value for answer in found if answer.prediction]
@@ -127,7 +129,7 @@ def in_short(study: Study) -> list[str]:
 
 def _not_looked_at(study: Study) -> list[str]:
     """Return a sentence that counts the parts of a study (sets of comparable runs) that were not
-    analysed, with the `bsweep predict` options that select each part.
+    analysed, with the `bsweep predict` options that select the largest of them, at most eight.
     """
     more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
     if not more:
@@ -145,13 +147,13 @@ def _not_looked_at(study: Study) -> list[str]:
 
 def doubts(study: Study) -> list[str]:
     """Return the warnings on a study's predictions without repetition, each after the names of the
-    parts of the study (sets of comparable runs) that the warning concerns.
+    parts of the study (sets of comparable runs) that it concerns, if parts have names.
 
     Args:
         study: The study.
 
     Returns:
-        One warning for each element, which names the parts of the study that the warning concerns.
+        One warning for each element.
     """
     found: dict[str, list[str]] = {}
     for answer in answers(study):
@@ -166,13 +168,14 @@ def _for_what(where: list[str]) -> str:
 
 def what_is_missing(study: Study) -> list[str]:
     """Return the reasons why parts of a study (sets of comparable runs) have no recommended cell,
-    each with advice on which runs to add. Each reason is given once.
+    most with advice on which runs to add. Each reason is given once.
 
     Args:
         study: The study.
 
     Returns:
-        One reason with its commands for each element; empty if every part has a recommendation.
+        One reason for each element; empty if each analysed part has a recommendation, or if the
+        study has one local batch and one worker count.
     """
     if study.runs[["local_batch", "num_workers"]].nunique().max() == 1:
         return []  # One batch size: the runs ask for something else, such as the best strategy.
@@ -192,7 +195,8 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     """Divide a study into parts, which are sets of comparable runs. Return for each part a text
     with the settings that distinguish it, and a study with its runs.
 
-    The part with the most runs comes first.
+    The part with the most runs comes first. Runs with a policy that may change their batch size are
+    left out, unless all runs have one.
     """
     fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
     if fixed.runs.empty:
@@ -241,8 +245,8 @@ def _of_rates(study: Study, found: Prediction) -> str:
     else:
         return ""
     return (
-        f"Each {chosen}. The same runs found that rate: so its time looks a little better than it "
-        "is."
+        f"Each {chosen}. The same runs found that rate, so its time may look a little better than "
+        "it is."
     )
 
 
@@ -265,8 +269,8 @@ def _missing(study: Study, target: Target | None, problem: str) -> str:
         )
     if of_one_batch(runs).empty:
         return (
-            "No recommendation of a batch size: all runs change their batch size while they train, "
-            "but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
+            "No recommendation of a batch size: all runs have a policy that may change their batch "
+            "size, but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
             f"batching=fixed local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
@@ -277,8 +281,8 @@ def _missing(study: Study, target: Target | None, problem: str) -> str:
 
 
 def _of_one_size(study: Study, target: Target | None) -> str:
-    """Return a text that asks for runs at other batch sizes, for a study with one global batch, and
-    gives two commands that train such runs.
+    """Return a text that asks for runs at other batch sizes, for runs with one global batch, and
+    gives two commands that train runs at other sizes.
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
@@ -300,8 +304,9 @@ def _of_one_size(study: Study, target: Target | None) -> str:
 
 
 def _no_target(study: Study) -> str:
-    """Return a text that says why no test accuracy of the runs can be the target of a prediction:
-    too few evaluations, or accuracies not above chance.
+    """Return a text that says why no test accuracy or loss of the runs can be the target of a
+    prediction: most runs have fewer than two evaluations, or too few cells reach an accuracy above
+    chance.
     """
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())
@@ -314,8 +319,8 @@ def _no_target(study: Study) -> str:
         )
     return (
         "No recommendation of a batch size: fewer than half of the cells reach an accuracy above "
-        "chance. Train for longer, or at learning rates that suit each batch "
-        "(optimizer.lr_rule=linear)."
+        "chance in all their runs. Train for longer, or at learning rates that suit each batch, "
+        "as with optimizer.lr_rule=linear."
     )
 
 

@@ -61,7 +61,7 @@ def left_out(provenance: pd.DataFrame) -> str:
     return (
         f"{runs} timed while other runs shared the machine (launch.parallel): {its} left out of "
         "figures, tables and predictions; accuracies and losses are kept. To include the times, "
-        "use --beside, or beside=True in Python."
+        "use bsweep report --beside, or bsweep.load(..., beside=True) in Python."
     )
 
 

@@ -1,8 +1,8 @@
-"""The columns of a study's tables, each described once: its name, type, heading, digits and role.
+"""Descriptions of the columns of a study's tables: name, type, heading, role, format and so on.
 
-A table is a tuple of columns in the order of its CSV. A column that several tables have is
-described in the first of them. A new field in a record of the run log needs one line here; the
-tables, the CSV and its reader then have it.
+A table is a tuple of columns in the order of its CSV. Where a column means the same in several
+tables, `_again` takes its description from another table. A new field of an epoch's record needs
+one line here; the table, the CSV and its reader then have it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ class Column:
     """The description of one column of a study's tables: its name, type, heading, role and format.
 
     Args:
-        name: The name in the CSV, with its unit.
+        name: The name in the CSV, which contains the unit if there is one.
         type: The type that its values are converted to; `any` leaves them as they are.
         heading: The heading in tables that people read; empty: the name in words.
-        role: `promised` columns are in the tables of every version. All roles but `promised` and
-            `other` are settings, which tell cells apart. Cells that differ in a `context` column
-            are no alternatives to each other. A `minor` or `placement` column may change along with
-            the batch size or the workers.
+        role: `promised` columns are in the tables of every version. Columns of all roles but
+            `promised` and `other` are settings, which may tell cells apart. Cells that differ in a
+            `context` column are no alternatives to each other. A `minor` or `placement` column does
+            not tell cells apart if it changes only along with the batch size or the workers.
         digits: The format of a number; empty: the format of `number`. A format that ends in `%`
             prints no percent sign, because the heading has it.
         said: The text of a value in a legend; `(s)` stands for the plural.
-        source: Where the value of a run comes from, if not from its summary: `start` (its start
-            record), `meta` (its `meta.json`), or the dotted name of a setting.
+        source: Where the value of a run comes from: `start` (its start record), `meta` (its
+            `meta.json`), or the name of a setting in the configuration. Empty: from elsewhere, such
+            as from its summary.
         is_always: True if a table has the column even where nothing was measured.
     """
 
@@ -53,8 +54,8 @@ class Column:
 
 
 def _again(table: Sequence[Column], *names: str) -> tuple[Column, ...]:
-    """Return the descriptions of those columns of `table` that another table has too, with the role
-    `promised`. Such columns are in the tables of every version of bsweep.
+    """Return the descriptions of the named columns of `table` for use in another table, with the
+    role `promised`. Such columns are in the tables of every version of bsweep.
     """
     said = {column.name: column for column in table}
     return tuple(replace(said[name], role="promised") for name in names)
@@ -314,7 +315,7 @@ def names(table: Sequence[Column], *roles: Role) -> list[str]:
 
 def role(name: str) -> Role:
     """Return the role of a column in the table of runs, such as `setting` or `other`. The role says
-    whether the column is a setting that tells cells apart.
+    whether the column is a setting that may tell cells apart.
 
     Most settings, such as `optimizer.momentum`, have no line in this module; their role is `minor`.
     """
@@ -329,11 +330,11 @@ def of(name: str) -> Column:
 
 
 def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
-    """Return rows as a table whose columns have the types that `table` describes, and whose first
-    columns are those that every such table has (`is_always`).
+    """Return rows as a table whose described columns have the types that `table` says, and whose
+    first columns are those that every such table has (`is_always`).
 
-    Of these, columns that the rows lack are added with missing values. Whole numbers have an
-    integer type, a missing number is NaN, and a missing text is empty.
+    Of these, columns that the rows lack are added with missing values. Counts have an integer type,
+    a missing count is NA, another missing number is NaN, and a missing text is empty.
     """
     always = [column.name for column in table if column.is_always]
     typed = rows.reindex(columns=list(dict.fromkeys([*always, *rows.columns])))
@@ -344,7 +345,9 @@ def as_table(rows: pd.DataFrame, table: Sequence[Column]) -> pd.DataFrame:
 
 
 def heading(name: str) -> str:
-    """Return the heading of a column, in words and with its unit, given the column's name."""
+    """Return the heading of a column in words, given the column's name, with the unit if the
+    heading has one.
+    """
     if name.endswith("_ratio"):
         return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
     return of(name).heading or name.rpartition(".")[2].replace("_", " ")
@@ -362,11 +365,11 @@ _USERS_OWN = ("target", "root", "path", "tokenizer", "architecture", "options")
 
 
 def spoken(name: str, text: str) -> str:
-    """Return a setting's value as a text for readers, with blanks in place of underscores: `batch
-    by flops` for `batch_by_flops`. `name` is the setting's column.
+    """Return a setting's value as a text for readers, such as `batch by flops` for
+    `batch_by_flops`. `name` is the setting's column.
 
-    Names from users or from other libraries stay as they are: files, functions, folders and
-    architectures.
+    Blanks replace underscores. Names from users or from other libraries stay as they are: files,
+    functions, folders and architectures.
     """
     if not set(name.split(".")).isdisjoint(_USERS_OWN):
         return text

@@ -1,7 +1,9 @@
-"""The one target, a test accuracy or loss, that all sentences, tables and figures of a study use.
+"""The one target, a test accuracy or loss, that the predictions, tables and figures of a study's
+report have in common.
 
 It is the target that the runs name, if they agree on one and some run reached it. Otherwise it is
-the target of `bsweep.analysis.supported`, over all cells of the study.
+the target of `bsweep.analysis.supported`, over the cells of the study at their best learning rates.
+If there is none, it is the target that the runs agree on, although no run reached it.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ _METRICS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 @once
 def common_target(study: Study) -> tuple[Target, str] | None:
-    """Return the target that all parts of a study's report use, and sentences that say where it
-    comes from.
+    """Return the target that the parts of a study's report have in common, and a text that says
+    where it comes from if the runs do not name it.
 
     Args:
         study: The study.
 
     Returns:
         The target and its origin, which is empty if the runs name this target; None if the runs
-        name no single target and no test accuracy or loss that most cells reach is above chance.
+        name no single target and `supported_target` finds none.
     """
     named = _named(study)
     if len(named) == 1 and to_target(study, named[0])["reached"].any():
@@ -51,8 +53,8 @@ def common_target(study: Study) -> tuple[Target, str] | None:
 
 
 def best_seen(study: Study, target: Target) -> str:
-    """Return a clause with the best median of three evaluations among the runs of a study, which
-    decides about targets, and with the best last evaluation.
+    """Return a clause with the best median of three successive evaluations among the runs of a
+    study, which decides about targets, and with the best last evaluation.
 
     Args:
         study: The study.

@@ -1,7 +1,8 @@
-"""Columns of a study's tables that are computed from other columns or tables, such as the learning
-rate or the energy of a run.
+"""Columns of a study's tables that are computed from other columns or tables, such as the local
+batches or the energy of a run.
 
-They are also computed for published runs and for runs that have not begun.
+Some, such as the learning rate, can also be computed for published runs and for runs that have not
+begun.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with an added column: the energy of all epochs of each run, in joules.
 
     The energy is NaN for a run with an epoch that does not record it. The runs are unchanged if no
-    epoch records it.
+    epoch records it, or if they have the column already.
     """
     if (
         "energy_joules" in runs
@@ -88,10 +89,10 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run True if a limit of its strategy (`max_rounds` or `max_seconds`) ends the
-    run after a round, perhaps within an epoch.
+    """Return for each run True if it has a limit of its strategy (`max_rounds` or `max_seconds`),
+    which may end the run after a round within an epoch.
 
-    The last epoch of such a run is a fragment.
+    The last epoch of such a run may be a fragment.
     """
     limits = [name for name in ("strategy.max_rounds", "strategy.max_seconds") if name in runs]
     return runs[limits].notna().any(axis="columns")
@@ -102,8 +103,8 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     parameter servers are.
 
     The text is `1 node`; `2 nodes`, each with equally many workers; `2 nodes and 1 of servers`; or,
-    if nodes are uneven, `nodes of 3, 1 + 2 servers`. Names of hosts are left out because they
-    change no measured number.
+    if nodes are uneven or hold workers and servers, a text such as `nodes of 3, 1 + 2 servers`.
+    Names of hosts are left out because they change no measured number.
 
     Args:
         hosts: The hosts and their slots, such as `h1:4,h2:4`. None or an empty text: this machine.
@@ -141,7 +142,8 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
     """Return for each run the local batches of its workers as text, such as `8/8/32/16`; empty
     where all workers have the configured `local_batch`.
 
-    The list is the one that most recorded rounds had, or the given one if there are no rounds.
+    The list is the most frequent one of the run's recorded rounds, or the given one if no rounds
+    were recorded.
     """
     given = (
         _column(runs, "allocation.local_batches")

@@ -1,11 +1,12 @@
-"""Two comparisons of a study's batch sizes: at one learning rate for all, and at the best learning
-rate of each batch size.
+"""Two comparisons of a study's batch sizes: at one learning rate or rule for all, and at the best
+learning rate of each batch size.
 
 Together they tell whether an effect of the batch size survives its best learning rate, or was an
-effect of the rate. A study that ran several rates allows both:
+effect of the rate. A study that ran several rates at a batch size allows both:
 
-- One rate for all: the setting that was run with the most batch sizes. Of several such settings,
-  one that gives all batch sizes the same rate is preferred, then the best on average.
+- One rate or rule for all: the setting that was run with the most batch sizes. Of several such
+  settings, one that gives all batch sizes the same rate is preferred, then the one with the fewest
+  missed seeds, then the best on average.
 - The best rate of each batch size. Each seed is scored at the rate that the other seeds find best,
   so that a batch size gains nothing from having more rates.
 
@@ -66,15 +67,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fairness:
-    """Two comparisons of the batch sizes of otherwise equal cells: at one learning rate for all,
-    and at the best learning rate of each.
+    """Two comparisons of the batch sizes of otherwise equal cells: at one learning rate or rule for
+    all, and at the best learning rate of each.
 
     `apart` says in words what distinguishes these cells from those of other comparisons. `one_rate`
-    and `best_rates` are None where fewer than two batch sizes have a score. `missed` are the batch
-    sizes of which a seed diverged or did not reach the target even at its best rate.
-    `lacking_seeds` says how many more seeds a batch size needs for an interval. `lacking_rates`
-    says how many more rates it needs for a best rate between two others. `edges` holds `at_edge` of
-    `rates` for the best rates that are the lowest or highest tried.
+    and `best_rates` are None where fewer than two batch sizes have a score of every seed that was
+    run. `missed` are the batch sizes of which a seed diverged or did not reach the target even at
+    its best rate. `lacking_seeds` says how many more seeds a batch size needs for an interval.
+    `lacking_rates` says how many more rates it needs for a best rate between two others. `edges`
+    holds `at_edge` of `rates` for the best rates that are the lowest or highest tried.
     """
 
     apart: str
@@ -90,11 +91,11 @@ class Fairness:
 
 @once
 def fairness(study: Study) -> list[Fairness]:
-    """Compare the batch sizes of each group of otherwise equal cells, at one learning rate for all
-    and at the best learning rate of each.
+    """Compare the batch sizes within the largest groups of otherwise equal cells, at one learning
+    rate or rule for all and at the best learning rate of each.
 
-    Only the largest `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at
-    one rate.
+    At most `_MOST_GROUPS` groups are compared. The list is empty if each cell was run at one rate,
+    or if no group has two batch sizes.
     """
     table = rates(study)
     if table.empty:
@@ -208,8 +209,8 @@ def _tuned_scores(table: pd.DataFrame, known: pd.DataFrame, sign: int) -> dict[i
 
 
 def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
-    """Yield one score (accuracy or time) for each seed: the seed's score at the learning rate that
-    is best on all other seeds.
+    """Yield one score (accuracy or time) for each seed that was run: the seed's score at the
+    learning rate that is best on all other seeds, or on the seed itself if there is only one.
 
     Args:
         values: Scores of shape (rates, seeds); inf for a seed that was not run, NaN for one that
@@ -225,8 +226,8 @@ def seeds_left_out(values: np.ndarray, sign: int) -> Iterator[float]:
 
 def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
     """Return the sort key of a learning rate, which is least for the best rate. The key is the
-    fraction of its seeds that diverged or missed the target, then the mean accuracy or time of its
-    other seeds.
+    fraction of its seeds that diverged or missed the target, then the mean time, or the negative
+    mean accuracy, of its other seeds.
     """
     run = scores[~np.isinf(scores)]
     reached = run[~np.isnan(run)]
@@ -238,8 +239,8 @@ def _rank(scores: np.ndarray, sign: int) -> tuple[float, float]:
 
 
 def _largest(scores: Scores, sign: int) -> Difference | None:
-    """Return the largest difference in score (accuracy or time) between two batch sizes;
-    differences whose interval excludes zero come before all others.
+    """Return the largest difference in score (accuracy or time) between two batch sizes, among
+    those whose interval excludes zero, if there are any, else among all.
 
     The result is None for fewer than two batch sizes.
     """
@@ -279,9 +280,9 @@ def _lacking(counts: Mapping[int, int], enough: int) -> dict[int, int]:
 
 
 def fairness_words(study: Study) -> list[str]:
-    """Return one line for each group of otherwise equal cells, which says whether the results
-    differ between batch sizes. The line compares the batch sizes at one learning rate for all and
-    at the best learning rate of each.
+    """Return lines that say whether the results differ between batch sizes, one for each of the
+    largest groups of otherwise equal cells (at most four). A line compares the batch sizes at one
+    learning rate or rule for all and at the best learning rate of each.
 
     The list is empty if each cell was run at one rate.
 
@@ -289,7 +290,7 @@ def fairness_words(study: Study) -> list[str]:
         study: The study.
 
     Returns:
-        One line for each group of cells.
+        One line for each compared group of cells.
     """
     part = evaluated_part(study.runs)
     return [" ".join(_sentences(one, part)) for one in fairness(study)]
@@ -298,11 +299,15 @@ def fairness_words(study: Study) -> list[str]:
 def _sentences(one: Fairness, part: str) -> Iterator[str]:
     group_name = f"{one.apart}: " if one.apart else ""
     if one.best_rates is None or one.lacking_seeds:
-        missing = _batches(one.lacking_seeds, "more seed") or "two batch sizes with a score"
+        why = "fewer than two batch sizes have a score of every seed."
+        if one.lacking_seeds:
+            why = (
+                f"an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds of each batch size. Run "
+                f"{_batches(one.lacking_seeds, 'more seed')} at each rate (as in seed=0,1,2)."
+            )
         yield (
             f"{group_name}These runs cannot tell whether a batch effect remains at the best "
-            f"learning rate of each batch size: an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds "
-            f"at each rate. Run {missing} (seed=0,1,2)."
+            f"learning rate of each batch size: {why}"
         )
     else:
         before, after = one.one_rate, one.best_rates
@@ -330,7 +335,9 @@ def _said(of: Difference, metric: str, part: str) -> str:
     interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
     if of.is_told:
         return f"{difference} ({interval})"
-    return f"no difference between batch sizes is significant: at most, {difference} ({interval})"
+    return (
+        f"no difference between batch sizes is significant (the largest: {difference}, {interval})"
+    )
 
 
 def _so(before: Difference | None, after: Difference) -> str:
@@ -345,18 +352,16 @@ def _so(before: Difference | None, after: Difference) -> str:
 
 
 def _caveats(one: Fairness) -> Iterator[str]:
-    """Yield sentences on what limits a comparison of batch sizes, such as learning rates that were
-    not tried.
-    """
+    """Yield sentences on what limits a comparison of batch sizes, such as few learning rates."""
     if one.missed:
         how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
         yield (
             f"Not compared: local batch {listed(one.missed)}, because not all seeds {how} even at "
-            "the best rate. This is an effect of the batch size, unless an untried rate removes it."
+            "the best rate. The batch size may be the cause, unless an untried rate does better."
         )
     if one.lacking_rates:
         yield (
-            "The best rate of a batch size must lie between two other tried rates. Run "
+            "The best rate of a batch size should lie between two other tried rates. Run "
             f"{_batches(one.lacking_rates, 'more rate')} (optimizer.lr=...)."
         )
     for end in ("lowest", "highest"):

@@ -37,6 +37,8 @@ CONTRADICTIONS = (
 class IdleModel:
     """A model of the four nodes of a published study: the seconds that each computes and idles in a
     round, given its batch and its local steps.
+
+    If the published times are of all ten rounds, so are the seconds of the model.
     """
 
     slowest_seconds: float  # T: what node 2 computes in the baseline
@@ -78,8 +80,8 @@ class IdleModel:
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Return for each node the number of local steps with which all nodes would end a round at
-        about the same time.
+        """Return for each node the number of local steps with which, by the model, all nodes would
+        end a round at about the same time.
 
         They are the baseline's steps times each node's speed relative to the slowest node.
 

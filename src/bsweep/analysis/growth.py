@@ -1,8 +1,8 @@
 """Exponents of the power laws by which a study's costs, in seconds and bytes, grow with quantities
 such as the batch size.
 
-The cost of an epoch is fitted over batch size, workers, examples and parameters; the cost of a
-sweep over its runs.
+The seconds of an epoch are fitted over batch size, workers, examples and parameters; the sent bytes
+over those of a ring all-reduce; the overhead of a sweep over its runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Growth:
     """The exponent of the power law by which a cost, such as an epoch's seconds, grows with a
     quantity, such as the batch size.
 
-    It is shared by all series of cells. The cells of a series differ in that quantity only.
+    All series of points share it. Each function of this module says what a series is.
     """
 
     exponent: float = np.nan  # NaN where it cannot be fitted
@@ -74,9 +74,10 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
     """Return the exponents of the power laws by which an epoch's seconds grow with one quantity,
     such as the local batch.
 
-    The table has one row for each series, whose cells differ in this quantity only. Cells along
-    `num_parameters` may differ in the sizes of one model, but not in its architecture. Runs that
-    end with a round are left out, because their last epoch is a fragment.
+    The table has one row for each series of cells that differ in this quantity only and have at
+    least three values of it. Cells along `num_parameters` may differ in the sizes of one model, but
+    not in its architecture. Runs that may end with a round are left out, because their last epoch
+    may be a fragment.
 
     Columns: `exponent`, fitted to the means of cells with equal weight; `exponent_ci95`, half its
     95 % t-interval, which is the wider the more the means deviate from a power law; `num_points`.
@@ -100,7 +101,7 @@ def epoch_growth(study: Study, along: str) -> pd.DataFrame:
 
 def common_growth(study: Study, along: str) -> Growth:
     """Return the exponent of the power law by which an epoch's seconds grow with a quantity, such
-    as the local batch. One exponent is fitted to all cells of the study.
+    as the local batch. One exponent is fitted to all series of `epoch_growth` together.
 
     Args:
         study: The study.
@@ -124,7 +125,8 @@ def common_growth(study: Study, along: str) -> Growth:
 
 def _epochs(study: Study, along: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the mean seconds of an epoch for those cells to which a power law of one quantity can
-    be fitted. These cells have three or more values of the quantity, with all other settings equal.
+    be fitted. These are cells for which three or more values of the quantity were measured with the
+    other settings equal.
 
     The names of the other settings are returned too. The cells are indexed by these names.
     """
@@ -151,8 +153,9 @@ def sent_growth(study: Study) -> Growth:
 
     With p workers and n bytes of gradient, a worker sends 2 (p - 1) / p n bytes in a ring.
 
-    Each variant is a series. A point is the mean of the variant's cells with equal ring bytes:
-    cells that differ in the batch size only send the same bytes again and are no further evidence.
+    Each variant with three or more points is a series. A point is the mean of the variant's cells
+    with equal ring bytes: cells that differ in the batch size only send the same bytes again and
+    are no further evidence.
 
     Args:
         study: The study.
@@ -167,7 +170,8 @@ def sent_growth(study: Study) -> Growth:
     )  # the ring may have no value for a cell
     points = steps[steps["sent_bytes"] > 0].dropna(subset="ring_bytes")
     if step_unit(study) != "step" or points.empty:
-        return Growth(why_not="nothing sent" if points.empty else "workers take unequal steps")
+        nothing = "no sent bytes to compare with a ring"
+        return Growth(why_not=nothing if points.empty else "workers take unequal steps")
     # Means over different numbers of seeds differ in their last bits.
     rounded = points["ring_bytes"].round()
     points = (
@@ -185,12 +189,12 @@ def sent_growth(study: Study) -> Growth:
 
 def overhead_growth(study: Study) -> Growth:
     """Return the exponent of the power law by which the total seconds outside training steps grow
-    with a study's number of runs.
+    with a study's number of completed runs.
 
     The fit uses the overhead of each run over the run's number in the order of starts. If that
-    overhead grows with the power k, its sum grows with the power k + 1. Runs with equally many
-    workers are a series, because more workers take longer to start and a sweep trains points with
-    equally many workers one after another.
+    overhead grows with the power k, its sum grows with the power k + 1. Three or more runs with
+    equally many workers are a series, because more workers take longer to start and a sweep trains
+    points with equally many workers one after another.
 
     Args:
         study: The study.
@@ -206,7 +210,7 @@ def overhead_growth(study: Study) -> Growth:
     runs = runs[(runs["status"] == "completed") & (runs["seconds"] > 0)]
     number = runs["launched_at"].astype(float).rank()
     if runs["launched_at"].isna().any() or number.duplicated().any():
-        return Growth(why_not="the order of the runs is not recorded")
+        return Growth(why_not="the order of the runs is not known")
     enough = runs.groupby("num_workers")["run_id"].transform("size") >= _MIN_POINTS
     if not enough.any():
         return Growth(why_not=f"{len(runs)} runs, but fewer than three for each number of workers")

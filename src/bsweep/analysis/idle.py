@@ -1,5 +1,5 @@
-"""Tables of the idle seconds of uneven workers in each round, and of the training losses that cells
-reach in equal time.
+"""Tables of studies with rounds: of the idle seconds of uneven workers, and of the training losses
+that cells reach in equal time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 
-# In the order of a table: the baseline, published methods A, B and C, then policies that measure.
+# In the order of a table: the baseline, published methods A, B and C, then the other allocations.
 POLICIES = (
     "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid",
     "network_aware",
@@ -27,8 +27,8 @@ NODE = (
 
 
 def round_times(study: Study) -> pd.DataFrame:
-    """Return a table of the training loss, the examples and the seconds of each round, indexed by
-    `run_id` and `round`.
+    """Return a table of the training loss, the examples and the seconds of each timed round,
+    indexed by `run_id` and `round`.
 
     Columns:
         `train_loss` and `num_examples`: Those of the round.
@@ -69,7 +69,7 @@ def compares_allocations(study: Study) -> bool:
     """Return True if a study has completed runs of at least two allocations, counting only runs
     that recorded rounds.
 
-    These are several policies, or the policy `uniform` both without and with given lists.
+    The allocation `uniform` counts as two if it was run both without and with given lists.
 
     Args:
         study: The study.
@@ -82,8 +82,8 @@ def compares_allocations(study: Study) -> bool:
 
 @once
 def idle_table(study: Study) -> pd.DataFrame:
-    """Return the idle seconds of each worker and of all workers together, as means over the
-    completed runs of each cell.
+    """Return the idle seconds of each worker and of all workers together, as means over those
+    completed runs of a cell that recorded rounds.
 
     The table has the form of table 3 of the paper on uneven GPUs, which calls a worker a node.
     Rounds that the end of an epoch cuts short do not count if the run has whole ones. The baseline
@@ -153,12 +153,13 @@ def node_columns(table: pd.DataFrame) -> list[str]:
 
 @once
 def loss_by_time(study: Study) -> pd.DataFrame:
-    """Return each cell's training loss by elapsed training time, as means and intervals over seeds.
+    """Return the training loss of cells by elapsed training time, as means and intervals over
+    seeds.
 
     The table is indexed by `cell_keys` and `elapsed_seconds`. A round's loss is a mean over the
     round, so it is placed at the round's midpoint in time. A run's loss is interpolated between
-    these midpoints, over the time that all seeds cover, at as many times as the shortest run has
-    rounds.
+    these midpoints, over the time that all runs of the cell cover, at as many times as the run with
+    the fewest rounds has rounds.
 
     Args:
         study: The study.
@@ -184,8 +185,8 @@ def loss_by_time(study: Study) -> pd.DataFrame:
 
 @once
 def equal_time_losses(study: Study) -> pd.DataFrame:
-    """Return each cell's training loss at one elapsed training time, which is the same for all
-    compared cells.
+    """Return the training losses of cells at one elapsed training time, which is the same for all
+    cells that are compared with each other.
 
     The table is indexed by `cell_keys`. Cells that differ in the variant only are compared. The
     time is the last one at which the loss of all compared runs is known: the earliest midpoint of a
@@ -235,11 +236,12 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 @once
 def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
     """Return when each worker began a round and how long it computed, idled and exchanged, for a
-    few rounds of one run of each cell.
+    few rounds of one completed run of each cell that has timed rounds.
 
-    The run is that of the cell's first seed. Begins are counted from the first returned round. The
-    table has the columns of `Study.rounds` and the index of `idle_table`. The first returned round
-    is the run's second, because the first may include warm-up.
+    The run is one with the cell's lowest seed. Begins are counted from the first returned round.
+    The table has the columns of `Study.rounds` and the index of `idle_table`. The first returned
+    round is the run's second, because the first may include warm-up; a run of one round has that
+    round.
 
     Args:
         study: The study.
@@ -318,8 +320,9 @@ def _by_run(study: Study) -> pd.DataFrame:
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """Return by what fraction the idle seconds of a cell differ from those of otherwise equal cells
-    with uniform allocation, and half the width of this fraction's interval.
+    """Return by what fraction the idle seconds of a cell differ from those of the baseline
+    (otherwise equal cells with the allocation `uniform` without lists), and half the width of this
+    fraction's interval.
 
     Runs of equal seed are compared if there are any. The interval is that of a ratio of means
     (Cochran, Sampling Techniques, 1977, section 6.3).
@@ -346,8 +349,8 @@ def _over(part: float, whole: float) -> float:
 
 
 def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Yield the settings of each cell and the loss curves of its completed runs. A curve is a table
-    of the rounds that have a training loss.
+    """Yield the settings of each cell and the loss curves of its completed runs, if any has a
+    curve. A curve is a table of the rounds that have a training loss.
     """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])

@@ -1,5 +1,5 @@
-"""The settings by which the cells of a study differ, and the column `variant`: a short name for the
-strategy, codec, allocation and policy of a run.
+"""The settings by which the cells of a study differ, and the column `variant`: a short name that
+tells apart the strategies, codecs, allocations and policies of a study's runs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "u
 @once
 def cell_keys(runs: pd.DataFrame) -> list[str]:
     """Return the names of the columns that tell a study's cells apart: settings that differ between
-    runs, then `variant`, `num_workers` and `local_batch`.
+    runs and do not follow from other settings, then `variant`, `num_workers` and `local_batch`.
 
-    The variant stands for all settings of the exchange; see `keyed`. Two kinds of settings are left
-    out:
+    The variant stands for the settings of strategy, codec, allocation and policy; see `keyed`. Two
+    kinds of settings are left out:
 
     - Settings that follow from others, such as `optimizer.momentum` from the optimizer or hardware
       from the strategy, because these others tell the cells apart already.
@@ -62,10 +62,10 @@ _ALWAYS = ("variant", "num_workers", "local_batch")
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
-    """Return the names of settings, such as the threads of a worker, that change only together with
-    the batch size or the number of workers.
+    """Return the names of the `minor` and `placement` settings, such as the threads of a worker,
+    that change only together with the batch size or the number of workers.
 
-    Curves over batch sizes or workers show the effects of both.
+    A curve over batch sizes or workers shows the effect of such a setting, too.
 
     Args:
         runs: The table `Study.runs`.
@@ -79,12 +79,12 @@ def entangled(runs: pd.DataFrame) -> list[str]:
 @once
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with missing settings filled in and an added column `variant`, a
-    short name for the strategy and its settings.
+    short name that tells apart strategies, codecs, allocations and policies.
 
     No setting that some run has is null, so that the runs can be grouped by their settings. The
-    variant is the strategy followed by those settings of the exchange that differ within the study,
-    such as `parameter_server layer` or `horovod topk 0.01`. It leaves out the strategy if all runs
-    share it and each has such a setting.
+    variant is the strategy, followed by those of the settings in `_EXCHANGE` that differ within the
+    study and that `_said` names, such as `parameter_server layer` or `horovod topk 0.01`. It leaves
+    out the strategy if all runs share it and each run has such a setting.
     """
     asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _told_apart(filled)
@@ -116,8 +116,8 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs without computed lists: lists of local batches and local steps are
     removed where the allocation is not `uniform`.
 
-    The lists that a policy fills in may differ from probe to probe, and the policy's name already
-    says what was chosen. Runs that name no batching have the batching `fixed`.
+    The lists that an allocation computes may differ from probe to probe, and the allocation's name
+    already says what was chosen. Runs that name no batching have the batching `fixed`.
     """
     if "batching" in runs:
         runs = runs.assign(
@@ -137,7 +137,7 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
 
 def variant_order(study: Study) -> list[str]:
     """Return a study's variants (short names for strategy, codec, allocation and policy) in the
-    order in which their first runs were launched.
+    order in which their first runs were launched; runs without a recorded launch count as last.
 
     Args:
         study: The study.
@@ -214,8 +214,10 @@ def _said(column: str, value: object, tells_apart: bool) -> str:
     """Return the part that one setting adds to the short name of a run, such as `topk`; "" if the
     name leaves the setting out. The column `variant` of a table holds these short names.
 
-    Words stand alone; numbers, except a density, follow their setting's name. A word that follows
-    from the strategy is still shown, but a number is not: `allreduce ring` beside `horovod`.
+    Words stand alone; numbers, except a density, follow their setting's name. If `tells_apart` is
+    False, because the setting follows from the strategy or others, numbers and flags are left out,
+    and so are the words of `_UNSAID`. Other words are still shown: `allreduce ring` beside
+    `horovod`.
     """
     text, name = setting_text(value).replace(", ", ","), column.rpartition(".")[2]
     if _is_missing(value) or text in ("none", "False"):
@@ -232,8 +234,9 @@ def _is_missing(value: object) -> bool:
 
 
 def settings(runs: pd.DataFrame) -> list[str]:
-    """Return the names of those columns of the table of runs that hold settings, given by the user
-    or recorded at a run's start. These settings may tell cells apart.
+    """Return the names of the columns of the table of runs that may tell cells apart, besides
+    strategy, worker count and batch size. They are settings of the user and facts that a run
+    recorded, such as its device.
 
     Args:
         runs: The table `Study.runs`.
@@ -248,9 +251,9 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with missing settings filled in: facts such as the device from other
     runs if these agree, else `unknown` or `none`.
 
-    A value that a run never found out, such as its device, is taken to be the one that all other
-    runs found. Without one such value, the text is `unknown`, or `none` for a setting that was not
-    given.
+    A value that a run never found out, such as its device, is taken from the other runs if all of
+    them found the same one; else its text is `unknown`. Missing threads are first taken from a run
+    with equal placement and workers. The text is `none` for a setting that was not given.
     """
     runs = chosen(runs)
     if "threads" in runs:

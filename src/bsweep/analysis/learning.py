@@ -19,11 +19,12 @@ ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster c
 
 
 def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd.DataFrame:
-    """Return the cells whose mean accuracy is within `margin` of the best cell's, the fastest
-    first.
+    """Return the timed cells, not at chance, whose mean accuracy is within `margin` of the best
+    cell's, the fastest first.
 
     The accuracy is test accuracy, or training accuracy if no cell has a test accuracy. If no
-    accuracy was recorded, every measured cell counts. Cells at chance are left out; see `cells`.
+    accuracy was recorded, every measured cell counts. A cell is at chance if its `has_learned` is
+    False; see `cells`.
 
     Args:
         cells: A table of `cells`.
@@ -44,8 +45,8 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
 
 @once
 def accuracy_by_time(study: Study) -> pd.DataFrame:
-    """Return each cell's test accuracy at the end of each epoch, with the seconds trained until
-    then.
+    """Return the test accuracy of cells in the last evaluation of each epoch, with the seconds
+    trained until then.
 
     The table is indexed by `cell_keys` and `epoch` and covers completed runs only. Columns: `n`
     seeds; `elapsed_seconds`, without evaluations, and `test_accuracy`, both as means over seeds
@@ -70,7 +71,7 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     rule of `bsweep.analysis.targets`, NaN where the target is not reached. For a seed that was run
     again, `seconds` is the mean, if all its runs reach the target. A run that diverged counts as
     not reaching the target unless it reached it before. Other runs that did not complete are left
-    out.
+    out, and so are completed runs without an evaluation.
 
     Args:
         study: The study.
@@ -98,8 +99,8 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
 
 
 def _curves(study: Study) -> pd.DataFrame:
-    """Return one row for each run and epoch: the test accuracy of the epoch's last evaluation, the
-    seconds trained until then, and the settings of the run's cell.
+    """Return one row for each run and epoch with a test accuracy: that of the epoch's last
+    evaluation, the seconds trained until then, and the settings of the run's cell.
     """
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
         subset="test_accuracy"

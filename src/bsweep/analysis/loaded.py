@@ -1,5 +1,5 @@
-"""A study in memory: its tables, with fixed column types and row order, and warnings for readers,
-such as different hardware.
+"""A study in memory: its tables, with fixed column types, and warnings for readers, such as one on
+runs of different hardware.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from bsweep.core.words import counted, escaped, first_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """The settings and measurements of a study's runs, in DataFrames with at least the columns that
-    `bsweep.analysis.columns` describes.
+    """The settings and measurements of a study's runs, in DataFrames. `bsweep.analysis.columns`
+    describes most of their columns.
 
     Tables:
-        `runs`: One row for each run. After the described columns come all other settings by dotted
-            name, such as `optimizer.momentum`.
+        `runs`: One row for each run. Settings that `columns` does not describe have their names in
+            the configuration, such as `optimizer.momentum`.
         `epochs`: One row for each run and epoch.
         `evaluations`: One row for each run and evaluation, with the steps, examples and seconds
             trained until then. If a run records none, the ends of its epochs are its evaluations.
         `noise_scales`: The two parts of the gradient noise scale, which is `variance` over
             `gradient_square`, where a run measured them. Each is a mean over the steps since the
             record before; see `bsweep.analysis.noise_scale`.
-        `noise_of_layers`: The same parts for each tensor of the model.
+        `noise_of_layers`: The same parts for each tensor of the model, where a run measured them.
         `batches`: The global batch and the learning rate at each sampled step, for runs whose batch
             changed.
         `provenance`: One row for each run: `run_id` and the contents of its `meta.json` by dotted
             name.
-        `servers`: One row for each run and parameter server, summed over epochs, except `max_lead`,
-            the largest. `pushes` counts those of all workers. `load` is the busy part of the
-            training time.
-        `waits`: The seconds that each worker of a run waited for slower workers.
+        `servers`: One row for each run and parameter server, with bytes, pushes and seconds summed
+            over epochs. `pushes` counts those of all workers. `max_lead` is the largest of all
+            epochs, and `share` that of the last epoch. `load` is the busy part of the training
+            time.
+        `waits`: The seconds that each worker of a run waited for slower workers, summed over
+            epochs.
         `rounds`: One row for each run, round and worker, with the seconds that
             `bsweep.runlog.records.Round` tells apart. `train_loss` and `num_examples` are those
             of the whole round.
 
     Some columns of `runs`:
-        `train_loss`, `train_accuracy`: For runs that end with a round, the last round's loss and
-            NaN, because their last epoch is a fragment.
+        `train_loss`, `train_accuracy`: For runs that may end with a round, the last round's loss
+            and NaN, because their last epoch may be a fragment.
         `placement`, `threads`: On how many nodes the workers ran, and with how many threads each.
         `learning_rate`: The first worker's rate after its rule, before warm-up and schedule.
         `local_batches`: The local batch of each worker, such as `8/8/32/16`, where not all took
@@ -58,7 +60,7 @@ class Study:
         `num_test`: The number of answers (for text: tokens) that a test accuracy is a mean over.
             Each answer is one of `num_classes`.
         `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target`,
-            `examples_to_target`: Present where runs name a target (`target_accuracy`,
+            `examples_to_target`: Present if some run names a target (`target_accuracy`,
             `target_loss`), by the rule of `bsweep.analysis.targets`. The amounts are NaN where the
             target was not reached.
         `branch_of`, `branch_steps`, `branch_seconds`: For a run that began at another run's
@@ -162,16 +164,16 @@ def study_of(
 
 
 def ends_in_rounds(study: Study) -> bool:
-    """Return True if any run of a study was configured to end with a round rather than with an
-    epoch.
+    """Return True if any run of a study was configured so that it may end after a round
+    (`max_rounds`, `max_seconds`) rather than after an epoch.
 
-    Such runs differ in how much they train.
+    Such runs may differ in how much they train.
 
     Args:
         study: The study.
 
     Returns:
-        False if all runs were to end with an epoch.
+        False if no run has such a limit.
     """
     return bool(of_rounds(study.runs).any())
 
@@ -206,14 +208,14 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
             f"{names}."
         )
     for difference, values in mixture(runs, provenance).items():
-        if difference == "torch":
-            yield f"Runs of different torch have separate curves: {in_words(values)}."
+        if difference == "torch" or difference.startswith("precision"):
+            yield f"Runs of different {difference} have separate curves: {in_words(values)}."
         elif difference != "hardware":
             yield f"Runs of different {difference} are shown together: {in_words(values)}."
     if "commit" in provenance and provenance["commit"].nunique() > 1:
         yield (
-            f"The runs come from {provenance['commit'].nunique()} different commits: see the "
-            "provenance table."
+            f"The runs come from {provenance['commit'].nunique()} different commits of bsweep: see "
+            "the provenance table."
         )
     said: dict[str, list[str]] = {}
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):

@@ -1,5 +1,5 @@
 """Reading of a study's folder into tables: `runs` with one row for each run, `epochs` with one for
-each epoch, and so on.
+each epoch of a run, and so on.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
     """Read a study into tables, from its folder of runs or from a report's folder with `runs.csv`
     and `epochs.csv`.
 
-    A run that is damaged, or that a newer bsweep wrote, is left out; `Study.skipped` names it.
+    A run whose folder is damaged, or that a newer bsweep wrote, is left out; `Study.skipped` names
+    it.
 
     Args:
         study_dir: The folder.
-        mix: If False, refuse runs of different hardware, versions or precision; see
-            `bsweep.analysis.mixture`.
-        beside: If False, leave out the times of runs that other runs ran beside on their machine;
-            see `bsweep.analysis.beside_others`.
+        mix: If False, refuse completed runs of different hardware, software versions or
+            automatically chosen precision; see `bsweep.analysis.mixture`.
+        beside: If False, leave out the times of runs that shared their machine with other runs; see
+            `bsweep.analysis.beside_others`.
 
     Returns:
         The study, with all tables in memory.
 
     Raises:
         FileNotFoundError: If there is no such folder.
-        ValueError: If the folder holds no study, if none of its runs can be read, or if its runs do
-            not compare.
+        ValueError: If the folder holds no study, if none of its runs can be read, if a CSV lacks
+            columns, or if its runs do not compare.
     """
     study = _read(study_dir)
     if not mix:
@@ -100,14 +101,14 @@ def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
 
 def tables_of(run_folder: Path) -> dict[str, Rows]:
     """Read the records of a run, and return the rows that the run adds to each table of its study.
-    Raise Damaged or Newer if the run cannot be read.
+    Raise Damaged if the records are damaged, or Newer if a newer bsweep wrote them.
     """
     return rows_of(read_told(run_folder))
 
 
 _NUMBERS = {"number": float, "count": None, "count_or_null": None}
 """The types of columns that become numpy arrays, each with the dtype of the array. None lets numpy
-choose a dtype for whole numbers.
+choose the dtype.
 """
 
 

@@ -2,8 +2,8 @@
 or in a precision that bsweep chose itself.
 
 Differences between patch releases of torch and Horovod, between versions of Python, between drivers
-and between commits do not count. They change times less than machines vary from day to day, and the
-provenance records them.
+and between commits do not count. They are taken to change times less than machines vary from day to
+day, and the provenance records them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def refuse(folder: Path, found: Mixture) -> None:
     raise ValueError(
         "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
         + "\nRemove the folders of the smaller group and run the same sweep again, or move them "
-        "to a study of their own. Or use all runs together by --mix (mix=True in Python): runs "
-        "of different hardware, precision or torch then get separate curves, runs of different "
-        "Horovod or bsweep do not."
+        "to a study of their own. Or use all runs together by bsweep report --mix (mix=True in "
+        "Python): runs of different hardware, precision or torch then get separate curves, runs of "
+        "different Horovod or bsweep do not."
     )
 
 
@@ -69,7 +69,7 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
     """Return a text that lists the values of one property of runs, such as hardware, each with its
     number of runs.
 
-    It names runs of all values but the most common one.
+    It also names runs, at most three for each value, of all values but the most common one.
     """
     (common, most), *rare = values.items()
     return "; ".join(

@@ -96,7 +96,8 @@ _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse
 
 
 def words(name: str, value: object) -> str:
-    """Return a setting's name and value in the words of a figure's legend, such as `4 workers`.
+    """Return a setting's value in the words of a figure's legend, such as `4 workers`, with the
+    setting's name unless the value alone is clear.
 
     Args:
         name: The column of the setting, such as `strategy`.
@@ -135,7 +136,7 @@ def heading(runs: pd.DataFrame, name: str) -> str:
         name: The column, such as `test_accuracy`.
 
     Returns:
-        The heading. It names the examples of the evaluations, such as `validation accuracy`.
+        The heading. For a test score it names the evaluated examples, as in `validation accuracy`.
     """
     text = columns.heading(name)
     is_score = name.removesuffix("_ratio") in ("test_accuracy", "test_loss", "best_median")
@@ -143,8 +144,8 @@ def heading(runs: pd.DataFrame, name: str) -> str:
 
 
 def applies(name: str, value: object) -> bool:
-    """Return False for a key of a variant, such as `model.target`, in a cell whose variant has no
-    such key; a cell's name leaves it out.
+    """Return False for a dotted setting, such as `model.target`, that a cell does not have or that
+    is null in it; a cell's name leaves such a setting out.
 
     Args:
         name: The column of the setting.
@@ -154,11 +155,11 @@ def applies(name: str, value: object) -> bool:
 
 
 def length_of(study: Study) -> str:
-    """Return in words how long all runs of a study train, such as `3 epochs`; empty if runs differ
-    or the length is not known.
+    """Return in words how long the runs of a study train, such as `3 epochs`; empty if their
+    lengths differ or none is known.
 
-    The length is the planned epochs, or for runs that end with a round the rounds that they
-    trained, such as `10 rounds`.
+    The length is the planned epochs. If any run of the study may end with a round, it is the rounds
+    that the runs trained, such as `10 rounds`.
 
     Args:
         study: The study.

@@ -1,5 +1,5 @@
-"""Formatting of numbers as text: with four significant digits (three below 0.1), or for a mean with
-no more digits than its interval supports.
+"""Formatting of numbers as text, mostly with three or four significant digits, and of means with no
+more digits than their intervals support.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _ROUNDING = (
 
 
 def number(value: float) -> str:
-    """Return a number as text with three or four significant digits; `-` for NaN, which marks a
-    number that was not measured.
+    """Return a number as text with three or four significant digits, or rounded to a whole number
+    if that has more digits; `-` for NaN, which marks a number that was not measured.
     """
     if math.isnan(value):
         return "-"
@@ -24,10 +24,11 @@ def number(value: float) -> str:
 
 
 def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
-    """Return a mean and half the width of its interval as text, such as `12.31 ± 0.24`; `-` for a
+    """Return a mean as text, such as `12.31 ± 0.24` with half the width of its interval; `-` for a
     mean that was not measured.
 
-    Without an interval, the two values of two seeds stand in place of their mean.
+    Without an interval, the text is the mean alone, or the values of two seeds if exactly two
+    `points` are given.
     """
     if math.isnan(mean):
         return "-"
@@ -43,8 +44,10 @@ def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = 
 def fixed(
     value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()
 ) -> str:
-    """Return a mean and half the width of its interval as text with a fixed number of decimals, for
-    a column of aligned numbers.
+    """Return a mean as text with a fixed number of decimals, with half the width of its interval if
+    there is one; `-` for a mean that was not measured.
+
+    If exactly two `points` are given, the text has them in place of their mean.
     """
     if math.isnan(value):
         return "-"

@@ -1,5 +1,5 @@
-"""A cache of computed tables, which several figures and sentences of a report use; it is valid
-while no study changes.
+"""A cache of tables and lists that are computed from a study, because several figures and sentences
+of a report use them; it exists within a `computing_once` block only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Table = TypeVar("Table")
 
 @contextmanager
 def computing_once() -> Iterator[None]:
-    """Within a `with` block, let functions decorated with `once` compute each table at the first
-    call only, and return copies of it at later calls.
+    """Within a `with` block, let functions decorated with `once` compute a result only at the first
+    call with the same study and arguments, and return copies of it at later calls.
 
-    No study may change within the block. A block within another shares the outer block's tables.
+    No study may change within the block. A block within another shares the outer block's results.
     """
     if _known.get() is not None:
         yield
@@ -39,7 +39,7 @@ def computing_once() -> Iterator[None]:
 def once(
     compute: Callable[Concatenate[Of, Others], Table],
 ) -> Callable[Concatenate[Of, Others], Table]:
-    """Decorate a function so that it caches the tables that it computes, but only within a
+    """Decorate a function so that it caches the tables or lists that it computes, but only within a
     `computing_once` block.
 
     The first argument of the function is a study or its runs.

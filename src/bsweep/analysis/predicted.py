@@ -32,14 +32,15 @@ def surface(study: Study) -> pd.DataFrame:
         `where`: The part of the study in words; empty if it has one part.
         `target`: The target.
         `is_recommended`: True for the recommended cell.
-        `is_alternative`: True if the interval does not tell the cell from the recommended one.
-        `is_on_front`: True if no cell that can be trained takes less time for at most as many
-            worker-seconds, by medians.
+        `is_alternative`: True for an allowed cell that is better than the recommended one with a
+            probability of 0.05 or more.
+        `is_on_front`: True for an allowed cell if no other allowed cell takes less time for at most
+            as many worker-seconds, by medians.
         `probability_on_front`: The share of draws in which that is so.
         `bottleneck`, `bottleneck_share`: The one of `PARTS` that takes most of the time, and its
             share.
-        `problem`: Also `NOT_REACHED`, where runs of the batch size trained to their end and none
-            reached the target.
+        `problem`: Also `NOT_REACHED`, where there is no other problem, and runs of the batch size
+            trained to their end and none reached the target.
 
     Args:
         study: The study.
@@ -82,7 +83,8 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
     """Return which cells are on the Pareto front of time and worker-seconds by their median times,
     and each cell's probability of being on the front.
 
-    A cell is on the front if no other cell takes less time for at most as many worker-seconds.
+    An allowed cell is on the front if no other allowed cell takes less time for at most as many
+    worker-seconds.
     """
     logs, workers = prediction.forecast.log_seconds, prediction.cells["num_workers"].to_numpy(float)
     allowed = prediction.cells["is_allowed"].to_numpy(bool)
@@ -113,8 +115,9 @@ def more_workers(study: Study) -> pd.DataFrame:
     """Return, for neighbouring worker counts, how many seconds the larger count is predicted to
     save, and how many worker-seconds it adds.
 
-    The table has one row for each pair of neighbouring worker counts. It is empty if there is one
-    count. At each count, the batch size is the one with the least median time.
+    The table has one row for each pair of neighbouring worker counts that have allowed cells. It is
+    empty if no prediction has such a pair. At each count, the batch size is the allowed one with
+    the least median time.
 
     Columns:
         `where`, `target`: The part of the study and its target.

@@ -1,6 +1,4 @@
-"""The numbers of the published study of batch sizes, and a check whether another study may be drawn
-in the same figures.
-"""
+"""The numbers of the published study of batch sizes, and a comparison of another study with it."""
 
 from __future__ import annotations
 
@@ -49,8 +47,8 @@ def published() -> Study:
 
 
 def comparable(study: Study) -> bool:
-    """Return True if all completed runs of a study train ResNet-18, as the published study did, on
-    all 50,000 training images of CIFAR-10.
+    """Return True if all completed runs of a study trained ResNet-18 on all 50,000 training images
+    of CIFAR-10, as those of the published study did.
 
     The published study itself does not count as comparable.
 
@@ -74,14 +72,14 @@ def comparable(study: Study) -> bool:
 
 
 def differences(study: Study) -> list[str]:
-    """Return the settings in which a study differs from the published study of batch sizes, such as
-    `epochs: 3 (published: 50)`.
+    """Return settings, among those in `_COMPARED`, in which the completed runs of a study differ
+    from the published study of batch sizes, such as `epochs: 3 (published: 50)`.
 
     Args:
         study: The study.
 
     Returns:
-        One text for each setting that differs; empty if none does.
+        One text for each compared setting that differs; empty if none does.
     """
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
@@ -106,8 +104,9 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
     """Return each cell's training time divided by the time at a reference batch, all other settings
     being equal.
 
-    The ratio cancels epochs and hardware. The result is indexed like `cells`, and NaN where the
-    reference batch was not measured with the other settings of the cell.
+    The ratio cancels what scales all times alike, such as the number of epochs. The result is
+    indexed like `cells`, and NaN where the reference batch was not measured with the other settings
+    of the cell.
 
     Args:
         cells: A table of `cells`.

@@ -97,7 +97,8 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
-    """Return the records of a run reduced to the fields that are columns of a given table.
+    """Return the records of a run with exactly the fields that are columns of a given table; a
+    field that a record lacks is None.
 
     Other fields, such as `layers`, are dropped.
     """
@@ -106,7 +107,7 @@ def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
 
 
 def _layer_rows(noise: Rows) -> Rows:
-    """Return a row for each layer of each record of the gradient noise scale."""
+    """Return a row for each record of the gradient noise scale and each layer that it names."""
     return [
         {
             "num_steps": record["num_steps"],
@@ -123,8 +124,8 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
     """Return the row of one run in the table of runs, with its settings, its status and its
     results.
 
-    The values come from the summary; without one from the start record; without that from the saved
-    configuration.
+    The settings come from the start record, or without one from the saved configuration. The status
+    and the results come from the summary; a run without one is `unfinished`.
     """
     start = starts[-1] if starts else {}
     config = start["config"] if start else _saved_config(run.folder)
@@ -153,14 +154,16 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
 
 
 def _torch(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the minor release of torch that a run's `meta.json` names, such as 2.13."""
+    """Return the column `torch`, with the minor release of torch that a run's `meta.json` names,
+    such as 2.13; empty if it names none.
+    """
     version = (meta.get("versions") or {}).get("torch")
     return {"torch": minor(version)} if version else {}
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a run's configuration by the names of their columns in the table of
-    runs.
+    """Return those settings of a run's configuration that have a column in the table of runs, by
+    the name of the column.
     """
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {
@@ -175,9 +178,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts that a run recorded at its start and that its configuration does not contain,
-    such as its device.
-    """
+    """Return facts that a run recorded at its start, such as the device that it took."""
     classes = start.get("classes", ())
     return {
         **{key: start[key] for key in _OF_START if key in start},
@@ -205,8 +206,8 @@ def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that say where the workers of a run were: on which hosts, with which
-    network interface, memory limit and threads.
+    """Return the columns that say how the workers of a run were placed: on how many hosts, with
+    which network interface, memory limit and threads.
     """
     launch, strategy, num_workers = (
         config.get("launch", {}),
@@ -301,7 +302,7 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
 
 def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of a run's `meta.json` under dotted names, such as `versions.torch`;
-    paths of data in the recorded command keep only their last part.
+    paths of data and of pretrained weights in the recorded command keep only their last part.
     """
     flat = _flat(meta)
     command = flat.get("command") or ""

@@ -110,8 +110,8 @@ def fit_ratio(gains: pd.Series[float]) -> float:
 
 @once
 def sharding_gains(study: Study) -> pd.DataFrame:
-    """Return the measured gain in speed of VGG-16 if each parameter server holds an equal part of
-    the parameters (`memory`) rather than whole layers (`layer`).
+    """Return the measured gain in speed of VGG-16 if each synchronous parameter server holds an
+    equal part of the parameters (`memory`) rather than whole layers (`layer`).
 
     The gain is given for settings that were measured with both; everything else is equal. The table
     is indexed by what tells the cells of such runs apart, without the sharding.
@@ -159,8 +159,8 @@ def sharding_gains(study: Study) -> pd.DataFrame:
 
 
 def sharding_fit(study: Study) -> Line | None:
-    """Fit a line to the measured seconds of a step of VGG-16 over the load of the fullest parameter
-    server.
+    """Fit a line to the measured seconds of a step of VGG-16 over the load of the fullest
+    synchronous parameter server.
 
     The load is max(1, w s), for w workers and the share s of the parameters on that server. The
     `intercept` of the line estimates C and its `slope` x. The intercept is all time that does not
@@ -201,8 +201,8 @@ def computing_seconds(study: Study) -> tuple[float, float] | None:
 
 
 def _measured(study: Study) -> pd.DataFrame:
-    """Return the completed runs of VGG-16 on synchronous parameter servers, with the share of the
-    parameters on the fullest server.
+    """Return the completed runs of VGG-16 on synchronous parameter servers that have a training
+    time, with the share of the parameters on the fullest server.
     """
     shares = study.servers.groupby("run_id")["share"].max()
     # These settings do not change how long a step takes.

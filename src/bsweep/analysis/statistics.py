@@ -25,7 +25,7 @@ def over_seeds(
     A run repeated with its seed shows how much a time varies, but nothing about other seeds.
 
     Columns: `n`, the number of distinct seeds; the metrics; and, as `<metric>_ci95`, half the width
-    of their 95 % t-interval, NaN below three seeds.
+        of their 95 % t-interval, NaN below three seeds with a value.
 
     Args:
         runs: A table with the keys, the metrics and the column `seed`.
@@ -39,10 +39,10 @@ def over_seeds(
 
 
 def seed_points(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """Return the metrics of each group of runs as tuples with one value for each seed, in columns
-    `<metric>_points`.
+    """Return the metrics of each group of runs as tuples with one value for each seed that has one,
+    in columns `<metric>_points`.
 
-    `over_seeds` averages these values. Missing values are left out.
+    `over_seeds` averages these values.
     """
     seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
     return seeds.agg(_without_missing).add_suffix("_points")
@@ -73,8 +73,8 @@ def beats_chance(
 def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
     """Return the p-value of Welch's t-test between two samples of two or more values each.
 
-    It is the probability that samples of equal means have means at least as far apart. It is NaN
-    where all values are equal.
+    It is the probability that samples from populations of equal means have means at least as far
+    apart. It is NaN where all values are equal.
     """
     samples = [np.asarray(values, float) for values in (one, other)]
     moments = [(sample.mean(), sample.std(ddof=1), len(sample)) for sample in samples]

@@ -1,13 +1,13 @@
-"""The choice of a target that most cells of a study reach, and the reduction of a study to some of
-its runs.
+"""The choice of a target that at least half of a study's cells reach, and the reduction of a study
+to some of its runs.
 
-The target is chosen for runs that name no target that they reach. It is the highest test accuracy,
-in whole percents, that three quarters of the cells reach in all their runs. These cells have at
-least three batch sizes, if the study has as many. The target is thus as late in training as most
-cells can show, with few runs that are known by a bound only. If the accuracy that three quarters
-reach is not above chance, half of the cells are enough. If no accuracy was measured, the target is
-the lowest test loss, in hundredths. A run reaches what the median of three evaluations reaches, so
-one evaluation reaches nothing.
+The target is chosen for runs that name no target, or several, or one that none of them reaches. It
+is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their
+runs. These cells have at least three batch sizes, if the study has as many. The target is thus as
+late in training as most cells can show, with few runs that are known by a bound only. If the
+accuracy that three quarters reach is not above chance, half of the cells are enough. If no accuracy
+was measured, the target is the lowest test loss, in hundredths. A run reaches what the median of
+three evaluations reaches, so one evaluation reaches nothing.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def _level(cells: pd.Series[float], share: float) -> float:
 
 def _scores(study: Study, any_target: Target) -> pd.Series[float]:
     """Return for each cell the best score (accuracy or negative loss) that all its runs reach, at
-    whichever learning rates they ran, indexed by global batch and workers.
+    whichever learning rates they ran, indexed by global batch and the settings that tell cells
+    apart.
 
     More is better; -inf means that a run has no such score.
     """

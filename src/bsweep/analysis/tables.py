@@ -2,8 +2,8 @@
 speed-up, and fits of the training time.
 
 A cell is the points that differ by seed only. `cells` is indexed by the settings that tell cells
-apart, `local_batch` last. The other tables are made from it and have the same index. Cells that
-differ in `local_batch` only are a series, which a figure draws as one curve.
+apart, `local_batch` last. Most of the other tables have the same index. Cells that differ in
+`local_batch` only are a series, which a figure draws as one curve.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns:
         `global_batch`, `learning_rate`: Those of the cell.
-        `local_batches`: Those of the workers, where they are uneven; see `Study`.
+        `local_batches`: Those of the workers, where they are uneven; see `Study`. Different lists
+            are joined by `or`.
         `threads`: The threads of a worker that computes on a CPU.
         `num_runs`: The number of runs, completed or not.
         `n`: The number of seeds of which a run completed.
         `other_statuses`: The statuses of the runs that did not complete.
         For each of `METRICS`: The mean, `<metric>_ci95` and `<metric>_points`; see `over_seeds` and
             `seed_points`.
-        `has_learned`: True if the mean test accuracy `beats_chance`; NA where the number of classes
-            or of test examples is not known.
+        `has_learned`: True if the mean test accuracy `beats_chance`; NA where the accuracy, the
+            number of classes or the number of test examples is not known.
 
     Args:
         runs: The table `Study.runs`.
@@ -118,8 +119,8 @@ def measured_once(study: Study) -> pd.DataFrame:
 
 
 def best_medians(study: Study) -> pd.DataFrame:
-    """Return for each cell the best median of three evaluations of the test accuracy, which decides
-    whether a target is reached, as a mean over the seeds of the completed runs.
+    """Return for each cell the best median of three successive evaluations of the test accuracy,
+    which decides whether a target is reached, as a mean over the seeds of the completed runs.
 
     Args:
         study: The study.
@@ -154,7 +155,7 @@ def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's metrics, such as its training time, divided by those of the next smaller
+    """Return the metrics of cells, such as the training time, divided by those of the next smaller
     measured batch, all other settings being equal.
 
     These are the ratios of section 3.2 of the published batch-size study. Columns: `smaller_batch`,
@@ -176,10 +177,11 @@ def batch_ratios(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the speed-up and the efficiency of each worker count over the smallest count, at equal
+    """Return the speed-up and the efficiency of cells over the smallest worker count, at equal
     local batch (weak scaling).
 
-    Cells without a partner of another worker count are left out; see `unequal_threads`.
+    A cell is left out if no cell of another worker count is equal in everything else, threads
+    included; see `unequal_threads`.
 
     Columns:
         `base_workers`: The smallest worker count measured with everything else equal, including a
@@ -215,8 +217,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def unequal_threads(cells: pd.DataFrame) -> str:
-    """Return a sentence on the worker counts for which a speed-up cannot be given because their
-    workers had unequal numbers of threads; empty if there are none.
+    """Return a sentence on worker counts whose workers had unequal numbers of threads, between
+    which no speed-up is given; empty if there are none.
 
     Args:
         cells: A table of `cells`.
@@ -257,15 +259,14 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return fits of a + c / local batch to training times, one for each series of cells that
-    differ in their local batch only.
+    """Return fits of a + c / local batch to training times, one for each series of three or more
+    cells that differ in their local batch only.
 
-    A series needs three batch sizes or more. Each completed run counts. The table is indexed by the
-    series.
+    A fit takes all timed completed runs of a series. The table is indexed by the series.
 
     Columns:
         `fixed_seconds`: a, which does not depend on the batch size.
-        `batch_seconds`: c, the fixed cost of a step times the examples that a worker trains on.
+        `batch_seconds`: c, the fixed cost of a pass times the examples that a worker trains on.
         `r_squared`: That of the fit.
         `lowest_residual` and `highest_residual`: Measured less fitted times, as fractions of the
             measured times.
@@ -315,8 +316,8 @@ def step_times(study: Study) -> pd.DataFrame:
     """Return the seconds of a training step and of its parts, such as computing and exchange, as
     means over the completed runs of each cell.
 
-    If workers take unequal steps, all columns are for as many examples as `step_unit` says. Values
-    that were not measured are NaN.
+    If workers take unequal steps, seconds and bytes are for as many examples as `step_unit` says,
+    instead of a step. Values that were not measured are NaN.
 
     Columns:
         `n`: The number of seeds.
@@ -326,8 +327,8 @@ def step_times(study: Study) -> pd.DataFrame:
         `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
             computes beside the steps, and in older records, this includes the codec's time.
         `wait_seconds`: The mean over workers.
-        `sent_bytes`: The bytes that a worker sends.
-        `sent_of_ring`: These bytes over `ring_bytes`.
+        `sent_bytes`: The bytes that a worker sends, the mean over workers.
+        `sent_of_ring`: These bytes over `ring_bytes`; NaN if workers take unequal steps.
 
     Args:
         study: The study.
@@ -340,8 +341,8 @@ def step_times(study: Study) -> pd.DataFrame:
 
 
 def step_seconds(study: Study) -> pd.DataFrame:
-    """Return for each run the mean seconds of a training step and of its parts, and the mean bytes
-    that a worker sends in a step.
+    """Return for each run the mean seconds and sent bytes of a training step and the seconds of its
+    parts. If workers take unequal steps, they are for as many examples as `step_unit` says.
 
     The columns are those of `step_times` except `n`, and the index is `run_id`.
     """
@@ -385,8 +386,9 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
     """Return for each run the bytes that a worker would send to sum a gradient by a ring
     all-reduce. They are 2 (p - 1) / p n for p workers and n bytes of gradient.
 
-    The table is indexed by `run_id`. The value is NaN for one worker. No all-reduce of the whole
-    gradient among the workers alone sends less (Patarasuk and Yuan, 2009).
+    The result is indexed by `run_id`. The value is NaN for one worker and for an unknown number of
+    parameters. No all-reduce of the whole gradient among the workers alone sends less (Patarasuk
+    and Yuan, 2009).
     """
     known = runs.set_index("run_id").reindex(columns=["num_workers", "num_parameters", "precision"])
     element_bytes = known["precision"].map({"fp64": 8}).fillna(4)
@@ -396,7 +398,7 @@ def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:
 
 def step_unit(study: Study) -> str:
     """Return the unit of training in the table of step times: `step`, or `1,000 examples` if the
-    workers of a run take unequal numbers of local steps.
+    workers of some run take unequal numbers of local steps in a round.
 
     Args:
         study: The study.
@@ -414,11 +416,11 @@ def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
 
 @once
 def server_loads(study: Study) -> pd.DataFrame:
-    """Return how evenly parameter servers share their work, one row for each cell: means over the
-    cell's completed runs.
+    """Return how evenly parameter servers share their work, one row for each cell that has servers:
+    means over the cell's completed runs.
 
     Columns: `n`; `num_servers`; `largest_share`, of the parameters; `busiest_load`, of the training
-    time; `queue_seconds`, the seconds that a push waits for its server; `max_lead`, in clocks.
+    time; `queue_seconds`, the mean seconds that a push waits for its server; `max_lead`, in clocks.
 
     Args:
         study: The study.
@@ -438,8 +440,8 @@ def server_loads(study: Study) -> pd.DataFrame:
 
 
 def server_shares(study: Study) -> pd.DataFrame:
-    """Return the fraction of the parameters that each server holds, one row for each cell and one
-    column for each server.
+    """Return the fraction of the parameters that each parameter server holds, one row for each cell
+    that has servers and one column for each server: means over the cell's completed runs.
 
     The fraction is NaN where a cell has no such server.
 
@@ -455,12 +457,11 @@ def server_shares(study: Study) -> pd.DataFrame:
 
 @once
 def epoch_curves(study: Study) -> pd.DataFrame:
-    """Return the loss and the accuracy of each cell after each epoch, as means and intervals over
-    seeds.
+    """Return the losses and the accuracies of cells by epoch, as means and intervals over seeds.
 
     The table is indexed by `cell_keys` and `epoch`. Runs that did not complete are used only for
-    cells in which no run completed; the column `completed` is then False. Runs that end with a
-    round are left out, because their last epoch is a fragment.
+    cells in which no run completed; the column `completed` is then False. Runs that may end with a
+    round are left out, because their last epoch may be a fragment.
 
     Args:
         study: The study.
@@ -496,8 +497,9 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def caveats(study: Study) -> list[str]:
-    """Return warnings for a reader of a study's tables and figures: settings that change along with
-    the batch size or the workers, and repeated seeds.
+    """Return warnings for a reader of a study's tables and figures: on settings that change along
+    with the batch size or the workers, on repeated seeds, and on runs evaluated on different
+    examples.
 
     Args:
         study: The study.

@@ -1,4 +1,4 @@
-"""The rule that decides when a run reaches its target accuracy or loss, for all figures, tables and
+"""The rule that decides when a run reaches a target accuracy or loss, for figures, tables and
 predictions.
 
 1. A run's curve is its evaluations. Each is smoothed by the median of itself and its two
@@ -7,7 +7,7 @@ predictions.
    any.
 2. The target is reached at the first point of the smoothed curve that is as good as it. Seconds,
    steps, epochs and examples are interpolated between that point and the one before, in proportion
-   to accuracy or loss.
+   to the smoothed accuracy or loss.
 3. If that point is the first evaluation, the amounts are those of this evaluation. They are then
    upper bounds (`is_bound`).
 4. A run with `stop_at_target` ends at the evaluation after that point, because only then two of the
@@ -15,8 +15,8 @@ predictions.
    have if it had gone on.
 5. A run that does not reach the target is censored: it needs more than it had `trained` at the last
    evaluation that certainly does not reach the target, whatever might have followed. Such an amount
-   must not be averaged. One good evaluation at the end of a run does not reach the target, but
-   leaves open whether it was reached just there.
+   must not be averaged. One good evaluation among the last two of a run does not reach the target,
+   but leaves open whether the next evaluation would have confirmed it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with added columns: whether a run reached the target in its
-    settings, and the seconds, steps, epochs and examples that it needed.
+    settings, and the seconds, steps, epochs and examples that it needed, or upper bounds of them.
 
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.

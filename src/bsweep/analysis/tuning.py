@@ -21,10 +21,10 @@ TUNED = "best of each cell"  # stands for the rule where each cell is taken at i
 
 
 def rate_settings(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the learning-rate settings, such as `lr`, that were varied while all
-    other settings were equal.
+    """Return the names of the learning-rate settings, such as `lr`, that differ between runs, if
+    some otherwise equal runs had different learning rates.
 
-    The list is empty if each cell was run at one rate.
+    The list is empty if no otherwise equal runs had different rates.
     """
     keys = cell_keys(runs)
     rates = [name for name in keys if name in RATES]
@@ -53,7 +53,9 @@ def rates(study: Study) -> pd.DataFrame:
         `missed`: The number of seeds that diverged or did not reach the target.
         `num_rates`: The number of rates of the cell.
         `is_best`: True for the rate with the smallest share of missed seeds, then the best mean.
-        `at_edge`: `lowest` or `highest` where the best of several rates is the last one tried.
+            False if all seeds missed.
+        `at_edge`: `lowest` or `highest` where the best of several rates is the lowest or highest
+            one tried, else empty.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     settings = rate_settings(runs) if len(runs) else []
@@ -142,8 +144,9 @@ def tuned(study: Study) -> Study:
     """Return the study with only the runs at the best learning rate for each combination of the
     other settings. Their learning-rate rule becomes `TUNED`, the same for all.
 
-    The study is unchanged if each cell has one rate. A cell that missed at all of its rates keeps
-    all its runs, because each says that the target takes more than it trained.
+    The study is unchanged if no cell was run at several rates. Cells of which no run completed or
+    diverged are left out. A cell that missed at all of its rates keeps all its runs, because each
+    says that the target takes more than it trained.
     """
     table = rates(study)
     if table.empty:

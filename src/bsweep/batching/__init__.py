@@ -22,7 +22,7 @@ __all__ = ["GradientNoise", "Policy", "Seen", "build"]
 
 
 def build(config: RunConfig) -> Policy:
-    """Return the batching policy of a run. Every worker builds the same one."""
+    """Return the batching policy of a run. All workers of a run build equal policies."""
     policy: Policy = resolve(config.batching.builds)(config)
     return AdaScale(config, policy) if config.optimizer.measures_noise else policy
 

@@ -1,7 +1,7 @@
 """AdaScale (Johnson et al., arXiv 2007.05105): the learning rate is multiplied by a gain, which is
 computed from the gradient noise.
 
-AdaScale works with every batching policy that does not change the learning rate itself.
+AdaScale works with every batching policy that allows a learning rate which follows the batch size.
 
 S0 is `reference_batch`. A step on s S0 examples goes as far as r steps on S0 examples, and so has r
 times the rate:

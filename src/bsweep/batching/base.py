@@ -27,9 +27,10 @@ class Seen:
     """The number of epochs trained so far, including the trained part of the current epoch."""
 
     rounds: tuple[Round, ...]
-    """The records of all rounds since `Policy.observe` was last called, the same on all workers.
+    """The records of the rounds that have ended since `Policy.observe` was last called, the same on
+    all workers.
 
-    The tuple is empty if each step is a round.
+    The tuple is empty if the strategy writes no records of rounds.
     """
 
     sums: Tensor
@@ -97,8 +98,8 @@ class Policy(ABC):
 
     @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        """Return the batch and the number of steps that each worker takes in the next round, by
-        rank.
+        """Return each worker's share of the next round: the examples and the passes of a step, and
+        the number of steps.
 
         The shares of lost workers are not used.
 

@@ -1,4 +1,4 @@
-"""The policy CABS, whose batch is learning rate x gradient variance / training loss: B = lr
+"""The policy CABS, whose batch follows learning rate x gradient variance / training loss: B = lr
 tr(Sigma) / F.
 
 By Balles, Romero and Hennig (arXiv 1612.05086): this batch has the greatest decrease of the loss

@@ -33,7 +33,8 @@ class Decision:
 class Changing(Policy, Generic[Card]):
     """A policy that may set a new global batch at the end of each round.
 
-    A policy that changes nothing trains exactly as with the configured batch, bit for bit.
+    With `max_local_batch` null, a policy that changes nothing trains exactly as with the configured
+    batch, bit for bit.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -84,8 +85,8 @@ class Changing(Policy, Generic[Card]):
         """
 
     def in_whole_passes(self, global_batch: float, whole: Callable[[float], int] = round) -> float:
-        """Return `global_batch` rounded to a multiple of the largest batch that fits into one pass;
-        a batch that fits into one pass stays unchanged.
+        """Return `global_batch` rounded to a multiple of the largest batch that fits into one pass
+        of all workers; a batch that fits into one pass stays unchanged.
 
         `whole` rounds the number of passes to a whole one.
         """
@@ -128,8 +129,8 @@ class Measuring(Changing[MeasuringCard]):
     def followed(
         self, wanted: float, hysteresis: float, inputs: Mapping[str, float | None], reason: str
     ) -> Decision | None:
-        """Return a decision for the batch `wanted`, or None if it differs from the present batch by
-        at most the factor `hysteresis`, up or down.
+        """Return a decision for the batch `wanted` in whole passes, or None if `wanted` differs
+        from the present batch by at most the factor `hysteresis`, up or down.
         """
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None

@@ -1,5 +1,6 @@
-"""The policy that adapts each worker's local steps to measured speeds, every
-`allocation.adapt_every` rounds.
+"""The policy that keeps the batch, and adapts workers' local steps to their measured speeds.
+
+It measures the speeds over `allocation.adapt_every` rounds, and then decides.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def build(config: RunConfig) -> Fixed:
 
 
 class FollowDrift(Fixed):
-    """A policy that sets each worker's number of local steps by the worker's measured speed.
+    """A policy that changes workers' numbers of local steps if their measured speeds have drifted.
 
-    It changes the numbers if speeds have drifted, or if the least number H no longer suits the
-    exchange's duration.
+    With `allocation=network_aware` it also changes the numbers if the least number H no longer
+    suits the exchange's duration.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -80,8 +81,8 @@ class FollowDrift(Fixed):
         )
 
     def _adapt(self, number: int) -> Event | None:
-        """Set new numbers of local steps after round `number`, if the workers' measured speeds
-        require them.
+        """Set new numbers of local steps after round `number`, if the measured seconds of steps and
+        exchanges require them.
 
         Return the event to record, or None if no number changed.
         """

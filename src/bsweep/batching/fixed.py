@@ -1,4 +1,4 @@
-"""The policy that takes the configured batch at every step."""
+"""The policy that keeps the configured batch during the whole run."""
 
 from __future__ import annotations
 

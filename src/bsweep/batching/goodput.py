@@ -1,10 +1,11 @@
-"""The policy that chooses the batch with the greatest goodput: examples per second times training
-progress per example (Pollux, OSDI 2021).
+"""The policy that seeks the batch with the greatest predicted goodput: examples per second times
+training progress per example (Pollux, OSDI 2021).
 
-The seconds of a step follow Pollux's formula, fitted to the batches that the run has timed. Where
-these do not determine a parameter, the medians of the priors of
-`bsweep.analysis.prediction.step_time` apply, so that a first decision is possible. The next batch
-is at most twice as large as the largest timed one, and at least half as large as the smallest.
+It keeps the present batch if no other one raises the goodput by 5 % or more. The seconds of a step
+follow Pollux's formula, fitted to the batches that the run has timed. Where these do not determine
+a parameter, the medians of the priors of `bsweep.analysis.prediction.step_time` apply, so that a
+first decision is possible. The next batch is at most twice as large as the largest timed batch, and
+at least half as large as the smallest timed one.
 """
 
 from __future__ import annotations
@@ -126,9 +127,11 @@ class Goodput(Measuring[GoodputConfig]):
         return self._decision(best, scale, time, goodputs[best] / here)
 
     def _recent(self, seen: Seen) -> Sequence[float]:
-        """Return the seconds of the latest steps in this epoch that took the present global batch.
+        """Return the seconds of the latest steps in this epoch that took the present global batch,
+        at most 1000 of them.
 
-        The first step with that batch and a shorter last step of the epoch are left out.
+        The first step with that batch is left out, and so is the last step of the epoch, which may
+        have fewer examples.
         """
         seconds = seen.step_seconds()
         first = max(0, len(seconds) - self._num_alike + 1, len(seconds) - _MOST_TIMED)

@@ -1,8 +1,8 @@
-"""A policy that sets the batch to the gradient noise scale B = tr(Sigma) / |G|^2, which grows as
-the loss falls.
+"""A policy whose batch follows the gradient noise scale B = tr(Sigma) / |G|^2, which usually grows
+as the loss falls.
 
-At that batch a run takes twice the least possible number of steps and twice the least possible
-number of examples (McCandlish et al., arXiv 1812.06162).
+By the model of McCandlish et al. (arXiv 1812.06162), a run at that batch takes twice the least
+possible number of steps and twice the least possible number of examples.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 et al. (Math. Program. 134, 2012).
 
 The test passes as long as tr(Sigma) / B <= theta^2 |G_B|^2, where G_B is the gradient over the
-batch. If it fails, the batch grows to the least one that would have passed, tr(Sigma) / (theta^2
-|G_B|^2). Bollapragada et al. (arXiv 1710.11258) named the test. They test inner products instead,
-which needs the gradient of each example.
+batch. Here both norms are running means. If the test fails, the batch grows to the least one that
+would have passed, tr(Sigma) / (theta^2 |G_B|^2), in whole passes. Bollapragada et al. (arXiv
+1710.11258) named the test. They test inner products instead, which needs the gradient of each
+example.
 """
 
 from __future__ import annotations

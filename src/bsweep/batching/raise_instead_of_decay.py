@@ -1,9 +1,9 @@
 """A policy that raises the batch at each milestone of a multistep schedule, instead of lowering the
 learning rate (Smith et al., arXiv 1711.00489).
 
-Multiplying the rate by gamma and dividing the batch by gamma have the same effect on the noise,
-about lr / B. If a bound limits the batch, the rate falls by the remaining factor. So after n
-milestones lr / B is lr0 gamma^n / B0 in any case.
+Multiplying the rate by gamma and dividing the batch by gamma have the same effect on the noise of
+SGD, which is about proportional to lr / B. If a bound limits the batch, the rate falls by the
+remaining factor. So after n milestones lr / B is about lr0 gamma^n / B0 in any case.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A policy that multiplies the batch by a factor every k epochs: AdaBatch (Devarakonda et al.,
 arXiv 1712.02029).
 
-`optimizer.lr_rule` decides the learning rate: linear scales it with the batch, fixed keeps it.
-Seesaw (arXiv 2510.14717) replaces a schedule that divides the rate by a factor. It divides the rate
-by the square root of the factor, and multiplies the batch by the factor. If a bound keeps the batch
-from growing, the rate is divided by the whole factor.
+With `batching.rate=by_rule`, `optimizer.lr_rule` decides the learning rate: linear scales it with
+the batch, and fixed keeps it. `batching.rate=seesaw` (arXiv 2510.14717) replaces a schedule that
+divides the rate by a factor. It divides the rate by the square root of the factor, and multiplies
+the batch by the factor. If a bound keeps the batch from growing, the rate is divided by the whole
+factor.
 """
 
 from __future__ import annotations

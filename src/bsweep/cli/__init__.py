@@ -1,5 +1,5 @@
-"""The commands of `bsweep`, such as `bsweep run`. Each module contains one command, or several
-related ones.
+"""The commands of `bsweep`, such as `bsweep run`. Most modules contain one command, or several
+related ones; `recommend`, `replay` and `export` are in the packages `advise` and `trackers`.
 
 The input is the words that a user typed. The output is an exit code and text for a person. A
 command writes its answer to standard output, and everything else to standard error.
@@ -14,7 +14,7 @@ command writes its answer to standard output, and everything else to standard er
   appear above a live display. `bsweep.study.progress` writes the lines of a sweep.
 - A worker process prints. Its output is a file, or a protocol that its parent reads.
 
-`main` finds the command and runs it. If the user's options are wrong, one sentence says why.
+`main` finds the command and runs it. If the user's options are wrong, a message says why.
 
 A command decides nothing that a program might also want to ask. Such decisions are functions of the
 packages below this one, which return values instead of printing them.

@@ -1,4 +1,6 @@
-"""Tab completion of commands, keys and groups, by Hydra's own plugins for bash, zsh and fish."""
+"""Tab completion: this module completes commands, and Hydra's plugins for bash, zsh and fish
+complete keys and groups.
+"""
 
 from __future__ import annotations
 

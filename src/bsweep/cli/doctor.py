@@ -1,7 +1,7 @@
-"""The command `bsweep doctor`, which shows facts about this machine and its hosts, and what the
-user has to correct on them.
+"""The command `bsweep doctor`, which shows facts about this machine and the hosts that the user
+names, and what the user has to correct on them.
 
-It also measures how fast the hosts reach each other.
+It also measures how fast the named hosts reach each other.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def examine(config: RunConfig) -> dict[str, Any]:
 
 def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
     """Yield the pairs of hosts, a sender and a receiver, between which the network is to be
-    measured.
+    measured: all pairs of a few hosts, and of more hosts each one and the next.
     """
     if len(reached) <= _MOST_PAIRS_HOSTS:
         yield from permutations(reached, 2)
@@ -152,7 +152,7 @@ def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a message for each problem of a host that `preflight.host_problems` does not report,
+    """Yield messages about problems of machines that `preflight.host_problems` does not report,
     such as a full disk.
     """
     for name, facts in machines.items():
@@ -199,8 +199,8 @@ def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print what `bsweep doctor` found: tables of facts, notes, and a line for each problem to
-    correct.
+    """Print what `bsweep doctor` found: tables of facts and of measured connections, notes, and a
+    line for each problem to correct.
     """
     console = terminal.console_of(width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):

@@ -40,21 +40,31 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
                                                     write figures, tables and one page of a study
        bsweep export STUDY --to TRACKER [--out X]   pass its records to tensorboard, mlflow, wandb
        bsweep setup-horovod                         compile Horovod for the installed torch
-       bsweep run --help                            all keys, groups and flags
+       bsweep run --help                            keys, groups and flags
        eval "$(bsweep -sc install=bash)"            tab completion (bash; zsh with bashcompinit)
        bsweep --version
 """
 
 _MANY_OBJECTS = 1_000_000
-"""The number of new objects after which Python looks for reference cycles. It is large for commands
-that keep all they read until they print it; the search would take a fifth of their time.
+"""The number of new objects after which Python looks for reference cycles in the commands `plan`
+and `status`. They keep all they read until they print it, and the search would take a fifth of
+their time.
 """
+
+_THE_SAME = "; the same command trains the points that have no result yet"
+_AFTER_INTERRUPT = {
+    "run": _THE_SAME,
+    "resume": _THE_SAME,
+    "retry": "; `bsweep resume` trains the points that have no result yet",
+    "recommend": "; the same command resumes",
+}
 
 
 def main() -> NoReturn:
     """Run the `bsweep` command that was typed.
 
-    The process exits with 0, 1 (points failed), 2 (nothing was started) or 130 (interrupted).
+    The process exits with 0, 1 (points did not complete, or the command found a problem), 2
+    (invalid input) or 130 (interrupted).
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Leave ignored signals ignored: shells make background jobs ignore SIGINT, and nohup makes
@@ -64,12 +74,11 @@ def main() -> NoReturn:
     sys.unraisablehook = terminal.interrupt_again
     terminal.escape_output()
     terminal.set_up_logging()
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        sys.exit(_run(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]))
+        sys.exit(_run(command, sys.argv[2:]))
     except KeyboardInterrupt:
-        logger.warning(
-            "bsweep: interrupted; the same command skips completed points and trains the rest"
-        )
+        logger.warning(f"bsweep: interrupted{_AFTER_INTERRUPT.get(command, '')}")
         sys.exit(INTERRUPTED)
 
 

@@ -73,8 +73,8 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
     """Return the configuration of the point on the command line, from which `bsweep doctor` takes
     the hosts; or return an exit code if the arguments are wrong.
 
-    A point without a batch size gets a local batch of 8, since only the hosts matter. If the
-    arguments are wrong, print why and return the exit code.
+    A point without a batch size gets a local batch of 8, because `bsweep doctor` does not use it.
+    If the arguments are wrong, print why and return the exit code.
     """
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
@@ -101,7 +101,7 @@ def _measured(
     """
     problem = next(
         (
-            f"{flag}: leave it out, because only one point is measured"
+            f"{flag}: bsweep {command} has no flags: leave it out"
             for flag in arguments
             if flag.startswith("-")
         ),

@@ -1,6 +1,7 @@
 """The command `bsweep plan`, which shows what `bsweep run` would train.
 
-It also tells how far each point is and how long the rest will take. It writes nothing.
+It also tells how far each point is and, if it can estimate it, how long the rest will take. It
+trains no point of a study, and writes nothing into a study's folder.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _OWN_FLAGS = ("--json", "--probe", "--report")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print how far each point of the command line is and how long the rest will take, and return
-    the exit code.
+    """Print the state and the estimated remaining time of each point of the command line, and
+    return the exit code.
     """
     if inside_horovodrun():
         logger.error(
-            "bsweep: plan starts no workers: leave horovodrun out, and give num_workers=..."
+            "bsweep: plan does not run inside horovodrun: leave horovodrun out, and give "
+            "num_workers=..."
         )
         return BAD_CONFIG
     try:
@@ -74,10 +76,10 @@ def _planned(
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
-    """Time a few steps of the points with the smallest and the largest batch in each group of
-    comparable points, and return the measured times.
+    """Time a few steps of one point with the smallest and one with the largest batch in each group
+    of comparable points, and return the times that could be measured.
 
-    The points of a group differ only in batch size, seed, epochs and learning rate.
+    The points of a group have the same number of workers and the same `Planned.kind`.
     """
     alike: dict[tuple[str, int], dict[int, tuple[Planned, RunConfig]]] = {}
     for point, config in points:

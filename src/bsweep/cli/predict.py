@@ -1,4 +1,4 @@
-"""The command `bsweep predict`, which finds the best cell of a study's grid."""
+"""The command `bsweep predict`, which predicts the best cell of a study's grid."""
 
 from __future__ import annotations
 

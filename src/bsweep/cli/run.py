@@ -49,12 +49,13 @@ def led(lead: Callable[[], int]) -> int:
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
-    """Run the recorded commands of a study again, but train only the points with the given ids;
-    return the exit code.
+    """Run recorded commands of a study again, but train only the points with the given ids; return
+    the exit code.
 
-    Each command is run in the working folder where it was typed. Others may have changed the
-    commands: a command must lead to points that the study has recorded for it before any code of
-    the user's that it names is imported, and no process looks for modules in the working folder.
+    A command is run in the working folder where it was typed. Others may have changed the commands:
+    a command must lead to points that the study has recorded for it before any code of the user's
+    that it names is imported. From Python 3.11 on, the processes that this one starts look for no
+    modules in the working folder.
 
     Args:
         study_dir: The study's folder.
@@ -62,7 +63,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         run_ids: The ids of the points to train.
         repeats: True sets earlier results of these points aside and trains them anew.
     """
-    missing, study_dir = set(run_ids), study_dir.resolve()
+    missing, refused, study_dir = set(run_ids), set[str](), study_dir.resolve()
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # for the processes that this one starts, from Python 3.11 on
     )
@@ -74,21 +75,23 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         logger.info(f"bsweep run {shlex.join(command.arguments)}")
         ended, taken = _train(command.arguments, _Again(command, study_dir, missing, repeats))
         code, missing = max(code, ended), missing - taken
-    if missing:
-        some = ", ".join(sorted(missing)[:3])
+        if ended == BAD_CONFIG:  # an error has said why
+            refused |= {point.run_id for point in command.points}
+    if lost := missing - refused:
+        some = ", ".join(sorted(lost)[:3])
         logger.warning(
-            f"bsweep: the study's recorded commands no longer give {len(missing)} of its points "
-            f"({some}), because the folder was moved, or defaults, code or the commands were "
-            "changed. Type the commands of these points again"
+            f"bsweep: the study's recorded commands no longer give {len(lost)} of its points "
+            f"({some}): the folder was moved, or defaults, code or the commands were changed. Type "
+            "the commands of these points again"
         )
     return max(code, 1) if missing else code
 
 
 @dataclass(frozen=True)
 class _Again:
-    """A recorded command that is run again, for the points with the ids `missing`.
+    """A recorded command that is run again, for those of its points whose ids are in `missing`.
 
-    `repeats` sets earlier results of these points aside.
+    If `repeats` is True, earlier results of these points are set aside.
     """
 
     command: Command
@@ -181,8 +184,8 @@ def _tell(sweep: Sweep, wants_report: bool) -> int:
 
 
 def _print_idle_seconds(folder: Path) -> None:
-    """Print a table of the seconds for which each worker of a study waited for slower ones, to
-    compare allocations.
+    """Print a table of the seconds for which workers waited for slower ones in the runs of a study,
+    to compare allocations.
     """
     from bsweep import analysis
     from bsweep.report import idle_text
@@ -190,6 +193,7 @@ def _print_idle_seconds(folder: Path) -> None:
     try:
         table = idle_text(analysis.load(folder))
     except (OSError, ValueError) as error:
-        table = f"bsweep: no table of idle seconds: {error}"
+        logger.warning(f"bsweep: no table of idle seconds: {error}")
+        return
     if table:
         print(table)

@@ -1,7 +1,7 @@
-"""The text of `bsweep run --help`: examples, the options of each group, and each key with its
-value and its meaning.
+"""The text of `bsweep run --help`: examples, the options of each group, and the keys of the chosen
+options with their values and meanings.
 
-The meanings are the comments of `conf/*.yaml`, where the defaults stand too.
+The meanings are the comments of the YAML files in `conf/`, where the defaults stand too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ global_batch. Values joined by commas are a sweep over them.
 _FLAGS = """\
 --report writes the report after the runs. Flags of Hydra: --cfg job shows the point and trains
 nothing, --info, --config-dir DIR, hydra/launcher=...
-Exit code: 0 all points completed, 1 some did not complete, 2 invalid input and nothing was started,
-130 interrupted.
+Exit code: 0 all points completed, 1 some did not complete or --report failed, 2 invalid input and
+nothing was started, 130 interrupted.
 """
 _KEY_COLUMNS = 34
 _FEWEST_COLUMNS, _MOST_COLUMNS = 60, 120
@@ -92,7 +92,9 @@ def _typed(value: object) -> str:
 
 
 def _purpose(path: Path) -> str:
-    """Return the first sentence of an option's file; "" for an option of the user's own."""
+    """Return the first sentence of the comment that begins an option's file; empty if there is no
+    such comment, or if the option is the user's own.
+    """
     found = re.search(r"(^# .+\n)+", path.read_text() if path.exists() else "", re.MULTILINE)
     lines = found[0].splitlines() if found else []
     sentences = " ".join(line[2:] for line in lines if not line.startswith("# @"))
@@ -100,8 +102,8 @@ def _purpose(path: Path) -> str:
 
 
 def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield each dotted key of a YAML file with its comment, after those of the files that it
-    inherits from.
+    """Yield the dotted keys of a YAML file that have a comment, with the comment, after those of
+    the files that it inherits from.
     """
     if not path.exists():  # an option of the user's own, from --config-dir
         return

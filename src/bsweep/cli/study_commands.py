@@ -1,7 +1,4 @@
-"""The commands `bsweep status`, `stop`, `resume` and `retry`, which act on a whole study.
-
-They work from any terminal.
-"""
+"""The commands `bsweep status`, `stop`, `resume` and `retry`, which act on a whole study."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def stop(arguments: Sequence[str]) -> int:
     """Ask all sweeps of a study to stop, wait until they have stopped, and return the exit code.
 
     Raises:
-        ValueError: If no sweep of the study is running.
+        ValueError: If there is no such study, or no sweep of it is running.
     """
     study_dir = (
         _parser("stop", "Make the sweeps of a study save checkpoints and end.")
@@ -76,9 +73,8 @@ def stop(arguments: Sequence[str]) -> int:
         raise ValueError(f"{study_dir}: no sweep is at work, so there is nothing to stop.")
     for sweep in asked:
         attendance.ask_to_stop(study_dir, sweep)
-    print(
-        f"asked {counted(len(asked), 'sweep')} to stop; waiting for the end of their current steps",
-        flush=True,
+    logger.info(
+        f"asked {counted(len(asked), 'sweep')} to stop; waiting until they have saved and ended"
     )
     while set(asked) & set(attendance.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)
@@ -102,10 +98,11 @@ def retry(arguments: Sequence[str]) -> int:
 
 
 def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Call `find` with the arguments of a command, then call the function that `find` returns,
-    which trains points; return its exit code.
+    """Call `find` with the arguments of a command, then the function that `find` returns, which
+    trains points, and return the function's exit code.
 
-    Only errors of `find` are reported here; a sweep reports its own errors.
+    If `find` itself returns an exit code, return that. Only errors of `find` are reported here; a
+    sweep reports its own errors.
     """
     from bsweep.cli import run  # imports Hydra
 

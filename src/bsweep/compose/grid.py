@@ -1,8 +1,8 @@
-"""The composition of a grid's points: the same points as Hydra would compose, in much less time.
+"""The composition of a grid's points: the same points as Hydra would compose, mostly in less time.
 
 Hydra takes tens of milliseconds to compose a point. Points that differ in plain values of keys only
-form a family, and Hydra composes one point of each family. The other points are copies of that one
-with their own values. Each value is checked once.
+form a family, and of a uniform family Hydra composes one point. The other points are copies of that
+one with their own values. Each value is checked once.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def configs(compose: Compose, points: Sequence[Sequence[str]]) -> list[RunConfig
 
 
 def to_config(composed: DictConfig) -> RunConfig:
-    """Return the checked configuration of a point that Hydra composed, with each worker's batch and
-    steps filled in.
+    """Return the checked configuration of a point that Hydra composed, with the batches and steps
+    that its allocation chooses.
     """
     return _filled_in(validate(values_of(composed)))
 
@@ -89,8 +89,10 @@ def values_of(composed: DictConfig) -> dict[str, Any]:
 
 
 class _Family:
-    """A group of points of which Hydra composes only one, because the others differ from it only in
-    keys that bsweep can check one by one.
+    """A group of points that differ only in keys which bsweep can check one by one.
+
+    If the family is uniform, Hydra composes one of its points, and `config` derives the others.
+    Otherwise Hydra composes each of them.
 
     Args:
         composed: One point of the family, as Hydra composed it.

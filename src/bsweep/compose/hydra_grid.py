@@ -53,9 +53,11 @@ class Grid:
 
     configs: list[RunConfig]
     runs_elsewhere: bool
-    """True if a launcher of Hydra (`hydra/launcher`) starts the points in processes of its own."""
+    """True if the user chose a `hydra/launcher` other than basic, to start the points in processes
+    of its own.
+    """
     surrounds_points: bool
-    """True if Hydra sets variables, writes logs or runs callbacks around each point."""
+    """True if Hydra sets variables, writes logs or runs callbacks around points of this grid."""
 
     _points: list[list[str]]  # the overrides of each point
     _master: DictConfig
@@ -107,8 +109,8 @@ _NODE = re.compile(r"hostname=([^,)]+)")
 
 
 def _why(error: Exception) -> str:
-    """Return why a launcher could not run points, without the traceback that submitit quotes from a
-    job: the node, the error and the job's log.
+    """Return why a launcher could not run points: its error, or, if submitit quotes a traceback
+    from a job, the node, the last line of the traceback and the job's log.
     """
     text = str(error)
     trace, log = _TRACE.search(text), _LOG.search(text)
@@ -144,7 +146,7 @@ def composed(arguments: Sequence[str]) -> Iterator[Grid]:
         The points.
 
     Raises:
-        ConfigError: If any argument or point is wrong. It lists all problems.
+        ConfigError: If any argument or point is wrong.
     """
     flags = overrides.parsed(arguments)
     given = list(flags.overrides)
@@ -193,7 +195,7 @@ def _compose(name: str, given: list[str]) -> Grid:
 def _axes(master: DictConfig) -> list[str]:
     """Return the keys over which an experiment file sweeps, as overrides KEY=VALUES.
 
-    A key that the experiment inherits and sets to null is left out.
+    A key whose values are null is left out, so that an experiment can undo an axis it inherits.
     """
     axes: Any = master.hydra.sweeper.params or {}
     if not isinstance(axes, Mapping | DictConfig):
@@ -251,14 +253,16 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
 def described(
     arguments: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
-    """Return what a help text shows of the first point of a command line.
+    """Return what a help text shows of a command line: the values that its overrides compose, and
+    the options of the groups.
+
+    Of an override with several values, the first one counts.
 
     Args:
         arguments: Flags and overrides as `overrides.arranged` returns them.
 
     Returns:
-        The values of the point by dotted key; the chosen option of each group; all options of each
-        group.
+        The values by dotted key; the chosen option of each group; all options of each group.
 
     Raises:
         ConfigError: If an override cannot be read or names an unknown key or choice.

@@ -40,10 +40,11 @@ _PLUGINS = {
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command in the order that Hydra needs: flags first, then overrides.
+    """Return the arguments of a command as Hydra needs them: flags first, then overrides in a form
+    that Hydra accepts.
 
     Raises:
-        ConfigError: If a flag is unknown or lacks its value, or Hydra would fail on an override.
+        ConfigError: If a flag or an override is wrong, or the sweep has too many points.
     """
     if problems := [*_misspelled(arguments)]:
         raise ConfigError(*problems)
@@ -65,8 +66,8 @@ def arranged(arguments: Sequence[str]) -> list[str]:
 
 
 def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield a message for each assignment that is typed with dashes or blanks, as other programs
-    take it, with the form that bsweep takes.
+    """Yield messages about assignments that are typed with leading dashes, or with blanks around
+    the '='. Each message has the form that bsweep takes.
     """
     for place, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
@@ -100,8 +101,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def only_shows(arguments: Sequence[str]) -> bool:
-    """Return True if a command has a flag such as --help, by which Hydra prints something and no
-    point is composed.
+    """Return True if a command has a flag such as --help, which prints something instead of running
+    points.
     """
     given = parsed(arguments)
     return bool(given.help or given.hydra_help or given.cfg or given.info or given.shell_completion)
@@ -112,14 +113,15 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. `bsweep run --help` lists the flags.")
+        raise ConfigError(f"{message}. `bsweep run --help` lists the main flags.")
 
 
 def as_hydra_takes(argument: str) -> str:
     """Return a typed override, changed where needed to a form that Hydra accepts.
 
-    The ~ of key=~/path becomes the home folder, as no shell expands it there. Words with letters
-    beyond ASCII, or with a '=', are quoted. Keys of `options` get a ++, as they need not exist.
+    The ~ of key=~/path becomes the home folder, because most shells do not expand it there. Words
+    with letters beyond ASCII, or with a '=', are quoted, unless the value already has characters of
+    Hydra's grammar such as quotes. Keys of `options` get a ++, as they need not exist.
     """
     argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
     argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
@@ -134,10 +136,10 @@ def as_hydra_takes(argument: str) -> str:
 
 
 def refuse(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if Hydra cannot read one of the overrides, or would print a traceback for
-    it.
+    """Raise ConfigError if one of the overrides is wrong by itself, or if together they give too
+    many points.
 
-    The error lists the problems of all overrides, and too large a number of points.
+    The error lists the problems of all overrides.
     """
     parser = OverridesParser.create()
     problems: list[str] = []
@@ -213,7 +215,7 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
     if values and isinstance(values[0], dict):
         return  # a mapping sets keys of the group and does not choose a variant
     if known and (override.is_add() or override.is_force_add()):
-        yield f"{text}: every run has {key} already: leave out the '+', as in {key}=NAME.{remedy}"
+        yield f"{text}: {key} is there already: leave out the '+', as in {key}=NAME.{remedy}"
         return
     for value in values:
         name = value.text if isinstance(value, QuotedString) else value
@@ -230,7 +232,7 @@ def _values(override: Override, most: int) -> Iterator[object]:
     """Yield the values that an override gives its key, at most a given number of them if it sweeps
     over several.
 
-    A glob yields nothing, as it matches existing choices only.
+    A glob yields nothing, because it matches existing choices only. Neither does a deletion.
     """
     if override.value_type in (
         ValueType.CHOICE_SWEEP,
@@ -258,8 +260,8 @@ def refuse_settings(point: DictConfig) -> None:
     given = {key: OmegaConf.select(point, key) for key in expected}
     problems = [
         f"{key}={show(value)}: runs lie in results_dir/study/, and bsweep resolves paths from the "
-        "folder where it was started. Leave this key out, and give results_dir=... or study=... "
-        "instead."
+        "folder where it was started. Leave this key out: results_dir=... and study=... choose the "
+        "folder of the runs."
         for key, value in given.items()
         if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
     ]
@@ -304,8 +306,8 @@ def around_point(point: DictConfig) -> dict[str, str]:
 
 
 def explain(error: Exception) -> str:
-    """Return a message that explains an error of Hydra or bsweep to the user, with what the user
-    may have meant.
+    """Return a message that explains an error of Hydra or bsweep to the user, and suggests what the
+    user may have meant if that can be guessed.
     """
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
@@ -319,7 +321,7 @@ def explain(error: Exception) -> str:
         )
     unknown = re.search(r"Could not override '([^'@]+)'", text)
     if unknown:
-        return f"{unknown_key(unknown[1])} `bsweep run --help` lists all keys."
+        return f"{unknown_key(unknown[1])} `bsweep run --help` lists the keys."
     group = re.search(
         r"Could not find '([\w/]+)/([^/']+)'\s+Available options in '[\w/]+':\s+((?:\s*\S+\n)+)",
         text,
@@ -349,6 +351,6 @@ def first_values(given: Sequence[str]) -> dict[str, str]:
         text = override.input_line or ""
         if override.is_sweep_override():
             text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-            logger.info(f"measuring {text}, the first of {override.input_line}")
+            logger.info(f"taking {text}, the first of {override.input_line}")
         first[override.get_key_element().lstrip("+~")] = text
     return first

@@ -18,7 +18,7 @@ from bsweep.numerics.vector import Flat
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """The facts from which a codec is built: one worker's gradients, optimizer and rank, and the
-    run's seed.
+    run's seed and number of workers.
     """
 
     vector: Flat
@@ -30,7 +30,7 @@ class Setting:
     def generator(self, *key: int | str) -> torch.Generator:
         """Return a new random generator, seeded with the run's seed and `key`.
 
-        So a run repeats, whatever else draws random numbers.
+        So its numbers are the same in a repeated run, whatever else draws random numbers.
 
         Args:
             *key: Numbers and texts that tell this generator from others of the run.
@@ -71,8 +71,8 @@ class Codec(ABC):
     memory: Tensor | None = None
     """The part of this worker's earlier gradients that is not sent yet, a tensor (n,), or None.
 
-    It is added to the next gradient (error feedback). So what was sent and what waits always sum to
-    all gradients so far. If None, what was not sent is lost.
+    It is added to the next gradient (error feedback). So what was sent and what waits sum to the
+    gradients so far, with DGC to gradients with momentum. If None, what was not sent is lost.
     """
 
     generator: torch.Generator | None = None
@@ -83,8 +83,7 @@ class Codec(ABC):
         """The codec's tensors that each exchange changes in place, such as the gradients not sent
         yet.
 
-        The loop restores these tensors after gradients overflowed, and when a run is
-        resumed.
+        They are restored after an exchange of gradients that overflowed, and when a run is resumed.
         """
         return [] if self.memory is None else [self.memory]
 

@@ -1,10 +1,11 @@
 """Deep Gradient Compression (Lin et al., arXiv 1712.01887): each worker adds momentum to its
-gradient, and sends the largest elements of the result.
+gradients, sums the results, and sends the largest elements of the sum.
 
 With gradient g of a worker and momentum m: u = m u + g; v = v + u; send the top-k of v, and set u
 and v to 0 where it was sent. So an element that waits arrives with the momentum that it would have
 had (momentum correction). An element that was just sent starts without momentum (momentum factor
-masking). At density 1 this is SGD without momentum. With Nesterov momentum g + m u is added to v.
+masking). At density 1, without clipping, this is SGD without momentum. With Nesterov momentum g + m
+u is added to v.
 The optimizer adds weight decay after the exchange, so weight decay has no momentum.
 """
 

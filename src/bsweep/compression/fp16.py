@@ -1,7 +1,7 @@
 """The codec `fp16`: workers send and sum gradients in half precision.
 
-Values and sums beyond 65504 become infinite, those below 3e-8 become 0 (Micikevicius et al., arXiv
-1710.03740).
+Values and sums of a size above about 65504 become infinite, those of a size below about 3e-8 become
+0 (Micikevicius et al., arXiv 1710.03740).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Functions that convert a codec's numbers into the bytes that a worker sends, and back. Nothing
-here waits for a GPU.
+"""Tools of codecs: conversion of numbers into the bytes that a worker sends, and back, random
+rounding, and numbers by layer. They do not wait for results of a GPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""PowerSGD (Vogels et al., arXiv 1905.13727): workers send each weight matrix's gradient as two
-thin matrices, whose product approximates it.
+"""PowerSGD (Vogels et al., arXiv 1905.13727): workers send the gradient of a large enough weight
+matrix as two thin matrices, whose product approximates it. They send other gradients whole.
 
 M_i (n x m) is the sum of worker i's memory and gradient. Q (m x r) comes from the step before and
 is the same on all workers. Then P = orthonormal basis of sum_i M_i Q; Q_i = M_i^T P; Q = sum_i Q_i;
 all workers get P Q^T = P P^T sum_i M_i. Worker i keeps M_i - P Q_i^T, its own part of what the sum
 lost. Payloads are summed on the way: r (n + m) elements instead of n m.
 
-All workers take P from the first worker, which sends r n elements more. Different processors would
-round a basis differently, and their models would drift apart.
+All workers take P from the first worker, by a further sum of r n elements. Different processors
+would round a basis differently, and their models would drift apart.
 """
 
 from __future__ import annotations

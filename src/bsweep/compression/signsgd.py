@@ -1,9 +1,9 @@
-"""The codec signSGD with error feedback (Karimireddy et al., arXiv 1901.09847): the sign of each
-gradient element is sent.
+"""The codec signSGD with error feedback (Karimireddy et al., arXiv 1901.09847): workers send the
+sign of each element of their gradient and memory, with one number for each layer.
 
 With memory m_t and gradient g_t of a worker, for each layer of d elements: v = m_t + g_t; send
 (|v|_1 / d) sign(v); m_(t+1) = v less what was sent. An element costs one bit, and a layer costs one
-number, the mean size of its elements. sign(0) is 1 here; the memory corrects that error.
+number, the mean size of its elements of v. sign(0) is 1 here; the memory corrects that error.
 """
 
 from __future__ import annotations

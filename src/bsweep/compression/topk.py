@@ -1,5 +1,5 @@
-"""The codec top-k with error feedback (Stich et al., arXiv 1809.07599): only the gradient elements
-of the largest size are sent.
+"""The codec top-k with error feedback (Stich et al., arXiv 1809.07599): workers send only the
+elements of their gradient and memory that are largest in size.
 
 With memory m_t and gradient g_t of a worker: v = m_t + g_t; send the ceil(density * n) elements of
 v that are largest in size; m_(t+1) = v where it was not sent, 0 where it was. An element costs its
@@ -52,8 +52,8 @@ def largest(values: Tensor, count: int) -> Tensor:
 
     NaN counts as largest.
 
-    On a CPU a sample first shows about how large these elements are, and only elements above that
-    are compared. This is DGC's trick, but exact: if too few elements are above, all are compared.
+    On a CPU a sample first shows about how large these elements are, and only elements of that size
+    or above are compared. This is DGC's trick, but exact: if they are too few, all are compared.
     For 1 % of 11 million elements it takes 0.03 s, and topk alone takes 0.26 s.
     """
     sizes = values.abs()

@@ -1,5 +1,5 @@
-"""The settings classes (cards) of the allocations, which choose the local batch and the number of
-local steps of each worker, for workers of unequal speed or memory.
+"""The settings classes (cards) of the allocations, which can give workers of unequal speed or
+memory different local batches, different numbers of local steps, or both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StepsByFlopsConfig(AllocationConfig):
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(AllocationConfig):
     """The base class of the cards of allocations that can change the workers' numbers of local
-    steps during a run, when a worker's speed has changed.
+    steps during a run, if `adapt_every` is given.
     """
 
     adapt_every: Count | None

@@ -21,23 +21,23 @@ _MOST_FACTOR = 16
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Card):
-    """The base class of the cards of all batching policies. `builds` names a callable `(config)`
-    that takes the run's configuration and returns a `bsweep.batching.Policy`.
+    """The base class of the cards of all batching policies. `builds` names a callable that
+    takes the run's configuration and returns a `bsweep.batching.Policy`.
     """
 
     goes_on_elsewhere: ClassVar[bool] = True
-    """True if a run with this policy may begin at the checkpoint of a run (`resume_from`) that has
-    another global batch or another number of workers.
+    """True if a run with this policy may begin at the checkpoint of another run (`resume_from`),
+    even if that run had another global batch or another number of workers.
     """
 
     measures_noise: ClassVar[bool] = False
-    """True if the policy uses the gradient noise scale. The run then measures it even without
-    `measure.noise_scale=true`.
+    """True if the policy uses the measured gradient noise. The run then measures the noise even
+    without `measure.noise_scale=true`.
     """
 
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
-        """Yield an error message, with the remedy, for each setting of this policy that conflicts
-        with a training set of `num_train` examples.
+        """Yield an error message, with the remedy, if a bound of this policy is larger than the
+        training set of `num_train` examples.
         """
         yield from ()
 
@@ -68,8 +68,8 @@ class DecidingConfig(BatchingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangingConfig(DecidingConfig):
-    """The base class of the cards of policies that change the global batch during a run. The global
-    batch starts as configured and stays within bounds.
+    """The base class of the cards of bsweep's own policies that change the global batch during a
+    run. The global batch starts as configured and stays within bounds.
     """
 
     min_global_batch: Count | None
@@ -96,26 +96,28 @@ class ChangingConfig(DecidingConfig):
             key, bound = ("min", least) if configured < least else ("max", most)
             yield (
                 f"batching.{key}_global_batch={bound} excludes the configured global batch of "
-                f"{configured}, and a run begins with that batch: use "
-                f"batching.{key}_global_batch={configured}, or another batch."
+                f"{configured}, and a run begins with that batch: leave "
+                f"batching.{key}_global_batch out, or use another batch."
             )
-        if self.min_global_batch is not None and self.min_global_batch < self._least_batch(point):
+        smallest = self._least_batch(point)
+        if self.min_global_batch is not None and self.min_global_batch < smallest:
+            or_more = f"Use {smallest} or more, or leave" if smallest <= configured else "Leave"
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for "
                 f"num_workers={point.num_workers}: every worker needs one example, or two where "
-                "the model has BatchNorm or a lone worker measures the noise. Use "
-                f"{self._least_batch(point)} or more."
+                "the model may have BatchNorm or a lone worker measures the noise. "
+                f"{or_more} batching.min_global_batch out."
             )
         if self._needs_halves(point) and configured < 2:
             yield (
                 f"batching={self.name} with one example in a step: a lone worker compares the two "
-                "halves of its batch to measure the noise. Use local_batch=2 or more."
+                "halves of its batch to measure the noise. Use a batch of 2 or more."
             )
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
             yield (
-                f"batching.max_local_batch={self.max_local_batch} is smaller than the configured "
-                f"local batch of {largest}: use {largest} or more, or leave "
+                f"batching.max_local_batch={self.max_local_batch} is smaller than the largest "
+                f"configured local batch, {largest}: use {largest} or more, or leave "
                 "batching.max_local_batch out."
             )
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
@@ -125,20 +127,21 @@ class ChangingConfig(DecidingConfig):
             )
 
     def _least_batch(self, point: Point) -> int:
-        """Return the smallest global batch of which every worker gets one example, or two where
-        BatchNorm or the measurement of the gradient noise needs two.
+        """Return the smallest global batch of which every worker gets one example or more, or two
+        or more where the model may have BatchNorm or a lone worker has to measure the gradient
+        noise.
 
-        Each worker gets its part in proportion to its configured batch. BatchNorm, which the model
-        may have, needs two examples for its statistics. A lone worker that measures the noise needs
-        two as well. With one example it could never measure the noise again, and its policy would
-        keep that batch for ever.
+        Each worker gets its part in proportion to its configured batch. BatchNorm needs two
+        examples for its statistics. A lone worker needs two to measure the noise. With one example
+        it could never measure the noise again, and a policy that follows the noise would keep that
+        batch for ever.
         """
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
 
     def _needs_halves(self, point: Point) -> bool:
-        """Return True if a single worker has to measure the gradient noise, by comparing the two
-        halves of its batch.
+        """Return True if a lone worker has to measure the gradient noise for its policy or its
+        learning-rate rule. It compares the two halves of its batch.
         """
         return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
@@ -153,8 +156,8 @@ class ChangingConfig(DecidingConfig):
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(ChangingConfig):
     """The settings of the policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies
-    the batch size by a factor every few epochs. The policy can change the learning rate as Seesaw
-    does (arXiv 2510.14717).
+    the batch size by `factor` every `every_epochs` epochs. With `rate=seesaw` the policy also
+    lowers the learning rate, as Seesaw does (arXiv 2510.14717).
     """
 
     name: Literal["schedule"]
@@ -186,8 +189,8 @@ class ScheduleConfig(ChangingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """The settings of a policy that raises the batch size whenever a multistep schedule would lower
-    the learning rate (Smith et al., arXiv 1711.00489).
+    """The settings of a policy that raises the batch size, as far as its bounds allow, where a
+    multistep schedule would lower the learning rate (Smith et al., arXiv 1711.00489).
     """
 
     name: Literal["raise_instead_of_decay"]
@@ -204,14 +207,15 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
             yield (
                 f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the "
                 "batch grows where a multistep schedule would lower the rate. Use "
-                "optimizer.schedule=multistep 'optimizer.milestones=[30,40]', in epochs."
+                "optimizer.schedule=multistep with milestones in epochs, such as "
+                "'optimizer.milestones=[30,40]'."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
-    """The base class of the cards of policies that compute the batch size from the measured
-    gradient noise, every `every_steps` steps.
+    """The base class of the cards of policies that decide on the batch size at most once in
+    `every_steps` steps, by the measured gradient noise and, in some policies, other measurements.
     """
 
     every_steps: Count
@@ -233,9 +237,9 @@ class NoiseScaleConfig(MeasuringConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NormTestConfig(MeasuringConfig):
-    """The settings of a policy that raises the batch size when the gradient is mostly noise: the
-    norm test of Byrd et al. (Mathematical Programming 134, 2012) and Bollapragada et al. (arXiv
-    1710.11258).
+    """The settings of a policy that raises the batch size when the noise in a step's gradient is
+    too large by the norm test of Byrd et al. (Mathematical Programming 134, 2012). The name is from
+    Bollapragada et al. (arXiv 1710.11258).
     """
 
     name: Literal["norm_test"]

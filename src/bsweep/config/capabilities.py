@@ -15,11 +15,11 @@ class Capabilities:
 
     launchers: tuple[str, ...] = ()
     """Names of the launchers that can start the strategy's processes. If empty, any launcher can,
-    because the strategy exchanges nothing.
+    because the strategy exchanges nothing. `srun` is not named; it stands in for `torchrun`.
     """
 
     uses_horovod: bool = False
-    """True if the strategy's workers exchange over Horovod, in processes that horovodrun starts."""
+    """True if the strategy's workers exchange over Horovod."""
 
     needs_mpi: bool = False
     """True if the strategy needs a Horovod that was built with MPI."""
@@ -28,7 +28,9 @@ class Capabilities:
     """The reason why the strategy runs only on GPUs."""
 
     why_no_fp16: str = ""
-    """The reason why the strategy cannot skip a step whose fp16 gradients overflowed."""
+    """The reason why the strategy cannot train in fp16, where gradients may overflow and bsweep
+    then skips the step.
+    """
 
     why_no_noise: str = ""
     """The reason why the gradient noise scale cannot be measured with this strategy, although all
@@ -60,8 +62,8 @@ class Capabilities:
     """
 
     replicates: bool = False
-    """True if all workers have the same parameters and optimizer state after each step. Any number
-    of workers can then resume from the state of one.
+    """True if, without a codec, all workers have the same parameters, optimizer state and strategy
+    state after each step. Any number of workers can then resume from the state of one.
     """
 
     outlives_workers: bool = False

@@ -1,5 +1,5 @@
-"""Cards: one settings class for each variant, such as a strategy, with every fact about the variant
-that needs no torch.
+"""The base class of all cards (settings classes of variants), and a function that imports what a
+card names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bsweep.config.point import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """A set of typed keys. A key that is not in the schema is refused."""
+    """The base class of classes with typed keys, which refuse a key that they do not declare."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -33,11 +33,13 @@ class Card(Schema):
         def name(self) -> str: ...
 
     builds: ClassVar[str] = ""
-    """The code that implements the variant, as `module:name` or a module alone; see `resolve`."""
+    """The code that implements the variant, as `module:name` or a module alone (see `resolve`);
+    empty if there is none.
+    """
 
     changes_no_number: ClassVar[tuple[str, ...]] = ()
-    """Keys that do not change the results of a run, and so are left out of the hash in the run's
-    id.
+    """Keys that are left out of the hash in a run's id, because they do not change the results of
+    the run or because other keys in the hash stand for them.
     """
 
     added_later: ClassVar[Mapping[str, object]] = {}
@@ -55,8 +57,8 @@ class Card(Schema):
         return ()
 
     def problems(self, point: Point) -> Iterator[str]:
-        """Yield an error message, with the remedy, for each conflict between the settings of this
-        card and the rest of a point.
+        """Yield an error message, with the remedy, for each conflict of this card's settings with
+        each other or with the rest of a point.
 
         Args:
             point: The point, whose every key is valid by itself.
@@ -67,8 +69,7 @@ class Card(Schema):
         yield from ()
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning for each setting of this card that may surprise the user, although the
-        point can run.
+        """Yield a warning for each doubt about the settings of this card in a point that can run.
 
         Args:
             point: The point, which has no conflicts.

@@ -1,5 +1,5 @@
-"""The settings classes (cards) of the codecs, which make an exchange send less than the whole
-gradient.
+"""The settings classes (cards) of the codecs, which make gradients smaller before workers exchange
+them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ class FP16Config(CodecConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.precision == "fp64":
-            yield "precision=fp64 is exact, but compression=fp16 is not: use only one of them."
+            yield (
+                "precision=fp64 with compression=fp16: the codec would round fp64 gradients to "
+                "fp16. Use only one of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseConfig(CodecConfig):
-    """The base class of the cards of codecs that send only the largest elements of a gradient."""
+    """The base class of the cards of codecs that send only the elements with the largest absolute
+    values, from the gradients that a worker has summed up and not sent yet.
+    """
 
     density: Density
     warmup_densities: tuple[Density, ...]

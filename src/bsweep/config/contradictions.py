@@ -1,5 +1,5 @@
-"""Checks that refuse a point whose values contradict each other, within one group of keys or
-between several groups.
+"""Checks that refuse a point whose values contradict each other or do not fit the size of the
+training set.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bsweep.config.values import ConfigError, show
 
 
 def refuse_contradictions(config: RunConfig) -> None:
-    """Raise a ConfigError that lists all values of a configuration that contradict each other, if
-    there are any.
+    """Raise a ConfigError if values of a configuration contradict each other. It has a message for
+    each contradiction found.
     """
     problems = list(_contradictions(config))
     if problems:
@@ -23,8 +23,9 @@ def refuse_contradictions(config: RunConfig) -> None:
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if `evaluate_every_examples` adds no evaluation to those at the ends of
-    epochs, or if a run with a target has only one evaluation.
+    """Raise a ConfigError if a run trains on fewer than `evaluate_every_examples` examples. Raise
+    one also for a run of one epoch with a target if no evaluation can come before the epoch's end:
+    `evaluate_every_examples` is null or not less than the training set, or a round takes all of it.
     """
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
@@ -161,8 +162,8 @@ def _codec_contradictions(c: RunConfig) -> Iterator[str]:
 
 
 def _target_contradictions(config: RunConfig) -> Iterator[str]:
-    """Yield an error message, with the remedy, for each conflict among the keys `target_accuracy`,
-    `target_loss` and `stop_at_target`.
+    """Yield an error message, with the remedy, if both targets are given, if a target is no valid
+    accuracy or loss, or if `stop_at_target` is false without a target.
     """
     given = {key: getattr(config, key) for key in ("target_accuracy", "target_loss")}
     try:

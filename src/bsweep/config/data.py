@@ -19,11 +19,12 @@ _MOST_BYTES = 2**40  # largest size of synthetic data
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
-    """The base class of the cards of all image data sets."""
+    """The base class of the cards of image data sets and of the user's own data."""
 
     crop_padding: Natural | None
-    """Black pixels on each side of an image before a random crop; null gives the eighth part of the
-    image's shorter side, and 4 if the configuration does not know the side.
+    """Black pixels that are added at each edge of an image before a random crop. Null gives an
+    eighth of the image's shorter side, rounded, but at least 1; or 4 if only the data can tell the
+    side.
     """
 
     flip: bool
@@ -44,15 +45,15 @@ class ImageConfig(DataConfig):
         padding, side = self.crop_padding, self.shorter_side
         if padding and side and 4 * padding > side:
             yield (
-                f"data.crop_padding={padding} is more than a quarter of the images' side of "
-                f"{side} pixels, so random crops lose much of an image and a model may not learn: "
-                f"use data.crop_padding={_padding_for(side)}, or leave it out"
+                f"data.crop_padding={padding} is more than a quarter of the images' shorter "
+                f"side of {side} pixels, so random crops may lose much of an image and a model may "
+                f"not learn: use data.crop_padding={min(_padding_for(side), side // 4)}"
             )
 
 
 def _padding_for(side: int | None) -> int:
-    """Return the default of `crop_padding`: 4 pixels at CIFAR-10's side of 32, else in
-    proportion.
+    """Return the default of `crop_padding`: an eighth of an image's shorter side, rounded, but at
+    least 1; 4 if the side is None.
     """
     return 4 if side is None else max(1, round(side / 8))
 
@@ -141,8 +142,8 @@ class SyntheticConfig(ImageConfig):
         if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
             yield (
                 f"data.num_train={self.num_train} and data.num_test={self.num_test} of "
-                f"data.shape={show(self.shape)} take {num_bytes / 2**40:,.0f} TiB, and each "
-                "machine holds all examples. Use fewer or smaller examples."
+                f"data.shape={show(self.shape)} take {num_bytes / 2**40:,.1f} TiB, and each "
+                "worker holds all examples. Use fewer or smaller examples."
             )
 
 
@@ -167,7 +168,9 @@ TorchvisionDataset = Literal[
     "SVHN",
     "USPS",
 ]
-"""Torchvision's data sets that have a training and a test part, and one class for each image."""
+"""The data sets of torchvision that bsweep offers. Each has a part to train on, a part to test on,
+and one class for each image.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

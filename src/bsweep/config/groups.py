@@ -1,7 +1,8 @@
-"""The base classes of the cards, one for each group such as `strategy`. A base class declares the
-facts that other code may ask of every variant of its group.
+"""The base classes of the cards, one for each group such as `strategy`; only that of `batching` is
+in the module `config.batching`. A base class declares the facts that other code may ask of every
+variant of its group.
 
-The cards of the variants are in the module of their group.
+The cards of the variants are in the modules of the groups, such as `config.strategies`.
 """
 
 from __future__ import annotations
@@ -35,23 +36,26 @@ if TYPE_CHECKING:
 class DataConfig(Card):
     """The base class of the cards of all data sets, whose defaults are in `conf/data/`.
 
-    `builds` names a module with two functions. `info(config)` downloads, decodes and caches the
-    data; once that is done it needs no torch. `load(config)` returns the complete data set on the
-    CPU. Both raise a ValueError that says how to correct the configuration.
+    `builds` names a module with two functions. `info(config)` returns the facts about the data set.
+    If needed, it downloads, decodes and caches the data first; once that is done, it needs no
+    torch. `load(config)` returns the complete data set on the CPU. Both raise ValueError if the
+    user can mend what is wrong.
     """
 
     subset: Count | None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     validation_share: Share | None = None
-    """The share of the training examples that the run is evaluated on instead of the test set."""
+    """The share of the training examples on which a run is evaluated during training; the test set
+    is then used only once, at the end. If None, every evaluation uses the test set.
+    """
 
     added_later: ClassVar[Mapping[str, object]] = {"device": "auto", "validation_share": None}
 
     consists_of: ClassVar[Kind]
 
     files: ClassVar[tuple[str, ...]] = ()
-    """Keys that name files or folders without a known checksum, whose content must be the same on
-    all hosts. The files of other data sets are checked by md5.
+    """Keys that name files or folders of the user, which have no known checksum and must have the
+    same content on all hosts.
     """
 
     of_no_example: ClassVar[tuple[str, ...]] = ("subset", "validation_share")
@@ -61,7 +65,7 @@ class DataConfig(Card):
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
     """The base class of the cards of all models. `builds` names a callable `(config, *,
-    num_classes, shape)` that returns the newly initialised module.
+    num_classes, shape)` that returns a new module.
     """
 
     learns_from: ClassVar[Kind | None] = "images"
@@ -73,13 +77,13 @@ class ModelConfig(Card):
     """
 
     def resolved(self) -> Self:
-        """Return this card with the hashes of the files that it names.
+        """Return this card with the hash of its file of pretrained weights, if it names one.
 
         Returns:
             A card of the same class.
 
         Raises:
-            ConfigError: If a file cannot be read.
+            ConfigError: If the file cannot be read.
         """
         return self
 
@@ -98,7 +102,8 @@ class ModelConfig(Card):
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
-        """Yield an error message if a model with BatchNorm would get local batches of one example.
+        """Yield an error message if a worker would get local batches of one example, which are too
+        small for a model with BatchNorm.
 
         Args:
             point: The point, which holds the local batches.
@@ -108,14 +113,11 @@ class ModelConfig(Card):
         """
         batches = point.local_batches
         if 1 in batches:
-            batch = (
-                "local_batch"
-                if set(batches) == {1}
-                else f"local batches {show(batches)}: local_batch"
-            )
+            batch = "local_batch=1" if set(batches) == {1} else f"local batches {show(batches)}"
             yield (
-                f"{batch}=1 with model={self.name}: BatchNorm needs more than one example for its "
-                "statistics. Use local_batch=2 or more."
+                f"{batch} with model={self.name}: BatchNorm needs more than one example for its "
+                "statistics. Use a batch that gives each worker two examples or more in a pass, "
+                "such as local_batch=2."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -133,7 +135,7 @@ class ModelConfig(Card):
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Card):
     """The base class of the cards of all optimizers, whose defaults are in `conf/optimizer/`.
-    `builds` names a callable `(config, vector)`.
+    `builds` names a callable `(config, vector)` that returns a `torch.optim.Optimizer`.
     """
 
     lr: Positive
@@ -153,19 +155,17 @@ class OptimizerConfig(Card):
 
     @property
     def needs_layer_norms(self) -> bool:
-        """True if a step of this optimizer needs the norm of each whole layer, as a step of LARS or
-        LAMB does.
-        """
+        """True if a step of this optimizer needs whole layers, as the norms of LARS and LAMB do."""
         return False
 
     @property
     def rate_follows_batch(self) -> bool:
-        """True if the learning-rate rule raises the learning rate with the batch size."""
+        """True if a larger batch gives a larger learning rate by the learning-rate rule."""
         return self.lr_rule in ("linear", "sqrt", "adascale")
 
     @property
     def measures_noise(self) -> bool:
-        """True if the learning-rate rule uses the gradient noise scale."""
+        """True if the learning-rate rule uses the measured gradient noise."""
         return self.lr_rule == "adascale"
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -176,9 +176,9 @@ class OptimizerConfig(Card):
             )
         if self.warmup_epochs > point.epochs:
             yield (
-                f"optimizer.warmup_epochs={self.warmup_epochs:g} is longer than "
-                f"epochs={point.epochs}: the learning rate would never reach its base value. Use a "
-                "shorter warm-up or more epochs."
+                f"optimizer.warmup_epochs={show(self.warmup_epochs)} is longer than "
+                f"epochs={point.epochs}: the warm-up would not end. Use a shorter warm-up or more "
+                "epochs."
             )
 
 
@@ -189,14 +189,13 @@ class StrategyConfig(Card):
     """
 
     kind_can: ClassVar[Capabilities] = Capabilities()
-    """Capabilities of the strategy that do not depend on its settings; `can` adds those that do."""
+    """Capabilities of the strategy, from which `can` starts; `can` sets those that depend on the
+    strategy's settings.
+    """
 
     @property
     def can(self) -> Capabilities:
-        """The capabilities that the strategy has with the settings of this card.
-
-        Other code asks only for these capabilities.
-        """
+        """The capabilities that the strategy has with the settings of this card."""
         return self.kind_can
 
     @property
@@ -208,15 +207,16 @@ class StrategyConfig(Card):
 
     @property
     def local_steps(self) -> int:
-        """The number of optimizer steps that a worker makes between two synchronisations."""
+        """The number of optimizer steps that a worker makes in a round. A strategy that averages
+        parameters within its own steps, as `local_sgd` does, has rounds of one step.
+        """
         return 1
 
     def with_local_steps(self, local_steps: int) -> Self:
-        """Return a copy of this card in which a worker makes `local_steps` optimizer steps between
-        two synchronisations.
+        """Return this card with `local_steps` optimizer steps of a worker in a round.
 
         Args:
-            local_steps: The optimizer steps of a worker between two synchronisations.
+            local_steps: The number of steps; without a key for it, the card has only one value.
 
         Returns:
             A card of the same class.
@@ -241,7 +241,7 @@ class StrategyConfig(Card):
             num_workers: The number of workers.
 
         Returns:
-            The number of slices.
+            The number of shards.
         """
         return 0
 
@@ -258,11 +258,11 @@ class StrategyConfig(Card):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        """The card of the strategy that a probe (a short measurement) runs instead of this
+        """The card of the strategy that a probe (a short measurement) runs to measure this
         strategy.
 
-        The other strategy exchanges the whole vector at each step, and does not overlap the
-        exchange with computation.
+        It is this card, or that of a strategy with the same all-reduce which exchanges the whole
+        vector at each step and does not overlap the exchange with computation.
         """
         return self
 
@@ -284,8 +284,8 @@ class StrategyConfig(Card):
         return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the batch size, in examples per optimizer step, from which the learning-rate rule
-        computes a worker's learning rate.
+        """Return the batch size, in examples per optimizer step, from which the learning-rate rules
+        `linear` and `sqrt` compute a worker's learning rate.
 
         Args:
             point: The point.
@@ -348,8 +348,9 @@ class CodecConfig(Card):
     """
 
     def payload_share(self, epochs: int) -> float | None:
-        """Return the ratio of the bytes of a gradient that this codec compressed to the bytes of
-        the fp32 gradient. Return None if compressed gradients are summed during the exchange.
+        """Return about which part of the bytes of an fp32 gradient remains after compression, as a
+        mean over the epochs. Return None if compressed gradients are summed during the exchange, if
+        nothing is compressed, or for the user's own codec.
 
         Args:
             epochs: The number of epochs of the run, over which the share may change.
@@ -361,8 +362,8 @@ class CodecConfig(Card):
 
     def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning if a worker sends at least as many bytes with this codec as in a ring
-        all-reduce without a codec. With a codec every worker gets every compressed gradient, while
-        a ring sends twice the vector.
+        all-reduce without a codec. This can happen if the codec has a `payload_share`: then every
+        worker gets every other worker's compressed gradient.
 
         Args:
             point: The point, which has no conflicts.
@@ -382,8 +383,8 @@ class CodecConfig(Card):
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
-    """The base class of the cards of all allocations, whose defaults are in `conf/allocation/`. The
-    allocation fills in the lists that are null.
+    """The base class of the cards of all allocations, whose defaults are in `conf/allocation/`. An
+    allocation fills in the lists that it chooses, unless the user gave them.
 
     `builds` names a callable `(config, allocation)` that returns the run's configuration with its
     lists filled in.
@@ -414,9 +415,7 @@ class AllocationConfig(Card):
 
     @property
     def adapts(self) -> bool:
-        """True if the allocation changes the workers' numbers of local steps during a run, when
-        their speeds change.
-        """
+        """True if the allocation may change the workers' numbers of local steps during a run."""
         return False
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -434,37 +433,41 @@ class AllocationConfig(Card):
         ):
             steps = f"allocation.local_steps={show(self.local_steps)}"
             key_and_value = f"allocation={self.name}" if self.shares_steps else steps
+            other = "allocation=batch_by_flops or batch_by_memory"
+            if self.local_steps is not None:
+                other = "leave allocation.local_steps out" + f" and use {other}" * self.shares_steps
             yield (
-                f"{key_and_value} with strategy={point.strategy.name}: with this strategy, all "
-                "workers take the same number of steps between two synchronisations. Use "
-                "strategy=diloco, or allocation=batch_by_flops or batch_by_memory."
+                f"{key_and_value} with strategy={point.strategy.name}: this strategy takes no "
+                "number of local steps for each worker. Use strategy=diloco, or "
+                f"{other}."
             )
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)
 
     def _batch_problems(self, point: Point, global_batch: int) -> Iterator[str]:
-        uneven = self.local_batches is not None or self.shares_batches
         passes, workers = point.accumulation_steps, point.num_workers
-        parts = passes * (1 if uneven else workers)
+        if self.local_batches is not None:
+            if point.examples_per_step != global_batch:
+                yield (
+                    f"allocation.local_batches={show(self.local_batches)} x "
+                    f"accumulation_steps={passes} sum to {point.examples_per_step}, but "
+                    f"global_batch={global_batch}: give global_batch={point.examples_per_step}, or "
+                    "other batches."
+                )
+            return
+        parts, least = passes * (1 if self.shares_batches else workers), passes * workers
         if global_batch % parts:
             yield (
                 f"global_batch={global_batch} cannot be divided by "
-                f"{'' if uneven else f'num_workers={workers} x '}accumulation_steps={passes}: "
-                f"choose a multiple of {parts}, such as "
-                f"{max(1, round(global_batch / parts)) * parts}."
+                f"{'' if self.shares_batches else f'num_workers={workers} x '}"
+                f"accumulation_steps={passes}: choose a multiple of {parts}, such as "
+                f"{max(least, round(global_batch / parts) * parts)}."
             )
-        elif global_batch < workers * passes:
+        elif global_batch < least:
             yield (
                 f"global_batch={global_batch} is too small for num_workers={workers} x "
-                f"accumulation_steps={passes}: every worker needs an example for each pass. Use a "
-                "larger global batch."
-            )
-        elif point.examples_per_step != global_batch:
-            yield (
-                f"allocation.local_batches={show(self.local_batches)} x "
-                f"accumulation_steps={passes} sum to {point.examples_per_step}, but "
-                f"global_batch={global_batch}: give global_batch={point.examples_per_step}, or "
-                "other batches."
+                f"accumulation_steps={passes}: every worker needs an example for each pass. Use "
+                f"global_batch={least} or more."
             )
 
 
@@ -497,7 +500,8 @@ class LaunchConfig(Card):
         """The hosts and their slots, such as `h1:4,h2:4`, that the user named or that the SLURM
         allocation has.
 
-        None if the user named no hosts, or named those of an allocation but is outside one.
+        None if the launcher takes the hosts of an allocation but there is no allocation, or if it
+        takes hosts that the user names and the user named none.
         """
         return None
 
@@ -516,7 +520,8 @@ class LaunchConfig(Card):
             return ""
         return (
             f"launch={self.name} cannot start strategy={strategy.name}: use "
-            f"launch={' or '.join(launchers)}."
+            f"launch={' or '.join(launchers)}"
+            f"{', which runs one worker only' if launchers[-1] == 'inline' else ''}."
         )
 
     def problems(self, point: Point) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""Functions that expand a list of hosts to the form `h1:4,h2:4`. The list is a text, perhaps with
-SLURM's brackets, or a file.
+"""Functions that expand a list of hosts to the form `h1:4,h2:4` or to the names of the hosts. The
+list is a text, perhaps with SLURM's brackets, or a file.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[1-9]\d{0,3}")
 _HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
 _FORM = (
-    "not of the form h1:4,h2:4 (host:slots; names of letters, digits, '.', '_' or '-', the first a "
-    "letter or digit; h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file of such lines; "
-    "slurm for the hosts of an allocation)"
+    "not of the form h1:4,h2:4 (host:slots, 1 to 9999 slots; names of letters, digits, '.', '_' or "
+    "'-', the first a letter or digit; h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file "
+    "of such lines; slurm for the hosts of an allocation)"
 )
 
 
@@ -39,7 +39,8 @@ def spelled_out(given: str) -> str:
     `h1:4,h2:4`. Return `slurm` unchanged.
 
     Raises:
-        ValueError: If the text does not name hosts in these forms, or the file cannot be read.
+        ValueError: If the text does not name hosts in these forms, if the file cannot be read, or
+            if there are too many hosts.
     """
     if given == SLURM:
         return given
@@ -74,8 +75,8 @@ def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield the host names and the number of slots of each line of a file that lists hosts. The
-    lines are `h1:4`, or `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
+    """Yield the names and the slots of the hosts in each line of a file that lists hosts. A line is
+    `h1:4` or another list of hosts, or `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
     """
     try:
         with open_regular(path.expanduser()) as file:
@@ -99,11 +100,11 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
             found = _LINE.fullmatch(entry)
             try:
                 yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
-            except ValueError:
-                raise ValueError(
-                    f"line {number}, {shortened(entry)!r}, is not of the form h1 slots=4 or h1:4 "
-                    "(a host and its slots)"
-                ) from None
+            except ValueError as error:
+                why = str(error)
+                if why == _FORM:
+                    why = "not of the form h1 slots=4 or h1:4 (a host and its 1 to 9999 slots)"
+                raise ValueError(f"line {number}, {shortened(entry)!r}: {why}") from None
 
 
 _LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?")

@@ -107,8 +107,9 @@ class SshConfig(ProcessesConfig):
     def problems(self, point: Point) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
             yield (
-                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: only "
-                "points on a single machine run at the same time. Leave one of the two keys out."
+                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points "
+                "can run at the same time only if no hosts are named. Leave one of these two keys "
+                "out."
             )
         # The hosts of an allocation are known only inside it.
         if self.hosts and not self.uses_allocation:
@@ -120,8 +121,8 @@ class SshConfig(ProcessesConfig):
                 )
             if len(set(named)) < len(named):
                 yield (
-                    f"launch.hosts={self.hosts} names a host twice: give all slots of a host in "
-                    "one entry."
+                    f"launch.hosts={self.hosts} names a host twice or more: give all slots of "
+                    "a host in one entry."
                 )
         yield from super().problems(point)
 
@@ -167,8 +168,9 @@ class SrunConfig(ProcessesConfig):
             )
         if can.outlives_workers:
             return (
-                f"{named}, which shall continue without lost workers: SLURM ends all workers when "
-                "the first one is lost. Use launch=torchrun launch.hosts=slurm."
+                f"{named} strategy.on_loss=..., by which workers outlive a lost worker: SLURM ends "
+                "all workers when the first one is lost. Use launch=torchrun launch.hosts=slurm, "
+                "or strategy.on_loss=fail."
             )
         return ""
 
@@ -195,7 +197,7 @@ def hosts_of_ranks(hosts: str, num_workers: int, num_servers: int = 0) -> list[s
 
 def nodes_of(hosts: str, num_workers: int, num_servers: int = 0) -> list[tuple[str, int]]:
     """Return pairs of a host and the number of consecutive ranks whose processes run on it, in the
-    order of the ranks. A host may occur twice.
+    order of the ranks. A host may occur several times.
     """
     return [
         (host, len(list(row)))

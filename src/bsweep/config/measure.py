@@ -12,7 +12,7 @@ from bsweep.config.point import Point
 
 _NOT_IN_STEP = (
     "its workers do not step together, so no step has the gradient of all workers at one model. "
-    "Use strategy=horovod, allreduce or ddp, or leave the noise scale out."
+    "Use strategy=horovod, allreduce or ddp"
 )
 
 
@@ -30,7 +30,10 @@ class MeasureConfig(Schema):
         impossible in a point.
         """
         if self.noise_scale_per_layer and not self.noise_scale:
-            yield "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both."
+            yield (
+                "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both, "
+                "or neither."
+            )
         if not point.measures_noise:
             return
         key = "measure.noise_scale=true" if self.noise_scale else f"batching={point.batching.name}"
@@ -39,12 +42,11 @@ class MeasureConfig(Schema):
         key_and_strategy = f"{key} with strategy={point.strategy.name}"
         can = point.strategy.can
         if reason := can.why_no_noise if can.in_step else _NOT_IN_STEP:
-            yield f"{key_and_strategy}: {reason}"
+            yield f"{key_and_strategy}: {reason}, or leave {key} out."
         if point.compression.builds:
             yield (
                 f"{key} with compression={point.compression.name}: a codec changes the gradient, "
-                "so that its noise cannot be measured. Use compression=none to measure the noise "
-                "scale."
+                f"so that its noise cannot be measured. Use compression=none, or leave {key} out."
             )
         if self.noise_scale_per_layer and can.exchanges_in_passes:
             yield (
@@ -55,7 +57,7 @@ class MeasureConfig(Schema):
         if point.examples_per_step == 1:
             yield (
                 f"{key} with a batch of one example: the measurement compares the two halves of a "
-                "batch. Use local_batch=2 or more."
+                "batch. Use a batch of 2 or more."
             )
 
 

@@ -91,7 +91,7 @@ class LibraryConfig(ModelConfig):
     architecture: str
     options: Options
     weights: PathName | None = None
-    """A file with pretrained weights."""
+    """A file with pretrained weights; None for random ones."""
 
     weights_sha256: str | None = None  # identifies the file; `resolved` sets it
 
@@ -101,7 +101,9 @@ class LibraryConfig(ModelConfig):
     has_batchnorm: ClassVar[bool | None] = None
 
     given: ClassVar[tuple[str, ...]]
-    """Keyword arguments that bsweep sets itself, and that users may not give as options."""
+    """Keyword arguments that users may not give as options, because bsweep sets them or another key
+    stands for them.
+    """
 
     def resolved(self) -> Self:
         if self.weights is None:
@@ -128,7 +130,7 @@ def _sha256_of_weights(path: Path) -> str:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")])
         raise ConfigError(
             f"model.weights={path} cannot be read ({error.strerror}).{near} Name a local file with "
-            "a state dict, which bsweep does not download."
+            "a state dict; bsweep does not download weights."
         ) from None
 
 

@@ -133,13 +133,13 @@ def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
 def scaled_rate(
     lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int
 ) -> float:
-    """Return the learning rate that a learning-rate rule gives after warm-up, before a schedule
-    changes this rate.
+    """Return the learning rate that a learning-rate rule gives after warm-up, before a schedule or
+    a batching policy changes this rate.
 
-    `fixed` keeps lr. `adascale` starts with lr and multiplies it by the gain as it is measured, see
-    `bsweep.batching.adascale`. `per_worker` is the first paper's rule: lr x workers, whatever the
-    batch. `linear` is the rule of Goyal et al. (arXiv 1706.02677), `sqrt` that of Krizhevsky (arXiv
-    1404.5997). These two scale with `rate_batch / reference_batch`.
+    `fixed` keeps lr. `adascale` keeps lr here; `bsweep.batching.adascale` multiplies it by the gain
+    as it is measured. `per_worker` is lr x workers, whatever the batch. `linear` multiplies lr
+    by `rate_batch / reference_batch` (Goyal et al., arXiv 1706.02677), and `sqrt` by the square
+    root of that (Krizhevsky, arXiv 1404.5997).
 
     Args:
         lr: The base learning rate.

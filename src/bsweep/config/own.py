@@ -2,7 +2,7 @@
 imported by the workers.
 
 A target is `path/file.py:name` or `package.module:name`. The parent process calls `resolve`, which
-reads the code and records its fingerprint, so that a changed model gives another run id. Then
+finds the code and records its fingerprint, so that changed code gives another run id. Then
 `check` imports the code and refuses a target that cannot be called as needed. In between, `bsweep
 resume` sees which run ids a recorded command leads to, before anything that it names is imported.
 
@@ -98,11 +98,12 @@ def _groups(schema: type) -> tuple[str, ...]:
 
 def resolve(config: _Config) -> _Config:
     """Return a configuration in which each card that names the user's own code also records the
-    code's fingerprint, a hash or a version. The code is read and not imported. If a target names a
-    file, the file's folder is removed from the target.
+    code's fingerprint, a hash or a version. No code is imported. If a target names a file, the
+    file's folder is removed from the target.
 
     Raises:
-        ConfigError: If a target does not exist.
+        ConfigError: If the code of a target cannot be found or saved with a run, or if the code of
+            two targets clashes.
     """
     found: dict[str, Any] = {}
     problems: list[str] = []
@@ -118,8 +119,8 @@ def resolve(config: _Config) -> _Config:
 
 
 def _clashes(found: Mapping[str, Own]) -> Iterator[str]:
-    """Yield an error message for each two resolved cards of a run whose code has modules of one
-    name but different contents.
+    """Yield an error message for each pair of resolved cards of a run whose code has modules of the
+    same name but different contents.
     """
     for (group, card), (other_group, other) in itertools.combinations(found.items(), 2):
         if name := _source(card).clash(_source(other)):
@@ -188,9 +189,11 @@ def made(group: str, card: Own, kind: type[Any], *arguments: object) -> Any:
 
 @contextmanager
 def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
-    """Turn any error that the user's code raises inside the `with` block into a ConfigError. The
-    error's message has the traceback from the first line of the user's code on. If a module is
-    missing, one sentence says what to do.
+    """Turn an exception that is raised inside the `with` block, even a SystemExit, into a
+    ConfigError that names the target of the user's own code.
+
+    The message has the traceback from the first line of that code on; without such a line, the
+    error alone. For an ImportError, it has one sentence with the remedy instead.
     """
     try:
         yield
@@ -205,7 +208,7 @@ def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
 
 
 def _not_imported(group: str, card: Own, error: ImportError) -> str:
-    """Return a sentence with the module that the user's code could not import, and the remedy."""
+    """Return a sentence that says what the user's code could not import, and the remedy."""
     source = _source(card)
     at = f"{found}," if (found := place(error)) else "it"
     top, *below = (error.name or "").split(".")
@@ -234,8 +237,8 @@ def _not_imported(group: str, card: Own, error: ImportError) -> str:
         )
     beside = f", put {top}.py beside {source.name}" if is_file else ""
     return (
-        f"{at} imports {error.name}, which is not installed: type `pip install {top}`{beside}, "
-        "or leave the import out."
+        f"{at} imports {error.name}, which is not installed: install the package that has it, "
+        f"perhaps by `pip install {top}`{beside}, or leave the import out."
     )
 
 
@@ -325,7 +328,9 @@ def _where(card: Own) -> str:
 
 
 def _is_theirs(path: Path) -> bool:
-    """Return True if a file is the user's own code. The lines of torch are in every traceback."""
+    """Return True if a file belongs to the user's own code. If a target names an object of torch,
+    torch's files do not count, because they are in most tracebacks.
+    """
     theirs = {
         file
         for source in _SOURCES.values()
@@ -384,8 +389,8 @@ def _named(group: str, card: Own, module: ModuleType) -> Callable[..., Any]:
 
 
 def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
-    """Raise ConfigError if the user's function does not accept the arguments and options with which
-    bsweep would call it.
+    """Raise ConfigError if the signature of the user's function does not fit the arguments and
+    options with which bsweep would call it. A function without a signature is not checked.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -395,8 +400,8 @@ def _check_call(group: str, card: Own, function: Callable[..., Any]) -> None:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < len(card.takes) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise ConfigError(
-            f"{group}.target={card.target}: its first positional arguments must be "
-            f"{', '.join(card.takes)}."
+            f"{group}.target={card.target}: it takes too few positional arguments. The first ones "
+            f"must be for {', '.join(card.takes)}."
         )
     given = [p.name for p in positional[: len(card.takes)]]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

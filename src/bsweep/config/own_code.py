@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import re
 import sys
 import sysconfig
@@ -57,7 +58,7 @@ class Source:
 
     files: Mapping[str, bytes]
     """The contents by path, relative to the folder of `path`; empty for an installed package. A
-    file comes with its neighbours.
+    file comes with the neighbours that its import statements lead to.
     """
 
     def load(self, where: str) -> ModuleType:
@@ -206,11 +207,11 @@ def name_of(where: str) -> str:
 
 @functools.cache  # a sweep trains the code that was there when it began
 def of_file(path: Path) -> Source:
-    """Return the code of a user's file and of the neighbours that it imports.
+    """Return the code of a user's file and of the neighbours that its import statements lead to.
 
     Raises:
-        ValueError: If the file or a neighbour cannot be read, or if a neighbour has the name of an
-            installed package.
+        ValueError: If the file or a neighbour cannot be read, or if an imported neighbour has the
+            name of an installed package.
     """
     files: dict[str, bytes] = {}
     pending = [path.name]
@@ -223,14 +224,15 @@ def of_file(path: Path) -> Source:
         except OSError as error:
             near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
             raise ValueError(
-                f"{path.parent / name} cannot be read ({error.strerror}).{near}"
+                f"{path.parent / name} cannot be read ({error.strerror}).{near} Name a file that "
+                "can be read."
             ) from None
         for module, is_absolute in _imported(files[name], PurePath(name).parent.parts):
             found = [*_files_of(module, path.parent)]
             if found and is_absolute and _is_installed(module[0]):
                 raise ValueError(
                     f"{path.parent / name} imports {module[0]}, which is {found[0]} beside it and "
-                    "an installed package, too: give the file another name."
+                    f"an installed package, too: give {found[0]} another name."
                 )
             pending += found
     files = {name: files[name] for name in sorted(files, key=PurePath)}  # as `_contents` sorts them
@@ -240,7 +242,8 @@ def of_file(path: Path) -> Source:
 def _imported(content: bytes, package: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield the path of each module that a file's import statements may name, relative to the
     folder of the user's file, and True if the statement is an absolute import. The last part of a
-    path may also be a name in the module before it.
+    path may also be a name in the module before it. Absolute imports of modules of Python or bsweep
+    are left out.
 
     Args:
         content: The content of the file.
@@ -289,7 +292,9 @@ def of_package(name: str, folder: Path) -> Source:
         ValueError: If there is no such package, or it is too large to be copied.
     """
     if name in sys.stdlib_module_names:
-        raise ValueError(f"{name} is a module of Python itself. Give your package another name.")
+        raise ValueError(
+            f"{name} is a module of Python itself. Give your module or package another name."
+        )
     spec = PathFinder.find_spec(name, [str(folder)]) or importlib.util.find_spec(name)
     path = Path(
         next(iter(spec.submodule_search_locations or ()), spec.origin or "") if spec else ""
@@ -306,8 +311,8 @@ def of_package(name: str, folder: Path) -> Source:
 
 
 def _is_of_python(name: str) -> bool:
-    """Return True if a module of Python or bsweep itself has this name, which no neighbour of the
-    user's file may take.
+    """Return True if this is the name of bsweep or of a module of Python itself. An absolute import
+    of such a name is never an import of a neighbour.
     """
     return name in sys.stdlib_module_names or name == "bsweep"
 
@@ -370,8 +375,8 @@ def _digest(name: str, files: Mapping[str, bytes]) -> str:
 
 def _installed_version(name: str, path: Path) -> str | None:
     """Return the names and versions of the distributions that installed a Python package, such as
-    `timm==1.0`. Return None if no distribution did, or if the package lies in a folder where it is
-    being developed.
+    `timm==1.0`. Return None if no distribution did, or if the package lies outside the folders into
+    which pip installs, for example where it is being developed.
     """
     if path.parent not in (
         Path(sysconfig.get_path("purelib")),
@@ -388,14 +393,17 @@ def _installed_version(name: str, path: Path) -> str | None:
 
 
 def _contents(path: Path, root: Path) -> dict[str, bytes]:
-    """Return the contents of a file, or of all files below a folder, by path relative to `root`."""
+    """Return the contents of a file, or of the files below a folder, by path relative to `root`.
+    Hidden files and compiled Python files are left out.
+    """
     below = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     relative = {str(file.relative_to(root)): file for file in below if file.is_file()}
     kept = {name: file for name, file in relative.items() if not _HIDDEN.search(name)}
     if (size := sum(file.stat().st_size for file in kept.values())) > _MOST_BYTES:
         raise ValueError(
-            f"{path} holds {size / 2**20:.0f} MiB, but code of your own may hold at most "
+            f"{path} holds {math.ceil(size / 2**20)} MiB, but code of your own may hold at most "
             f"{_MOST_BYTES / 2**20:.0f} MiB, because every run folder gets a copy. Move data files "
-            "out of that folder, or install the package by pip: bsweep copies no installed package."
+            "out of that folder, or install the package by pip without -e: bsweep does not copy a "
+            "package that is installed so."
         )
     return {name: file.read_bytes() for name, file in kept.items()}

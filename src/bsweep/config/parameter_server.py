@@ -1,6 +1,4 @@
-"""The settings class (card) of the strategy with parameter servers: how servers divide the
-parameters, and how many steps one worker may be ahead of another.
-"""
+"""The settings class (card) of the strategy with parameter servers."""
 
 from __future__ import annotations
 
@@ -28,13 +26,13 @@ class ParameterServerConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
         why_no_fp16=(
-            "each server steps with its own part of the gradient, so that only some of the servers "
-            "would notice an overflow and skip the step. Use precision=fp32 or bf16, or "
+            "each server steps with its own part of the gradient, so that some of the servers may "
+            "not notice an overflow for which others skip the step. Use precision=fp32 or bf16, or "
             "strategy=allreduce."
         ),
         why_no_noise=(
             "only its servers have the sum of all gradients, and each server has a part of it. Use "
-            "strategy=horovod, allreduce or ddp, or leave the noise scale out."
+            "strategy=horovod, allreduce or ddp"
         ),
     )
 
@@ -63,9 +61,8 @@ class ParameterServerConfig(StrategyConfig):
         if self.consistency != "stale_synchronous" and self.staleness is not None:
             yield (
                 f"strategy.staleness={self.staleness} with "
-                f"strategy.consistency={self.consistency}: only "
-                "strategy.consistency=stale_synchronous limits by how many steps a worker may be "
-                "ahead. Leave strategy.staleness out."
+                f"strategy.consistency={self.consistency}: this key is for "
+                "strategy.consistency=stale_synchronous only. Leave strategy.staleness out."
             )
         num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
         if self.colocated and num_shards > point.num_workers:
@@ -82,7 +79,7 @@ class ParameterServerConfig(StrategyConfig):
             )
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
             yield (
-                f"optimizer={optimizer.name} needs the norms of whole layers, which "
+                f"optimizer={optimizer.name} needs whole layers, which "
                 f"strategy.sharding={self.sharding} may cut: use strategy.sharding=layer, or "
                 "optimizer=sgd."
             )

@@ -1,5 +1,6 @@
-"""Functions that turn the plain values of a configuration into a checked `RunConfig`, or into an
-error that lists all problems of the configuration.
+"""Functions that turn the plain values of a configuration into a checked `RunConfig`, or raise an
+error with a message for each invalid value. If there are none, the error has a message for each
+contradiction.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
     """Return the checked `RunConfig` that a mapping of keys to plain values describes.
 
     Raises:
-        ConfigError: If a key is unknown, a value has the wrong type or range, or values contradict
-            each other.
+        ConfigError: If a key is unknown or missing, a value has the wrong type or range, or values
+            contradict each other.
     """
     config = validate(composed)
     refuse_contradictions(config)
@@ -37,12 +38,10 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
     """Return the `RunConfig` that a mapping of keys to plain values describes, after a check of
-    each key by itself. Conflicts between keys are not checked.
-
-    Unlike `parse`, it accepts values that contradict each other.
+    each key by itself. Unlike `parse`, it accepts values that contradict each other.
 
     Raises:
-        ConfigError: If a key is unknown, or a value has the wrong type or range.
+        ConfigError: If a key is unknown or missing, or a value has the wrong type or range.
     """
     try:
         # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
@@ -50,7 +49,10 @@ def validate(composed: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         raise ConfigError(*(_explain(problem) for problem in error.errors())) from None
     except TypeError as error:  # for example a date, a set, or a list as a key
-        raise ConfigError(f"JSON has no such value: {error}.") from None
+        raise ConfigError(
+            f"a value is of a type that JSON lacks ({error}): use texts, numbers, true, false, "
+            "null, lists and mappings."
+        ) from None
 
 
 def conf_dir() -> Path:
@@ -79,15 +81,17 @@ def unknown_key(key: str) -> str:
     if owners:
         group = key.partition(".")[0]
         return (
-            f"{key}: only {group}={' or '.join(owners)} has this key. Choose it, or leave the key "
-            f"out; in a sweep over {group}, ++{key}=... gives it to each."
+            f"{key}: only {group}={' or '.join(owners)} has this key. Choose that, or leave the "
+            f"key out. Sweep over other values of {group} in a command of their own."
         )
     return f"{shortened(key)}: unknown key.{_meant(key)}"
 
 
 def _meant(key: str) -> str:
     """Return ` Did you mean 'x'?` if a known key is similar to the given key, else an empty text.
-    The keys of the same group are tried first, then keys with the same last part, then all keys.
+
+    These are tried in this order: similar keys of the same group, keys of this group that
+    abbreviate the given one or the reverse, keys with the same last part, and all similar keys.
     """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]
@@ -106,13 +110,16 @@ def _meant(key: str) -> str:
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """Return all dotted keys that a configuration may have, to suggest one for a mistyped key."""
+    """Return the keys that the schema declares, with the group as in `model.name`, to suggest one
+    for a mistyped key.
+    """
     return tuple(sorted(set(_keys(RunConfig))))
 
 
-_NAME_FORM = "letters a to z, digits, '.', '_', '+' or '-'"
+_NAME_FORM = "letters a to z, digits, '.', '_', '+' or '-', the first a letter or digit"
 _FORMS = {
-    "launch.network_interface": "eth0",
+    "launch.network_interface": "a name such as eth0",
+    "launch.environment": "names such as WANDB_API_KEY",
 }
 
 
@@ -149,7 +156,8 @@ def _explain(problem: Any) -> str:
         )
     if kind == "string_pattern_mismatch":
         return (
-            f"{key}={shortened(value)}: it has the wrong form. Use {_FORMS.get(key, _NAME_FORM)}."
+            f"{key}={shortened(value)}: it has the wrong form. Use "
+            f"{_FORMS.get(key.rstrip('.0123456789'), _NAME_FORM)}."
         )
     several = f" {_several(key, value)}" if kind in ("int_type", "int_parsing") else ""
     said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
@@ -157,8 +165,8 @@ def _explain(problem: Any) -> str:
 
 
 def _several(key: str, value: object) -> str:
-    """Return how to type several values of a key, if the given value looks like several whole
-    numbers; otherwise an empty text.
+    """Return how to type several values of a key, if the given value is a list or looks like a
+    range of whole numbers, such as `1-4`; otherwise an empty text.
     """
     if isinstance(value, list) and value:
         return f"For several values, type {key}={','.join(map(show, value))}"

@@ -1,7 +1,7 @@
 """One point of a sweep: all its keys, and the values derived from them.
 
-`conf/*.yaml` holds the defaults and says what each key means. The cards imported here give each
-key's type and range.
+The YAML files in `conf/` hold the defaults and say what the keys mean. `RunConfig` and the cards
+give each key's type and range.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ GROUPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Schema):
-    """One point of a sweep. Exactly one of `local_batch` and `global_batch` is set; the other
-    follows from it.
+    """One point of a sweep. After the check for contradictions, exactly one of `local_batch` and
+    `global_batch` is set.
     """
 
     study: Name
@@ -95,21 +95,19 @@ class RunConfig(Schema):
 
     @property
     def local_batches(self) -> tuple[int, ...]:
-        """Return each worker's number of examples in one forward pass."""
+        """Return each worker's configured number of examples in one forward pass."""
         return self.allocation.local_batches or (self.examples_per_pass,) * self.num_workers
 
     @property
     def worker_batches(self) -> tuple[int, ...]:
-        """Return each worker's number of examples in one optimizer step: the local batch times the
-        accumulation steps.
+        """Return each worker's configured number of examples in one optimizer step: the local batch
+        times the accumulation steps.
         """
         return tuple(batch * self.accumulation_steps for batch in self.local_batches)
 
     @property
     def local_steps(self) -> tuple[int, ...]:
-        """Return the number of optimizer steps that each worker makes between two synchronisations;
-        1 if every step synchronises.
-        """
+        """Return the configured number of optimizer steps that each worker makes in a round."""
         return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
 
     @property
@@ -126,8 +124,8 @@ class RunConfig(Schema):
 
     @property
     def examples_per_step(self) -> int:
-        """Return the global batch: the number of examples of one optimizer step over all workers
-        and accumulation steps.
+        """Return the configured global batch: the number of examples of one optimizer step over all
+        workers and accumulation steps.
         """
         if self.allocation.local_batches:
             return sum(self.worker_batches)
@@ -137,7 +135,7 @@ class RunConfig(Schema):
 
     @property
     def target(self) -> Target | None:
-        """Return the test accuracy or loss that the run is to reach; None if there is none."""
+        """Return the accuracy or loss that the run is to reach; None if there is none."""
         if self.target_accuracy is None and self.target_loss is None:
             return None
         target = target_of(self.target_accuracy, self.target_loss)
@@ -160,8 +158,8 @@ class RunConfig(Schema):
         )
 
     def rate_batch(self, rank: int) -> float:
-        """Return the batch size, in examples per optimizer step, from which the learning-rate rule
-        computes a worker's learning rate.
+        """Return the batch size, in examples per optimizer step, from which the learning-rate rules
+        `linear` and `sqrt` compute a worker's learning rate.
         """
         return self.strategy.rate_batch(self, rank)
 
@@ -175,8 +173,8 @@ class RunConfig(Schema):
         )
 
     def resolved(self) -> RunConfig:
-        """Return this configuration with the hashes of the user's own code and of other files that
-        it names. The code is read and not imported.
+        """Return this configuration with the fingerprints of the user's own code and of a file of
+        pretrained weights, if it names them. No code is imported.
 
         Raises:
             ConfigError: If code or a file cannot be found.
@@ -193,8 +191,8 @@ class RunConfig(Schema):
 
     @functools.cached_property
     def run_id(self) -> str:
-        """Return the run id: a readable name with a hash of all values that change the results,
-        such as `b64_w4_horovod_s0-1a2b3c4d`.
+        """Return the run id: a readable name with a hash of the settings that may change the
+        results, such as `b64_w4_horovod_s0-1a2b3c4d`.
         """
         numbers: dict[str, Any] = {
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
@@ -220,7 +218,7 @@ class RunConfig(Schema):
 
     def process_name(self, rank: int) -> str:
         """Return the name of a worker or a server in messages, such as `rank 3 (server 1) on h1`.
-        The name has a host only if the user named hosts.
+        The name has a host only if the user named hosts or the launcher takes those of SLURM.
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
@@ -277,16 +275,16 @@ _text_of_top = functools.cache(_text)  # safe, because the values of a key have 
 
 
 def is_left_out(key: str, value: object) -> bool:
-    """Return True if the run id ignores a key that has this value. A later version added the key,
-    and with this value a run behaves as runs did before.
+    """Return True if the run id leaves a key out because it has this value. A later version added
+    the key, and with this value a run behaves as runs did before.
     """
     return value in _added_later(key)
 
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the defaults that variants give to a dotted key which older versions did not have.
-    With such a value, a run id leaves the key out, so that earlier runs keep their ids.
+    """Return the values with which a run id leaves out a key that older versions did not have, so
+    that earlier runs keep their ids. Variants of a group may have different values.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:

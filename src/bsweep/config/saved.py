@@ -49,8 +49,8 @@ _DEEPEST = 20  # levels
 
 
 def _refuse_unlike_saved(content: bytes) -> None:
-    """Raise ValueError for YAML that `save_config` never writes: aliases, a few of which can expand
-    to gigabytes, and nesting deep enough to crash Python.
+    """Raise ValueError for YAML with aliases, a few of which can expand to gigabytes, or with
+    values nested so deeply that reading them might crash Python.
     """
     depth = 0
     for event in yaml.parse(content, _LOADER):

@@ -19,7 +19,8 @@ def hosts(env: Mapping[str, str]) -> str | None:
     """Return the nodes of the surrounding SLURM allocation with their slots, such as `n1:4,n2:4`;
     None outside an allocation.
 
-    A slot is a GPU if the allocation has any, otherwise a task.
+    The slots of a node are the GPUs that SLURM gave to this node, if any. Otherwise they are the
+    node's tasks, or its CPUs if SLURM does not say the tasks, or one slot if it says neither.
 
     Raises:
         ValueError: If SLURM's list of nodes cannot be read.
@@ -71,6 +72,6 @@ def started_often(env: Mapping[str, str]) -> str:
         return ""
     return (
         f"srun started this command {tasks} times, but one process leads all workers: leave srun "
-        "out, in a batch script or in salloc's shell. launch=srun starts the workers on all nodes; "
-        "launch.hosts=slurm starts them by ssh"
+        "out, in a batch script or in salloc's shell. launch=srun starts the workers on the "
+        "allocation's nodes; launch.hosts=slurm starts them by ssh"
     )

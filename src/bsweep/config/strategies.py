@@ -75,10 +75,7 @@ class HorovodConfig(StrategyConfig):
 
     @property
     def can(self) -> Capabilities:
-        no_sum = (
-            "strategy.op=adasum does not sum gradients. Use strategy.op=average, or leave the "
-            "noise scale out."
-        )
+        no_sum = "strategy.op=adasum does not sum gradients. Use strategy.op=average"
         is_adasum = self.op == "adasum"
         return replace(
             self.kind_can,
@@ -103,14 +100,15 @@ class HorovodConfig(StrategyConfig):
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
         for key, (variable, unit) in self.knobs.items():
-            wanted, default = getattr(self, key), getattr(PLAIN_HOROVOD, key)
-            started_with = float(variables.get(variable, default * unit)) / unit
-            if wanted != started_with:
+            value, default = getattr(self, key), getattr(PLAIN_HOROVOD, key)
+            wanted = _horovod_value(value, unit)
+            started_with = float(variables.get(variable, default * unit))
+            if float(wanted) != started_with:
+                started = _exact(started_with / unit)
                 raise ValueError(
-                    f"strategy.{key}={wanted:g}, but horovodrun started its processes with "
-                    f"{started_with:g}, and Horovod reads this value only at that time: start "
-                    f"{variable}={_horovod_value(wanted, unit)} horovodrun ..., or use "
-                    f"strategy.{key}={started_with:g}."
+                    f"strategy.{key}={_exact(value)}, but horovodrun started its processes with "
+                    f"{started}, and Horovod reads this value only at that time: start "
+                    f"{variable}={wanted} horovodrun ..., or use strategy.{key}={started}."
                 )
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -130,12 +128,17 @@ class HorovodConfig(StrategyConfig):
             )
 
 
-# It exchanges the whole vector in one call, with Horovod's default settings.
 def _horovod_value(value: float, unit: int) -> str:
     """Return a setting as the environment variable of Horovod takes it, in units such as bytes."""
-    return str(int(value * unit)) if unit > 1 else f"{value:g}"
+    return str(int(value * unit)) if unit > 1 else _exact(value)
 
 
+def _exact(value: float) -> str:
+    """Return a number as a text without rounding, and without a decimal point if it is whole."""
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+# It exchanges the whole vector in one call, with Horovod's default settings.
 PLAIN_HOROVOD = HorovodConfig(
     name="horovod",
     op="average",
@@ -167,7 +170,7 @@ class DDPConfig(StrategyConfig):
     def can(self) -> Capabilities:
         no_noise = (
             f"strategy.hook={self.hook} changes the gradient, so that its noise cannot be "
-            "measured. Use strategy.hook=none, or leave the noise scale out."
+            "measured. Use strategy.hook=none"
         )
         no_cpu = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
         no_fp16 = (
@@ -192,8 +195,8 @@ class DDPConfig(StrategyConfig):
         yield from super().problems(point)
         if self.hook in ("fp16", "bf16") and point.precision == "fp64":
             yield (
-                f"precision=fp64 is exact, but strategy.hook={self.hook} is not: use only one of "
-                "them."
+                f"precision=fp64 with strategy.hook={self.hook}: the hook would round fp64 "
+                f"gradients to {self.hook}. Use only one of them."
             )
         if point.launch.slowdown:
             yield (
@@ -216,8 +219,8 @@ class AllReduceConfig(StrategyConfig):
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     def why_not_shared(self, point: Point) -> str:
-        """Return the reason why the workers of a point cannot exchange gradients through shared
-        memory, with the remedy; an empty text if they can.
+        """Return the setting of a point that rules out the exchange of gradients through shared
+        memory, with the remedy; an empty text if no setting does.
         """
         if self.algorithm != "native":
             return (
@@ -253,9 +256,9 @@ class LocalSGDConfig(StrategyConfig):
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the global batch divided by the number of workers. The learning-rate rule uses
-        this number for every worker: one with a larger batch counts for more through its loss, not
-        through its learning rate.
+        """Return the global batch divided by the number of workers. The rules `linear` and `sqrt`
+        use this number for every worker: one with a larger batch counts for more through its loss,
+        not through its learning rate.
         """
         return point.examples_per_step / point.num_workers
 
@@ -360,15 +363,15 @@ class DiLoCoConfig(EitherConfig):
         return 1  # the outer momentum
 
     def rate_batch(self, point: Point, rank: int) -> float:
-        """Return the examples of one step of the worker with this rank. The learning-rate rule
-        computes the worker's learning rate from this number. Other workers' examples do not count,
-        because each worker steps by itself.
+        """Return the examples of one step of the worker with this rank. The rules `linear` and
+        `sqrt` compute the worker's learning rate from this number. Other workers' examples do not
+        count, because each worker steps by itself.
         """
         return point.worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
-        """Yield a warning if the strategy weights workers as FedNova does, but with an optimizer
-        that the paper on FedNova does not cover.
+        """Yield a warning if the strategy weights workers as FedNova does, but the paper on FedNova
+        does not say how to count the steps of the optimizer.
         """
         if (
             self.weighting == "fednova"
@@ -377,8 +380,8 @@ class DiLoCoConfig(EitherConfig):
         ):
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
-                "plain SGD steps, because FedNova is defined for sgd only: use optimizer=sgd, or "
-                "another strategy.weighting"
+                "plain SGD steps, because FedNova's paper does not cover this optimizer: use "
+                "optimizer=sgd, or another strategy.weighting"
             )
 
     def problems(self, point: Point) -> Iterator[str]:

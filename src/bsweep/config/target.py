@@ -1,5 +1,5 @@
-"""The test accuracy or loss that a run is to reach, and the rule by which evaluations confirm that
-the run has reached it.
+"""The accuracy or loss that a run is to reach, and the rule by which evaluations confirm that the
+run has reached it.
 
 Workers, which may end a run at its target, and tables use the same rule; see
 `bsweep.analysis.targets`.
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """A test accuracy (a fraction) to reach from below, or a test loss to reach from above."""
+    """An accuracy (a fraction) to reach from below, or a loss to reach from above, on the test or
+    the validation examples.
+    """
 
     metric: str  # test_accuracy | test_loss
     value: float
@@ -31,7 +33,7 @@ class Target:
     @property
     def option(self) -> str:
         """The target as a command-line option, such as `--target-accuracy 0.9`."""
-        return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:g}"
+        return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:.12g}"
 
     @property
     def sign(self) -> int:
@@ -71,12 +73,11 @@ class Target:
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:
-    """Return a target that stands for a test accuracy or a test loss, whichever of the two is
-    given.
+    """Return a target for the test examples: an accuracy or a loss, whichever of the two is given.
 
     Args:
-        accuracy: A test accuracy, a fraction above 0 and up to 1; None: not given.
-        loss: A finite test loss; None: not given.
+        accuracy: An accuracy, a fraction above 0 and up to 1; None: not given.
+        loss: A finite loss; None: not given.
 
     Returns:
         The target.
@@ -89,7 +90,7 @@ def target_of(accuracy: float | None = None, loss: float | None = None) -> Targe
     if accuracy is not None and not 0 < accuracy <= 1:
         meant = f" Is {accuracy / 100:g} meant?" if 1 < accuracy <= 100 else ""
         raise ValueError(
-            f"a target accuracy of {accuracy:g} is not a fraction between 0 and 1.{meant}"
+            f"a target accuracy of {accuracy!r} is not a fraction above 0 and up to 1.{meant}"
         )
     if loss is not None and not math.isfinite(loss):
         raise ValueError(f"a target loss of {loss:g} is not a finite number.")

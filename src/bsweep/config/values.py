@@ -1,4 +1,6 @@
-"""The types that values of keys may have, and helpers for messages about wrong values."""
+"""The types that values of keys may have, the error for wrong values, and functions that read, show
+or suggest values.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,12 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 def _starts_no_program(option: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]+=[\w ./~%@:,+*?!^-]{1,1000}", option, re.ASCII):
         raise ValueError(
-            "an option of ssh has the form NAME=VALUE, and its value has no quotes, brackets or "
-            "other signs that a shell reads. Give other options in ~/.ssh/config"
+            "an option of ssh has the form NAME=VALUE, and its value consists of letters, digits, "
+            "spaces and the signs _./~%@:,+*?!^- alone. Give other options in ~/.ssh/config"
         )
     if re.match(r".*(command|provider|smartcard|xauth)", option.partition("=")[0], re.IGNORECASE):
         raise ValueError(
-            "this option has ssh start a program or load a library. Give it in ~/.ssh/config, "
-            "which only you can change"
+            "this option can make ssh start a program or load a library. Give it in ~/.ssh/config"
         )
     return option
 
@@ -66,7 +67,7 @@ TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise ValueError("a tracker is named twice: name each tracker once")
+        raise ValueError("a tracker is named twice or more: name each tracker once")
     return names
 
 
@@ -84,15 +85,14 @@ def _fit_for_files(text: str) -> str:
     path = Path(text)
     if "\0" in text or any(len(os.fsencode(part)) > _MOST_PART_BYTES for part in path.parts):
         raise ValueError(
-            f"no file system takes a name that has more than {_MOST_PART_BYTES} bytes or a zero "
-            "byte"
+            f"a name in a path must not have more than {_MOST_PART_BYTES} bytes or a zero byte: "
+            "give another path"
         )
     try:
         whole = os.fsencode(path.expanduser().absolute())
     except RuntimeError:
         raise ValueError(
-            f"the path begins with the home folder of a user {path.parts[0].lstrip('~')}, and "
-            "there is no such user"
+            f"the home folder {path.parts[0]} is unknown on this machine: give the path without ~"
         ) from None
     if len(whole) > _MOST_PATH_BYTES:
         raise ValueError(
@@ -121,7 +121,7 @@ _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 def seconds_of(value: object) -> float | None:
     """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives; None for
-    any other form and for zero seconds.
+    any other form, for zero seconds and for more than 1e9 seconds.
     """
     found = (
         re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", value) if isinstance(value, str) else None
@@ -141,7 +141,7 @@ def parse_seconds(text: str) -> float:
     """
     seconds = seconds_of(text.strip())
     if seconds is None:
-        unit = f" Did you mean {text}m?" if re.fullmatch(r"\d+(\.\d+)?", text) else ""
+        unit = f" Did you mean {text}m?" if seconds_of(f"{text}m") else ""
         raise ValueError(
             f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d, of more than 0 s and "
             f"at most 1e9 s.{unit}"
@@ -150,7 +150,7 @@ def parse_seconds(text: str) -> float:
 
 
 Every = Annotated[int | str | None, PlainValidator(_every)]
-"""The type of an interval: `auto`, seconds such as `60s`, a number of epochs, or None for never."""
+"""The type of an interval: `auto`, a time such as `60s`, a number of epochs, or None for never."""
 
 
 def _parallel(value: object) -> object:
@@ -166,8 +166,8 @@ Parallel = Annotated[int | Literal["auto"], PlainValidator(_parallel)]
 
 
 class ConfigError(ValueError):
-    """The error for mistakes in a configuration that the user can correct. It has one message per
-    line, each with the value and the remedy.
+    """The error for mistakes in a configuration that the user can correct. `problems` has a message
+    for each mistake.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -183,7 +183,7 @@ def shortened(text: str, most: int = 120) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as it is written in YAML or on the command line."""
+    """Return a value as text for a message: as JSON, but a text without its quotes."""
     return json.dumps(value, default=str).strip('"')
 
 

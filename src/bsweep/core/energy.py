@@ -26,7 +26,7 @@ Reading = dict[str, float]
 
 class Meter:
     """A meter for the energy that one worker reports: the energy of its GPU or, on CPUs, the energy
-    of its whole host. On CPUs only the first worker of each host reports energy.
+    of all CPUs of its host. On CPUs only the first worker of each host reports energy.
 
     Args:
         device: The device on which the worker computes.
@@ -49,8 +49,8 @@ class Meter:
 
     def joules(self) -> float:
         """Return the joules used since this meter was created, without those used inside `with`
-        blocks of the method `paused`. Return NaN if the hardware does not report them, and 0 for a
-        worker that counts nothing.
+        blocks of the method `paused`. Return NaN if the hardware does not report them or a counter
+        cannot be read, and 0 for a worker that counts nothing.
         """
         return self._all_joules() - self._left_out
 
@@ -86,8 +86,8 @@ def _joules_of(packages: list[Path], name: str) -> Reading | None:
 
 
 def _gpu_counter(device: torch.device) -> Callable[[], Reading | None]:
-    """Return a function that reads a GPU's energy counter, in joules. It finds the GPU by its UUID,
-    because its number depends on which GPUs are visible.
+    """Return a function that reads a GPU's energy counter, in joules, or returns None if it cannot.
+    The GPU is found by its UUID, because its number depends on which GPUs are visible.
     """
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     handle = ctypes.c_void_p()

@@ -22,8 +22,8 @@ class GrowingFile:
 
     def new_lines(self) -> list[bytes] | None:
         """Return the complete lines that were appended to the file since the last call, without
-        their line ends. Return None, once, if the file has lost lines that were read earlier; the
-        next call then reads from the beginning.
+        their line ends. Return None, once, if the line that was read last is no longer at its
+        place in the file; the next call then reads from the beginning.
 
         Raises:
             OSError: If the file exists and is not a regular file that can be read.

@@ -31,7 +31,7 @@ def call(
     """Call a function in a new process that is forked for this call alone, and return the
     function's result.
 
-    The process is forked from a server that has imported torch and run nothing. A fork of this
+    The process is forked from a server that has imported torch and trained nothing. A fork of this
     process might hang, because its libraries have threads.
 
     Args:
@@ -41,8 +41,9 @@ def call(
 
     Raises:
         MemoryError: If the process crashed, as it does when kernels find no memory.
-        RuntimeError: If the process ended in another way.
-        Exception: If the function raised it. Its traceback is on stderr, unless memory ran out.
+        RuntimeError: If the process ended without an answer in another way.
+        Exception: If the function raised it. Its traceback is on stderr, unless memory ran out. An
+            error whose type is not built into Python becomes a RuntimeError.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bsweep.measure.timed_steps", COMPILER])
@@ -102,8 +103,8 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def end_with_launcher() -> None:
-    """Exit if the launcher of this process has already ended; otherwise make Linux end this process
-    together with the launcher.
+    """Exit if the process that started this one has already ended; otherwise make Linux end this
+    process together with it.
 
     Raises:
         SystemExit: If the parent is not the process that the variable `LAUNCHER` names.

@@ -24,7 +24,7 @@ from bsweep.core.words import counted
 def num_gpus(device: str) -> int:
     """Return the number of GPUs that this process may use if the key `device` has the given value.
 
-    Torch is imported only if there is a driver.
+    Torch is imported only if `device` is not "cpu" and this machine seems to have an NVIDIA driver.
 
     Raises:
         ValueError: If there are GPUs but the installed torch cannot use all of them, or cannot be
@@ -101,8 +101,8 @@ def _counted(count: int, listed: list[list[str]]) -> str:
 
 
 def _reason(listed: list[list[str]]) -> str:
-    """Return the reason why torch cannot use this machine's GPUs, and what the user can install or
-    update.
+    """Return the reason why torch cannot use this machine's GPUs, and what the user can install,
+    update or repair.
     """
     import torch
 
@@ -114,9 +114,11 @@ def _reason(listed: list[list[str]]) -> str:
         )
     oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
     if oldest and re.match(r"\d", driver) and int(driver.split(".")[0]) < oldest:
+        suits_older = int(driver.split(".")[0]) >= _OLDEST_DRIVERS[12]
         return (
             f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and "
-            f"needs {oldest} or newer: update the driver, or install {_OLDER_BUILD}."
+            f"needs {oldest} or newer: update the driver"
+            f"{f', or install {_OLDER_BUILD}' if suits_older else ''}."
         )
     try:
         torch.cuda.init()

@@ -1,5 +1,5 @@
-"""Limits and measurements of the memory that a process takes. On a CPU, a limit stands in for a
-GPU's memory.
+"""Limits and measurements of the memory that a process takes, and the free memory of its machine.
+On a CPU, a limit stands in for a GPU's memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def limited(mebibytes: float | None) -> Iterator[None]:
 
 @contextmanager
 def unlimited() -> Iterator[None]:
-    """Lift the memory limit of this process inside the `with` block."""
+    """Raise this process's memory limit, inside the `with` block, to the largest that the system
+    lets it have, which is none by default.
+    """
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -80,7 +82,8 @@ def unlimited() -> Iterator[None]:
 
 
 def give_back_at_once() -> None:
-    """Make glibc return every large block of memory to the system as soon as the block is freed.
+    """Make glibc return each block of memory of at least 128 KiB that it allocates from now on to
+    the system as soon as the block is freed.
 
     By default glibc keeps such blocks and splits them, so that what fits at one step may not fit at
     a later one. Under a limit that stands in for a GPU's memory, slower steps are better than steps
@@ -95,7 +98,7 @@ def keep_for_next_step() -> None:
     them without the system's help.
 
     By default glibc returns large blocks to the system, which fills them with zeros when the next
-    step asks for them again. That takes a third of a small step's time.
+    step asks for them again. That can take a third of a small step's time.
     """
     if hasattr(_LIBC, "mallopt"):
         _LIBC.mallopt(_M_MMAP_MAX, 0)
@@ -168,8 +171,8 @@ def can_limit() -> bool:
 
 
 def available_bytes() -> int:
-    """Return how many bytes of memory are still free for all processes of this machine, or of this
-    container, together.
+    """Return how many bytes of memory are still available to all processes of this machine, or of
+    this container, together.
     """
     available: int = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")

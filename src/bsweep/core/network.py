@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and stores of torch that listen at one of them."""
+"""The network interfaces of this machine, and sockets and stores of torch that listen at them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def interfaces() -> dict[str, str]:
-    """Return a mapping from each network interface that is up to its IPv4 address, or to an IPv6
-    address if it has no IPv4 address.
+    """Return a mapping from each network interface that is up and has an address to its first IPv4
+    address, or to an IPv6 address if it has no IPv4 address. Link-local IPv6 addresses are left
+    out.
     """
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found: dict[str, str] = {}
@@ -30,7 +31,9 @@ def interfaces() -> dict[str, str]:
 
 
 def loopback() -> str | None:
-    """Return the name of the interface that only processes of this machine reach, if it is up."""
+    """Return the name of the interface that only processes of this machine reach; None if there is
+    none or it is not up.
+    """
     return next((name for name, one in interfaces().items() if one in ("127.0.0.1", "::1")), None)
 
 

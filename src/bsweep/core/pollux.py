@@ -1,5 +1,5 @@
 """Two formulas of Pollux (Qiao et al., OSDI 2021): the seconds of a training step, and the training
-progress per example at a batch size.
+progress per example at a batch size, relative to that at another.
 """
 
 from __future__ import annotations

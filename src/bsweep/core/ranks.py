@@ -1,5 +1,5 @@
 """The rank of this process and the number of workers, read from the environment that the launcher
-set.
+set, and the cores that this process may use.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class Place:
 
     def threads(self, wanted: int | None) -> int:
         """Return the number of threads with which this process computes: `wanted`, or by default
-        the process's equal share of the host's cores.
+        the number of cores that this process may use divided by the workers of its host, but at
+        least one.
         """
         return wanted or max(1, num_cores() // self.local_workers)
 
     @classmethod
     def from_environment(cls, num_servers: int = 0) -> Place:
-        """Return the ranks that horovodrun or torchrun gave to this process. A process that neither
-        of them started has rank 0 of one worker.
+        """Return this process's place by the environment variables of horovodrun or torchrun, which
+        `launch=srun` sets, too. Without these variables the process has rank 0 of one worker.
         """
         env = os.environ
         names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN

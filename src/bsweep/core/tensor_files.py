@@ -30,7 +30,8 @@ class _Hashed:
 
 
 def write_tensors(state: dict[str, Any], path: Path) -> str:
-    """Write tensors, numbers, texts and lists of these to a file that survives a power cut.
+    """Write tensors, numbers, texts, and lists and dictionaries of these to a file, whole or not at
+    all.
 
     Returns:
         The SHA-256 of the file, in hexadecimal digits.

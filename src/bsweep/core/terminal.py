@@ -36,8 +36,8 @@ that a signal ended.
 
 
 def leave() -> None:
-    """Redirect each standard stream that is a terminal to /dev/null. Writing to a closed terminal
-    would fail.
+    """Redirect each standard stream that is a terminal or another character device to /dev/null.
+    Writing to a closed terminal would fail.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -91,8 +91,9 @@ _PACKAGE = "bsweep"
 class Logger(_Adapter):
     """A logger that stays enabled when another library configures logging.
 
-    `logging.config` disables all loggers that exist, unless it is told not to. Hydra, Alembic and a
-    user's own code use it. A program that imports bsweep may set the level of the logger "bsweep".
+    `logging.config` disables all loggers that exist, unless it is told not to. Hydra and Alembic
+    use it, and a user's own code may do so. A program that imports bsweep may set the level of the
+    logger "bsweep".
     """
 
     def isEnabledFor(self, level: int) -> bool:
@@ -120,8 +121,8 @@ def set_up_logging() -> None:
 
 @functools.cache
 def console() -> Console:
-    """Return rich's console for standard error, on which all displays of progress and log records
-    appear.
+    """Return rich's console for standard error, on which displays of progress appear and, on a
+    terminal, log records.
 
     The console looks up `sys.stderr` at each write.
     """
@@ -129,8 +130,8 @@ def console() -> Console:
 
 
 def console_of(**options: Any) -> Console:
-    """Return a console of the library rich that replaces control characters in every text by
-    visible escapes.
+    """Return a console of the library rich that replaces unsafe characters in texts by visible
+    escapes, as `escaped` does.
 
     It falls silent, instead of ending the process, if nobody reads its output any more.
 
@@ -161,8 +162,8 @@ def console_of(**options: Any) -> Console:
 
 
 class _Escaping:
-    r"""A text stream that writes to another stream, with control characters replaced by visible
-    escapes such as `\x1b`.
+    r"""A text stream that writes to another stream, with unsafe characters replaced by visible
+    escapes such as `\u001b`.
 
     A carriage return at the beginning stays, because progress bars of other packages begin so.
     """
@@ -179,7 +180,7 @@ class _Escaping:
 
 
 def escape_output() -> None:
-    """Make everything that this process writes to `sys.stdout` and `sys.stderr` appear `escaped`.
+    """Make the texts that this process writes to `sys.stdout` and `sys.stderr` appear `escaped`.
 
     Names of files, records and messages may come from anybody. Only the process of a command calls
     this.

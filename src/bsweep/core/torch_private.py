@@ -13,11 +13,13 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from bsweep.core.torch_versions import TESTED
+
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 COMPILER = "torch._dynamo"
-"""A module that torch's optimizers import when they are built, in seconds."""
+"""A module that torch's optimizers import when they are built, which takes seconds."""
 
 NAMES = {
     "batchnorm": "torch.nn.modules.batchnorm:_BatchNorm",
@@ -50,8 +52,8 @@ def private(name: str) -> Any:
         return attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         raise ValueError(
-            f"this needs {module}.{path}, which torch {torch.__version__} lacks: install a torch "
-            "that `bsweep doctor` calls tested"
+            f"this needs {module}.{path}, which torch {torch.__version__} lacks: install a tested "
+            f"version of torch ({', '.join(TESTED)})"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """The versions of torch and torchvision that are installed, and what is wrong with them.
 
-Torch is not imported here, because that takes seconds and fails where torch is broken.
+This process does not import torch here, because that takes seconds and fails where torch is broken.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def refuse_torch() -> None:
 
 def problems() -> list[str]:
     """Return what keeps the installed torch and torchvision from working, each with the command
-    that mends it. This takes the seconds of an import.
+    that may mend it. This takes the seconds of an import.
     """
     try:
         refuse_torch()
@@ -77,7 +77,7 @@ def _torch_of_torchvision() -> str:
 
 
 def broken(reason: object) -> str:
-    """Return a message on a torch that cannot be imported, with the command that mends it.
+    """Return a message on a torch that cannot be imported, with the command that may mend it.
 
     Args:
         reason: The error of the import.
@@ -90,19 +90,21 @@ def broken(reason: object) -> str:
 
 
 def notes() -> list[str]:
-    """Return what the user may want to change although bsweep works."""
+    """Return, as the only item of a list, a note on a torchvision for CUDA beside a torch for CPUs,
+    with which bsweep works; an empty list if there is nothing to note.
+    """
     if _is_for_cuda("torchvision") and not _is_for_cuda("torch"):
         note = (
             "torch is built for CPUs and torchvision for CUDA: bsweep does without torchvision's "
-            "operators, but other programs fail: pip install --force-reinstall torch torchvision "
-            "--index-url https://download.pytorch.org/whl/cpu"
+            "operators, but other programs may fail: pip install --force-reinstall torch "
+            "torchvision --index-url https://download.pytorch.org/whl/cpu"
         )
         return [note]
     return []
 
 
 def _is_for_cuda(package: str) -> bool:
-    """Return True if a package is built for CUDA, as only its own file tells."""
+    """Return True if a package is built for CUDA, as its file `version.py` tells."""
     spec = importlib.util.find_spec(package)
     path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     return bool(path and path.exists() and "+cu" in path.read_text())

@@ -1,4 +1,4 @@
-"""An import of torchvision that works with any torch, even a CPU-only one.
+"""An import of torchvision that works even if torchvision is built for CUDA and torch is not.
 
 If torchvision is built for CUDA and torch is not, torchvision's compiled operators do not load.
 Then `import torchvision` stops with `operator torchvision::nms does not exist`. bsweep does not use
@@ -21,8 +21,8 @@ _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 @functools.cache
 def import_torchvision() -> ModuleType:
-    """Import and return torchvision, even with a CPU-only torch. Call this before any import of a
-    torchvision submodule.
+    """Import and return torchvision, even if it is built for CUDA and torch is not. Call this
+    before any import of a torchvision submodule.
     """
     with torch.device("cpu"):  # torch 2.6 and 2.8 import modules that compute on the default device
         if not _operators_load():
@@ -38,7 +38,7 @@ def _operators_load() -> bool:
     folders = spec.submodule_search_locations if spec else None
     if not folders:
         raise ValueError(
-            "torchvision is not installed: `bsweep doctor` names the version that belongs to torch"
+            "torchvision is not installed: `bsweep doctor` names the command that installs it"
         )
     for library in Path(folders[0]).glob("_C*.*"):  # `_C_stable` since 0.29
         try:

@@ -1,4 +1,4 @@
-"""Functions that write a file whole or not at all, and the error message for a full disk."""
+"""Functions that write a file whole or not at all, and that tell the user when a disk is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """The error numbers that mean that a disk or a quota is full."""
 
 _OTHER_RESULTS = (
-    "give another results_dir=... and start the same sweep again, which repeats this run"
+    "give another results_dir=... and start the same sweep again, which repeats its runs there"
 )
 _FEW_LINES = 1 << 14  # bytes
 
@@ -76,7 +76,8 @@ def no_space(path: Path, otherwise: str) -> str:
 
 
 def why_full(folder: Path, otherwise: str) -> str:
-    """Return an error message if the disk of `folder` is full, otherwise an empty text.
+    """Return an error message if the disk of `folder` or its quota is full, otherwise an empty
+    text.
 
     Args:
         folder: The folder, to which this function writes a temporary file.

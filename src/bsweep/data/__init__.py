@@ -1,9 +1,9 @@
 """Data sets as tensors in memory.
 
-Each data set has a file of its own; a card in `config/data.py` names the functions in it. `prepare`
-returns the facts about a data set without its tensors. It decodes and caches the tensors before
-workers are launched. `load` returns the tensors to a worker. `plan` computes which examples form a
-step and which of them a worker takes.
+Each data set has a file of its own, which a card in `config/data.py` names. `prepare` returns the
+facts about a data set without its tensors. If the data set needs it, `prepare` decodes and caches
+the tensors before workers are launched. `load` returns the tensors to a worker. `plan` computes
+which examples form a step and which of them a worker takes.
 
 The package must not know the model, the strategy or the run: neither the number of workers nor the
 strategy may change which examples or which crops a step has.
@@ -29,12 +29,11 @@ __all__ = ["DataInfo", "load", "num_train", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
-    """Check, download, decode and cache a data set for the workers; return its sizes and classes.
-
-    Call this before the workers are launched.
+    """Check a data set before the workers are launched, and return its sizes and classes. If the
+    data set needs it, download, decode and cache it first.
 
     Raises:
-        ValueError: If the data are missing, or fewer than `subset`.
+        ValueError: If the data are missing or cannot be used, or are fewer than `subset`.
     """
     prepared = _prepared(config)
     if isinstance(prepared, ValueError):
@@ -70,15 +69,17 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
 
 
 def _num_validation(config: DataConfig, num_train: int) -> int:
-    """Return how many of the training examples are for validation: at least one if any."""
+    """Return how many of the training examples are for validation: none without
+    `validation_share`, otherwise at least one, if at least one is left to train on.
+    """
     if config.validation_share is None:
         return 0
     return min(max(1, round(config.validation_share * num_train)), num_train - 1)
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """Return a data set for training on a device, with all of its training examples or
-    `config.subset` of them. The examples for validation are taken out first.
+    """Return a data set for training on a device, with the examples for validation held out and
+    the training examples reduced to `config.subset` of them, if the card asks for it.
 
     Raises:
         ValueError: As in `prepare`.

@@ -24,12 +24,12 @@ def crop_stream(seed: int, epoch: int) -> int:
 def crop_and_flip(
     images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool
 ) -> Tensor:
-    """Return images after padding each with black and cropping it at random; `flip` also mirrors
-    each with probability 1/2.
+    """Return images, each padded with black and cropped at random; `flip` also mirrors each with
+    probability 1/2.
 
-    The crop of an example depends on (seed, epoch, example) alone: not on its batch, worker or
-    device. A single gather crops and mirrors. Nothing here waits for a GPU, so this function can be
-    captured in a CUDA graph.
+    For given arguments `padding` and `flip`, the crop of an example depends on (seed, epoch,
+    example) alone: not on its batch, worker or device. A single gather crops and mirrors. Nothing
+    here waits for a GPU, so this function can be captured in a CUDA graph.
 
     Args:
         images: uint8 (B, C, H, W).

@@ -1,6 +1,7 @@
 """The cache in which bsweep keeps decoded data sets for a user.
 
-Each data set is one tensor file. The file is checked, and mapped into memory rather than read.
+Each data set is one tensor file. The file is checked when its tensors are loaded, and it is mapped
+into memory.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _NAMES = {
 
 
 def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
-    """Return the data set that the cache keeps under `name`. If the cache has none, build the data
-    set and add it first.
+    """Return the data set that the cache keeps under `name`. If the cache has none or its file is
+    damaged, build the data set and add it first.
 
     See `cached_tensors`.
     """
@@ -109,7 +110,7 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
 
 def cached_slices(name: str, keys: Sequence[str], build: Build) -> tuple[dict[str, Any], str]:
     """Return a cache file's tensors as slices, which are read from disk only when used, and the
-    text stored with the tensors. If the file is missing, write it first.
+    text stored with the tensors. If the file is missing or its header is damaged, write it first.
 
     The shape of a slice is known without reading it and without torch. The content is not checked
     here; `cached_tensors` checks it.
@@ -130,7 +131,7 @@ def cached_tensors(name: str, keys: Sequence[str], build: Build) -> tuple[dict[s
         build: The function that makes the tensors and the text.
 
     Raises:
-        ValueError: If the cache folder cannot be written, or if `build` raises it.
+        ValueError: If the cache folder cannot be written, or if `build` raises it or an OSError.
     """
     return _cached(name, keys, build, _read)
 
@@ -151,7 +152,13 @@ def _cached(
                 pass
             except (OSError, SafetensorError, ValueError) as error:
                 logger.warning(f"{path} is damaged ({error}), and bsweep makes it again")
-            tensors, text = build()
+            try:
+                tensors, text = build()
+            except OSError as error:
+                raise ValueError(
+                    f"an example cannot be read ({error}): repair or replace the files of the data "
+                    "set"
+                ) from error
             _write({key: tensors[key] for key in keys}, text, path)
             return read(path, keys)
     except (OSError, SafetensorError) as error:
@@ -193,8 +200,8 @@ _CLOCK_SECONDS = 1  # Two versions of a file written within this time may have t
 
 
 def _slices(path: Path, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the tensors of a cache file as unread safetensors slices, and the text with the
-    classes from the file's header. The text is JSON: the names of the classes, or their number.
+    """Return the tensors of a cache file as unread safetensors slices, and the text from the file's
+    header. For a data set, the text is JSON: the names of its classes, or their number.
 
     If the file is missing or its header is damaged, raise the errors of `_read`.
     """

@@ -33,13 +33,13 @@ def info(config: Cifar10Config) -> DataInfo:
 
 
 def load(config: Cifar10Config) -> Dataset:
-    """Return CIFAR-10 from the cache or, the first time, from the folder `root`.
+    """Return CIFAR-10 from the cache or, if the cache does not have it, from the folder `root`.
 
-    If it is not in `root` and `download` is set, download it to `root`. torchvision checks each
-    file's md5, so the cached data are the same for every root.
+    If it is not in `root` either and `download` is set, download it to `root`. torchvision checks
+    each file's md5, so the cached data are the same for every root.
 
     Raises:
-        ValueError: If it is not in `root` and cannot be downloaded.
+        ValueError: If it is neither in the cache nor in `root`, and is not downloaded.
     """
     return cached(_NAME, lambda: _from_torchvision(config))
 

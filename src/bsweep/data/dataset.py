@@ -1,5 +1,5 @@
-"""The class that holds a data set as tensors in memory, and the functions that all data sets
-use.
+"""The class that holds a data set as tensors in memory, and functions that make or change its
+objects.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 
 @dataclass(frozen=True)
 class Dataset:
-    """The training and test examples of a data set, as contiguous tensors.
+    """The training and test examples of a data set, and validation examples if there are any, as
+    contiguous tensors.
 
     The tensors are on the device that trains, or on the CPU, from which they are streamed to that
     device; see `train` and `test`.
 
     An example is an image and its class, or T tokens of a text and the token that follows each of
-    them. In the user's own data, an example may be any tensor. Only images have `mean` and `std`;
-    they are normalised by them.
+    them. In the user's own data, an input may be any tensor. Only images have `mean` and `std`, by
+    which they are normalised.
     """
 
     train_inputs: (
@@ -82,14 +83,14 @@ class Dataset:
 def placed(
     dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
 ) -> Dataset:
-    """Return a data set with its tensors moved to the training device or left on the CPU, as
-    `wanted` says.
+    """Return a data set with its examples moved to the training device or left on the CPU, as
+    `wanted` says. `mean` and `std` are moved in any case.
 
     Args:
         dataset: The data set; its tensors are on the CPU.
         device: The device that trains.
         wanted: "cuda" to move all examples to the device, "cpu" to leave them on the CPU, "auto" to
-            move the training and the test part if they fit.
+            move each part (training, test, validation) that fits, in this order.
     """
     moved: dict[str, Any] = {
         name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
@@ -135,8 +136,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     after scaling the pixels to [0, 1].
 
     Both statistics come from histograms, so they are exact and need no wider copy of the data set.
-    A channel without contrast gets the deviation of one grey level, because images are divided by
-    it.
+    A channel with a smaller deviation than one grey level gets one grey level, because images are
+    divided by the deviation.
 
     Args:
         images: uint8 (N, C, H, W).
@@ -154,7 +155,8 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def with_validation(dataset: Dataset, number: int) -> Dataset:
     """Return a data set with `number` of its training examples held out for validation, the same
-    ones at each call. Each class gives the same share, give or take one example.
+    ones at each call. If labels are classes, each class gives the same share, give or take one
+    example.
 
     The examples are copied: a data set that was mapped from a file then takes memory.
     """
@@ -176,8 +178,8 @@ def with_validation(dataset: Dataset, number: int) -> Dataset:
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
     """Return a data set with only `size` of its training examples, the same ones at each call.
 
-    All classes have equally many examples, give or take one; a class that has too few gives all of
-    them. Texts and targets have no classes to balance. Smaller subsets are parts of larger ones.
+    If labels are classes, all classes have equally many examples, give or take one; a class that
+    has too few gives all of them. Smaller subsets are parts of larger ones.
     """
     order = random_bits(torch.arange(len(dataset.train_labels)), stream_of("subset")).argsort()
     if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():

@@ -30,7 +30,8 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
             they are.
 
     Raises:
-        Unfit: If they are no data sets, are empty, or have examples that cannot be stacked.
+        Unfit: If they are no data sets, are empty, have examples that cannot be stacked, or have
+            labels that do not fit the inputs or the names of the classes.
     """
     inputs, labels = _split("training", train, side)
     test_inputs, test_labels = _split("test", test, side)
@@ -69,7 +70,8 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
 
 def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
     """Return the inputs and the labels of a training or test split, as two tensors with one row for
-    each example. The inputs are (N, ...), and the labels are (N,), (N, T) or (N, ...).
+    each example. The inputs are (N, ...). The labels are (N,) or, as classes of tokens or targets,
+    (N, ...).
 
     `split_name` is the name of the split in messages.
     """

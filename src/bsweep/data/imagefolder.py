@@ -1,6 +1,6 @@
 """The data set of images in `root/train/<class>/` and `root/test/<class>/`, or in `root/<class>/`.
 
-The images are decoded once and kept as one tensor file in the cache.
+The decoded images are kept as one tensor file in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bsweep.data.pictures import pixels, with_progress
 if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
 
-_LAYOUT = "it must hold train/<class>/ and test/<class>/ with images in them"
+_SPLIT_LAYOUT = "it must hold train/<class>/ and test/<class>/ with images in them"
+_WHOLE_LAYOUT = "with data.test_share it must hold <class>/ with images in it, for each class"
 _CHUNK = 64  # images that a thread decodes at once
 _NAMED = 10  # corrupt images that a message names
 
@@ -59,14 +60,16 @@ def load(config: ImageFolderConfig) -> Dataset:
     names begin with a dot are ignored. With `skip_broken`, corrupt images are left out.
 
     Raises:
-        ValueError: If a folder is missing or empty, if train and test differ in their classes, or
-            if an image is corrupt.
+        ValueError: If a folder is missing or empty, if train and test differ in their classes, if
+            there is only one class, or if an image is corrupt and `skip_broken` is not set.
     """
     return cached(*_entry(config, *_listed(config)))
 
 
 def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
-    """Return the images to train on and those to test on, as the folder holds them now."""
+    """Return the paths and classes of the images to train on and of those to test on, as the folder
+    holds them now.
+    """
     root = Path(config.root).expanduser()
     try:
         if config.test_share is None:
@@ -74,7 +77,8 @@ def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
         else:
             train, test = _divided(root, config.test_share)
     except OSError as error:
-        raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
+        layout = _SPLIT_LAYOUT if config.test_share is None else _WHOLE_LAYOUT
+        raise ValueError(f"data.root={config.root} cannot be read ({error}): {layout}.") from error
     _check_classes(root, train, test)
     return train, test
 
@@ -94,8 +98,8 @@ def _entry(
 
 
 def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
-    """Return the images of a folder of classes, divided into those to train on and those to test
-    on.
+    """Return the paths and classes of the images in a folder of classes, divided into those to
+    train on and those to test on.
 
     A hash of an image's path decides, so that the division is the same at each call, for each seed
     of a run and on each host, and few images change sides when others are added.
@@ -105,7 +109,7 @@ def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
             f"data.test_share={test_share:g}: {root} holds train/ and test/ already. Leave "
             "data.test_share out, or name a folder that holds <class>/ alone."
         )
-    whole = _list(root, ".")
+    whole = _list(root)
     tests: set[str] = set()
     for label, name in enumerate(whole.classes):
         paths = [p for p, of in zip(whole.paths, whole.labels, strict=True) if of == label]
@@ -132,19 +136,21 @@ def _chosen(whole: _Split, fingerprint: str, is_chosen: Callable[[str], bool]) -
     return _Split(whole.classes, paths, labels, fingerprint)
 
 
-def _list(root: Path, split: str) -> _Split:
+def _list(root: Path, split: str = "") -> _Split:
     folder = root / split
+    layout = _SPLIT_LAYOUT if split else _WHOLE_LAYOUT
     if not folder.is_dir():
+        alone = " A folder of <class>/ alone takes data.test_share=0.2." if split else ""
         raise ValueError(
-            f"data.root={root}: there is no folder {folder}; {_LAYOUT}. A folder of <class>/ alone "
-            "takes data.test_share=0.2, and data=digits needs no folder."
+            f"data.root={root}: there is no folder {folder}; {layout}.{alone} data=digits needs no "
+            "folder."
         )
     with os.scandir(folder) as entries:
         classes = sorted(
             entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
         )
     if not classes:
-        raise ValueError(f"data.root={root}: {folder} holds no folder of a class; {_LAYOUT}.")
+        raise ValueError(f"data.root={root}: {folder} holds no folder of a class; {layout}.")
     paths, labels, digest = [], [], hashlib.sha256()
     for label, name in enumerate(classes):
         files = sorted(_files(str(folder / name)))
@@ -162,7 +168,7 @@ def _list(root: Path, split: str) -> _Split:
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:
     """Yield the path, size and time of modification of every file in a folder and its subfolders,
-    except hidden ones.
+    except hidden files and folders.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -27,7 +27,8 @@ def info(config: OwnDataConfig) -> DataInfo:
 
 
 def load(config: OwnDataConfig) -> Dataset:
-    """Return the data set that the user's function returned on its first call with these options.
+    """Return the data set that the user's function returns with these options. If the cache has it,
+    the function is not called.
 
     The function is called again if its code or an option has changed, but not if files that it
     reads have changed. Give changed files another name, or the function an option that counts their

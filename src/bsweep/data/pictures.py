@@ -65,8 +65,8 @@ def with_progress(
 ) -> Generator[_T, None, None]:
     """Yield each of `parts` unchanged, and show on stderr how many examples have been read.
 
-    A terminal shows a bar until all are done. A file or a pipe gets a line every ten seconds. Both
-    end with a line that says how many examples were read.
+    An interactive terminal shows a bar until all are done. Anything else gets a line about every
+    ten seconds. Both end with a line that says how many examples were read.
 
     Args:
         parts: The parts of a work that may take minutes.

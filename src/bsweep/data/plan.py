@@ -1,8 +1,9 @@
 """The batch plan: which examples form a step or a round, and which of them a worker takes.
 
-All functions are pure: an epoch's order depends only on the seed and the epoch, and a step is the
-next slice of it. So the number of workers cannot change what a step trains on. Every example is
-used once in an epoch, even the last few, and the batch size may change at any step.
+All functions are pure: an epoch's order depends only on the seed, the epoch and the number of
+examples, and a step is the next slice of it. So at a given global batch the number of workers does
+not change what a step trains on. Every example is used once in an epoch, even the last few, and the
+batch size may change at any step.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Share:
 
 
 def global_batch(shares: Sequence[Share]) -> int:
-    """Return the number of examples of one optimizer step over all workers."""
+    """Return the number of examples of one optimizer step over all workers that take steps."""
     return sum(share.worker_batch for share in shares if share.num_steps)
 
 
@@ -87,8 +88,8 @@ def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:
     """Cut `indices` into `num_parts` contiguous parts whose sizes differ by at most one, and return
     the part with the index `number`.
 
-    The part is empty if there are too few examples. The parts may belong to workers, to steps or to
-    accumulation steps.
+    The part may be empty if there are fewer examples than parts. The parts may belong to workers,
+    to steps or to accumulation steps.
     """
     return _part(indices, number, [1] * num_parts)
 

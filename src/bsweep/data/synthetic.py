@@ -29,8 +29,8 @@ def _classes(config: SyntheticConfig) -> tuple[str, ...]:
 def load(config: SyntheticConfig) -> Dataset:
     """Return random images, the same ones at each call.
 
-    Each class has one smooth random image; each example is this image plus noise. The classes are
-    equally frequent.
+    Each class has one smooth random image; each example is the image of its class plus noise. The
+    classes are equally frequent, give or take one example.
     """
     import torch
     from torch.nn import functional as F

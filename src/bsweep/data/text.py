@@ -119,7 +119,7 @@ def _read(path: str, key: str, wanted_file: str) -> bytes:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {wanted_file}.") from error
     except MemoryError:
         raise ValueError(
-            f"{key}={path} is larger than this machine's memory: give a shorter text."
+            f"{key}={path} does not fit into this machine's memory: give a smaller file."
         ) from None
 
 

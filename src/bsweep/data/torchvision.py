@@ -1,4 +1,4 @@
-"""Any of torchvision's data sets for classification, downloaded and checked by torchvision."""
+"""The data sets for classification that bsweep takes from torchvision."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ def info(config: TorchvisionConfig) -> DataInfo:
 
 
 def load(config: TorchvisionConfig) -> Dataset:
-    """Return a torchvision data set from the cache or, the first time, from the folder `root`.
+    """Return a torchvision data set from the cache or, if the cache does not have it, from the
+    folder `root`.
 
-    If it is not in `root` and `download` is set, download it to `root`. torchvision does not check
-    all files that it finds, so each root has its own data in the cache.
+    If it is not in `root` either and `download` is set, download it to `root`. torchvision does not
+    check all files that it finds, so each root has its own data in the cache.
 
     Raises:
-        ValueError: If the data set is not in `root` and cannot be downloaded, or if its images
-            differ in size.
+        ValueError: If the data set is neither in the cache nor in `root`, and is not downloaded; or
+            if its images differ in size and `side` is null.
     """
     return cached(_name(config), lambda: _from_torchvision(config))
 

@@ -1,14 +1,14 @@
-"""The launchers, which start the workers and servers of a point on one host or on several. Each
+"""The launchers, which run the workers and servers of a point on one host or on several. Each
 launcher has a module of its own.
 
 The input is a point whose folder is prepared. The output is its `Outcome`: a status and, after a
-failure, which process failed, on which host, and why. Before a launch, `check_machine` says whether
-the point can run here, and `preflight` says whether the hosts are reachable and alike. During a
-run, `stop` passes signals on to the workers. `lifeline` ensures that no process is left behind,
-however a run ends.
+failure, what is known of the cause. Before a launch, `check_machine` says whether the point can run
+here. If hosts are named, `preflight` says whether they are reachable and alike. During a run, a
+signal becomes a request that the workers stop (`stop`). `lifeline` ends processes on other hosts
+whose launcher is lost.
 
-This package must not know the study or how a step is computed. It knows only which module a worker
-process runs, and the files by which it tells a team of processes what to do.
+This package must not know how a study is run or how a step is computed. Of the code that trains it
+knows the modules that worker processes run, and the files by which a team is told what to do.
 """
 
 from __future__ import annotations
@@ -33,15 +33,22 @@ def launch(
     entry: Entry | None = None,
     pool: ProcessPool | None = None,
 ) -> Outcome:
-    """Launch a point and wait until its run ends. Return the run's status and, after a failure, the
-    cause of the failure.
+    """Launch a point and wait until its run ends, unless a host that it names is not ready; return
+    the outcome.
 
     Args:
         config: The point.
         paths: Its run folder, which must be prepared.
+<<<<<<< HEAD
         on_poll: Called a few times a second; an exception that it raises ends the run.
         entry: The module that each process runs; None: the one of the point's program.
         pool: The processes of the point's sweep; None to start fresh processes.
+=======
+        on_poll: Called again and again while the point runs, a few times a second or after each
+            step; an exception that it raises ends the run.
+        entry: The module that says what the point's processes do.
+        pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
+>>>>>>> main
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt

@@ -57,11 +57,11 @@ def check_machine(config: RunConfig) -> list[str]:
 
 
 def check_packages(config: RunConfig) -> None:
-    """Raise ValueError if torch, or a package that only some data sets, models or optimizers need,
-    is not installed.
+    """Raise ValueError if torch is missing or too old, or if a package that the point's data set,
+    model or optimizer needs is missing.
 
     Raises:
-        ValueError: If a package that the point needs is missing, or if torch is too old.
+        ValueError: If a package is missing, or if torch is too old.
     """
     _refuse_torch_once()
     for group in ("data", "model", "optimizer"):
@@ -132,10 +132,12 @@ def _check_without_gpus(config: RunConfig) -> None:
 
 
 def _check_memory_limit(on_gpus: bool) -> None:
-    if on_gpus or not memory.can_limit():
+    if not memory.can_limit():
+        raise ValueError("launch.memory_limit_mb needs Linux: leave it out.")
+    if on_gpus:
         raise ValueError(
-            "launch.memory_limit_mb limits only the main memory of processes on Linux, not the "
-            "memory of GPUs: set device=cpu, or leave launch.memory_limit_mb out."
+            "launch.memory_limit_mb limits only the main memory of processes, not the memory of "
+            "GPUs: set device=cpu, or leave launch.memory_limit_mb out."
         )
     if inside_horovodrun():
         raise ValueError(
@@ -186,8 +188,8 @@ def _check_horovod(config: RunConfig) -> None:
         )
     if config.strategy.can.needs_mpi and not _has_mpi():
         raise ValueError(
-            "strategy.op=adasum needs a Horovod built with MPI, but this Horovod is built with "
-            "Gloo: use strategy.op=average, or install MPI and rebuild Horovod with "
+            "strategy.op=adasum needs a Horovod built with MPI, but this Horovod is built without "
+            "it: use strategy.op=average, or install MPI and rebuild Horovod with "
             "HOROVOD_WITH_MPI=1."
         )
     if inside_horovodrun():
@@ -206,8 +208,8 @@ def _has_mpi() -> bool:
 
 
 def _doubts_about_machines(config: RunConfig) -> list[str]:
-    """Return warnings about the hosts of a point: processes that share cores, servers beside
-    workers, or unused hosts.
+    """Return warnings about the hosts of a point, such as processes that share cores, servers
+    beside workers, or unused hosts.
 
     Raises:
         ValueError: If this machine has GPUs, but fewer than the workers that it is to run.
@@ -216,7 +218,7 @@ def _doubts_about_machines(config: RunConfig) -> list[str]:
     gpus, cores = num_gpus(config.device) if here else 0, num_cores()
     if gpus and here > gpus:
         placed = (
-            f"launch.hosts={hosts} places {here} workers here"
+            f"{_named(config, hosts)} places {here} workers here"
             if hosts
             else f"{here} workers are to run here"
         )
@@ -254,8 +256,8 @@ def _num_workers_here(config: RunConfig) -> int:
 
 
 def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
-    """Return a warning if `launch.hosts` has too few slots to give each server of a point its own
-    slot.
+    """Return a warning if a point's hosts have too few slots to give each server of the point its
+    own slot.
     """
     beside = config.num_workers + config.num_server_processes - len(slots_of(hosts))
     if beside <= 0:
@@ -263,9 +265,15 @@ def _servers_beside_workers(config: RunConfig, hosts: str) -> list[str]:
     return [
         (
             f"{beside} of {config.num_server_processes} servers run beside workers: "
-            f"launch.hosts={hosts} has no more slots"
+            f"{_named(config, hosts)} has no more slots"
         )
     ]
+
+
+def _named(config: RunConfig, hosts: str) -> str:
+    assert isinstance(config.launch, ProcessesConfig), config.launch
+    is_by_slurm = config.launch.uses_allocation
+    return f"the SLURM allocation {hosts}" if is_by_slurm else f"launch.hosts={hosts}"
 
 
 def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
@@ -285,8 +293,8 @@ def _idle_nodes(config: RunConfig, hosts: str) -> list[str]:
 
 
 def _too_many_threads(config: RunConfig) -> list[str]:
-    """Return a warning if a point's workers have more threads together than this machine
-    has cores.
+    """Return a warning if `launch.threads_per_worker` gives a point's workers more threads together
+    than this machine has cores.
     """
     threads, workers, cores = config.launch.threads_per_worker, config.num_workers, num_cores()
     if threads is None or threads * workers <= cores:

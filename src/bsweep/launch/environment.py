@@ -2,10 +2,10 @@
 private file.
 
 Every user of a host can read what is on a command line, and the name of a variable does not tell
-whether its value is secret. Processes therefore get only the variables that are known to be needed
-and those that `launch.environment` names. Except for the few that launchers need themselves, these
-are passed in a file of the run folder. Only its owner can read that file, and it is removed as soon
-as all processes have read it.
+whether its value is secret. Of its own variables, bsweep therefore passes on only those that are
+known to be needed and those that `launch.environment` names. Except for the few that launchers need
+themselves, these are passed in a file of the run folder. Only its owner can read that file, and it
+is removed once all processes have read it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def missing(launch: ProcessesConfig) -> list[str]:
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables that may appear on command lines, which all users of a host
-    can read.
+    """Return those environment variables of `parent` that may appear on command lines, where all
+    users of a host can read them.
     """
     return {
         name: value
@@ -67,8 +67,8 @@ def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str,
 
 
 def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
-    """Return the environment variables that workers and servers read from a private file, since no
-    other user may see them.
+    """Return the environment variables that workers and servers read from a private file, where
+    other users cannot see them.
     """
     shown = in_the_open(parent, launch)
     hidden = {
@@ -98,9 +98,9 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
 def write(path: Path, variables: Mapping[str, str]) -> None:
     """Write environment variables to a shell script that only the owner of the file may read.
 
-    The script also sets the umask of this process. Processes that an sshd starts would have the
-    sshd's umask. Of Horovod's variables, such as its ranks, those that horovodrun has set stay as
-    they are.
+    The script also sets the umask to that of this process; processes that an sshd starts would
+    otherwise have the sshd's umask. Variables of Horovod that are set where the script runs, such
+    as the rank, keep their values.
     """
     # Python can only read the umask by changing it, which other threads would notice.
     umask = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout
@@ -115,8 +115,7 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:
-    """Remove a run's file of environment variables once all processes of the run have read the
-    file.
+    """Remove a run's file of environment variables if all processes of the run have read the file.
 
     The sign is that each process has opened its output file, which it does only after it has read
     the variables.

@@ -1,4 +1,6 @@
-"""The cause of a point's failure: which process failed, on which host, and why."""
+"""The search for the cause of a point's failure, such as a failed process, a lost host or a full
+disk.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,12 @@ def outcome(
     console: Path,
     codes: Sequence[int | None] = (),
 ) -> Outcome:
-    """Return how a failed point ended: which process failed first, and why.
+    """Return the status of a failed point, and a message on the likely cause of the failure.
 
     A process that SIGKILL ended counts as the cause before all others. Otherwise the cause is the
-    first error that a process recorded, then a lost host, then the end of the launcher's command,
-    then the exit codes. Signals other than SIGKILL may be consequences: NCCL's watchdog aborts
+    first error that a process recorded, then a lost host. Without either, it is taken from the exit
+    codes of the failed processes or, if none is known to have failed, from the end of the
+    launcher's commands. Signals other than SIGKILL may be consequences: NCCL's watchdog aborts
     workers that wait for a failed one.
 
     Args:
@@ -40,7 +43,7 @@ def outcome(
         paths: The files of its run folder.
         failures: Pairs of a failed rank and its exit code, in the order of the failures.
         console: The file with the output of the commands that started the processes.
-        codes: The exit code of each of those commands.
+        codes: The exit code of each of those commands; None for one that still ran.
     """
     num_processes = config.num_workers + config.num_server_processes
     silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
@@ -57,7 +60,9 @@ def outcome(
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:
-        why = ssh.reason(_text_of(console)) or "the connection ended, or SLURM lost the node"
+        is_by_ssh = isinstance(config.launch, SshConfig)
+        loss_of = "the connection ended" if is_by_ssh else "SLURM lost the node"
+        why = ssh.reason(_text_of(console)) or loss_of
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:
         return Outcome("failed", _why_command_ended(paths, console, codes), may_pass=True)
@@ -70,10 +75,10 @@ def _outcome_of_codes(
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
 ) -> Outcome:
-    """Return which process of a failed point failed first, and why, judged by the exit codes and by
-    what the process printed.
+    """Return the outcome of a failed point, with a message that names the process that most likely
+    failed first, and its exit code or signal.
 
-    The ranks in `silent` are those failures that recorded no error.
+    The pairs in `silent` are those of `failures` whose process recorded no error.
     """
     killed = [(rank, code) for rank, code in silent if _signal(code) == signal.SIGKILL]
     crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
@@ -104,7 +109,8 @@ def _full_disk(paths: RunPaths, said: str) -> str:
 
     Args:
         paths: The files of the run that failed.
-        said: What a failed process said. If it said something else, no disk is looked at.
+        said: What a failed process said. If it said something that does not name a full disk, no
+            disk is looked at.
     """
     if ours := re.findall("no space left for .+", said):
         return str(ours[-1])
@@ -113,7 +119,7 @@ def _full_disk(paths: RunPaths, said: str) -> str:
     disks = {
         paths.logs: "give another results_dir=...",
         Path(os.environ.get("TMPDIR", "/tmp")): "name another folder by TMPDIR",
-        Path("/dev/shm"): "make it larger: mount -o remount,size=1G /dev/shm",
+        Path("/dev/shm"): "give it a larger SIZE: mount -o remount,size=SIZE /dev/shm",
     }
     found = (why_full(folder, otherwise) for folder, otherwise in disks.items())
     return next(filter(None, found), "")
@@ -140,7 +146,7 @@ def _lost_hosts(
     """Return the hosts of a failed run that ssh or SLURM could not reach, or to which the
     connection was lost.
 
-    In both cases ssh ends with an exit code of its own. Under SLURM, srun's messages tell.
+    In both cases ssh ends with an exit code of its own. With launch=srun, srun's messages tell.
     """
     hosts = config.launch.named_hosts
     if hosts is None:
@@ -231,7 +237,7 @@ def _signal(code: int) -> signal.Signals | None:
 
 
 def _last_lines(paths: RunPaths, rank: int) -> str:
-    """Return the last lines that a worker or server wrote to its standard error."""
+    """Return at most 15 of the last lines that a worker or server wrote to its standard error."""
     stderr = paths.rank_logs(rank) / "stderr"
     if not stderr.exists():
         return ""
@@ -247,8 +253,8 @@ def _last_lines(paths: RunPaths, rank: int) -> str:
 
 
 def _plain(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a program's output without horovodrun's prefixes and without traceback
-    frames.
+    """Return the lines of a program's output without horovodrun's prefixes, empty lines, indented
+    lines such as traceback frames, and the headings of tracebacks.
     """
     said = (re.sub(r"^\[\d+\]<\w+>:", "", line).rstrip() for line in lines)
     return [

@@ -1,4 +1,4 @@
-"""The launcher that starts workers by the command horovodrun, on this machine or on several hosts
+"""The launcher that starts workers by the command horovodrun, on this machine or on other hosts
 over ssh.
 
 The `horovodrun` command is used rather than the function `horovod.run`. That function exports knobs
@@ -27,7 +27,7 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         """Return the horovodrun command that starts the workers of a point, as a list with one
         command line.
 
-        The option `--output-filename` is not used: Horovod 0.28.1 then computes log10(0) for a
+        The option `--output-filename` is not used: with it, Horovod 0.28.1 computes log10(0) for a
         single worker and fails.
         """
         config, launch = request.config, request.config.launch
@@ -46,8 +46,8 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         return [[*horovodrun, "-np", str(config.num_workers), "--gloo", *options, *worker]]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the rank and the exit code of the worker that failed first, according to
-        horovodrun's output.
+        """Return the rank and the exit code of the worker that failed first, as the only pair of a
+        list; an empty list if horovodrun's output names no worker.
         """
         found = re.search(
             r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)", console

@@ -1,10 +1,10 @@
-"""A program that runs horovodrun with bsweep's ssh options in place of Horovod's, and with servers
-that listen at one address.
+"""A program that runs horovodrun with bsweep's ssh options in place of Horovod's, and with
+rendezvous servers that listen at one address.
 
 `python horovodrun_command.py OPTIONS ARGUMENTS...` runs it. Horovod 0.28.1 has no option for how it
-starts ssh. It would accept a changed host key, and wait for hours after a network
-link is cut. Of an option given twice, ssh uses the first value, so Horovod's own must go. Horovod's
-rendezvous server would listen at all network interfaces.
+starts ssh. It would accept a changed host key, and wait for hours after a network link is cut. Of
+an option given twice, ssh uses the first value, so Horovod's own must go. Without this program,
+Horovod's rendezvous server would listen at all network interfaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def listen_only_at(address: str) -> None:
-    """Make the rendezvous servers that this process starts listen at one of its addresses."""
+    """Make the rendezvous servers that this process starts from now on listen only at `address`."""
     from horovod.runner.http import http_server
     from horovod.runner.util.network import find_port
 

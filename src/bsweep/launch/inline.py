@@ -1,8 +1,9 @@
-"""The launcher `inline`, which trains with one worker inside the `bsweep` process, where
-breakpoints work as usual.
+"""The launcher `inline`, which runs a point's only worker inside the `bsweep` process or, in two
+cases, in a fresh process.
 
-With a memory limit, or after a point ran out of memory on a CPU, a fresh process trains instead:
-such a failure may break later training in the same process.
+The fresh process trains a point that has a memory limit, and points that follow one that ran out of
+the host's memory: such a failure may break later training in the same process. Inside the `bsweep`
+process, breakpoints work as usual.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bsweep.runlog.shared_clock import file_system_time
 
 
 class Inline(Launcher):
-    """A launcher that runs a point's only worker in this process."""
+    """A launcher that runs a point's only worker in this process or, to train, in a fresh one."""
 
     def __init__(self) -> None:
         self._is_spoilt = False  # True once a failure made this process unfit for training

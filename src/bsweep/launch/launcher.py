@@ -1,5 +1,5 @@
-"""The interface of launchers: classes that start the workers of a point, one class for each variant
-of `launch`.
+"""The interface of launchers, the classes that run the workers of a point; each variant of `launch`
+has such a class.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Entry = Literal[
     "bsweep.measure.probe_worker",
     "bsweep.measure.profile_worker",
 ]
-"""The module that each process of a point runs: to train, or to measure for `bsweep probe` or
+"""The module that says what the processes of a point do: train, or measure for `bsweep probe` or
 `bsweep profile`.
 """
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A request to a launcher: the point to run, its run folder, and the module that its processes
-    run.
+    """A request to a launcher: the point to run, and what the launcher needs for it, such as its
+    run folder.
     """
 
     config: RunConfig
@@ -41,14 +41,12 @@ class LaunchRequest:
     configuration.
     """
     on_poll: Callable[[], None]
-    """A function that the launcher calls a few times a second. If it raises an exception, the run
-    ends.
+    """A function that the launcher calls again and again while the point runs, a few times a second
+    or after each step. If it raises an exception, the run ends.
     """
     entry: Entry = "bsweep.train.worker"
     pool: Pool | None = None
-    """The processes that the sweep keeps between points, some of which may train this point; None
-    to start fresh ones.
-    """
+    """The pool of processes that the sweep keeps between points; None to start fresh processes."""
 
     @property
     def ranks(self) -> range:
@@ -65,7 +63,8 @@ class LaunchRequest:
 
 
 class Pool(Protocol):
-    """The interface of the pool that keeps worker processes running for the next point of a sweep.
+    """The interface of a pool, which may keep the processes of a point for a later point of the
+    sweep.
 
     A `bsweep.launch.team.ProcessPool` has this interface.
     """
@@ -73,8 +72,8 @@ class Pool(Protocol):
     def processes_for(
         self, request: LaunchRequest, launcher: HostLauncher
     ) -> AbstractContextManager[Any]:
-        """Provide the processes for a point: those of an earlier point if they can train this one,
-        otherwise new processes.
+        """Provide the processes for a point: kept processes if they can train the point, otherwise
+        new ones.
 
         Args:
             request: The point.
@@ -86,13 +85,13 @@ class Pool(Protocol):
 
 
 class Launcher(Protocol):
-    """The interface of a launcher, an object that starts the workers of a point and waits for them.
+    """The interface of a launcher, an object that runs the workers of a point and waits for them.
 
-    The value `builds` of a launcher's card names its class, which takes no arguments.
+    The value `builds` of a launcher's card names the launcher's class, which takes no arguments.
     """
 
     def launch(self, request: LaunchRequest) -> Outcome:
-        """Start the workers of a point, wait until they end, and return how the run ended.
+        """Run the workers of a point, wait until the run ends, and return how it ended.
 
         Args:
             request: The point, with its run folder.
@@ -103,29 +102,29 @@ class Launcher(Protocol):
 
 
 class HostLauncher(Launcher, Protocol):
-    """The interface of a launcher that starts a point's processes by commands such as torchrun,
-    also on other hosts.
+    """The interface of a launcher that starts a point's processes by commands such as torchrun, on
+    this machine or on other hosts.
     """
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the command lines that start all processes of a point: one for all hosts, or
-        separate ones for each host.
+        """Return the command lines that start all processes of a point: one for all hosts, or one
+        or more for each host.
 
         Args:
             request: The point.
             words: The arguments of `python -m` in each process.
-            lifeline: The file that processes on other hosts watch to see whether the launcher
-                lives, see `bsweep.launch.lifeline`.
+            lifeline: The file that shows processes, such as those on other hosts, that the launcher
+                lives; see `bsweep.launch.lifeline`.
 
         Returns:
             The arguments of each command, beginning with the program.
         """
 
     def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the ranks of the processes that failed, with their exit codes, the first failure
-        first.
+        """Return the rank and the exit code of each failed process that the commands' output names,
+        the likely cause first.
 
         Args:
             console: What the commands printed.

@@ -1,18 +1,19 @@
-"""A program that runs a command on a host and ends the command if the launcher, on another host, is
-lost.
+"""A program that runs a command and ends it early if its launcher, which may be on another host, is
+lost or has started other processes instead.
 
-`python lifeline.py FILE START SECONDS COMMAND...` runs the command and exits with its exit code. It
-ends the command and all processes that the command started in each of these cases:
+`python lifeline.py FILE START SECONDS COMMAND...` runs COMMAND, and exits with the exit code of
+COMMAND. This program ends COMMAND and the processes below it in each of these cases:
 
 - The launcher has not touched FILE for SECONDS.
-- FILE names another start than START.
-- Another start has taken over the run that this one trains.
-- Nobody reads this process's output any more, for example because ssh has ended.
+- FILE does not name START, for example because the launcher ends or has begun another start.
+- Another start has taken over the run that START trains.
+- This program gets a signal such as SIGTERM.
+- Nobody reads this program's output any more, for example because ssh has ended.
 
 The first and the last case detect a cut network. It sends no message, and without this check the
 processes would use the host for ever.
 
-This table lists all signs of life in bsweep:
+This table lists the signs of life in bsweep:
 
 | who watches | whom | by | in case of | gives up after |
 |---|---|---|---|---|
@@ -22,7 +23,7 @@ This table lists all signs of life in bsweep:
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
 | the launcher | all processes | `rank.N/waits`, each second | a stall, to name its cause | 5 s |
 | DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
-| a sweep | another one | a lease, touched each 10 s | a dead host (4) | 120 s |
+| a sweep | another one | a lease, touched each 10 s | a dead host (4) | 140 s |
 | ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (5) |
 
 1. 60 s (`train.team_worker.PATIENCE_SECONDS`), or `launch.stall_timeout_seconds` if that is less.
@@ -67,10 +68,10 @@ def begin(path: Path) -> None:
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Record that running processes now train another run, in the lifeline file of the processes
-    and in that of the run.
+    """Record that the processes of a start now train the given run, in the lifeline file of the
+    start and in that of the run.
 
-    The processes end when another start of processes writes its name to the run's file.
+    Watched processes end when another start writes its name to the run's file.
 
     Args:
         path: The lifeline file of the start.
@@ -105,8 +106,10 @@ class _Told(Exception):
 
 
 def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -> int:
-    """Run a command, and end it early if its launcher is lost. Return its exit code, which is 128 +
-    N after signal N.
+    """Run a command, and end it early if its launcher is lost or has started other processes
+    instead. Return the command's exit code (128 + N after signal N), or 1 if it was ended early.
+
+    After a signal to this process, end the command and return 143.
 
     Args:
         path: The lifeline file.
@@ -145,7 +148,7 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
 
 
 def _end_with_parent() -> None:
-    """Have Linux kill this process when its parent is killed; `core.fresh_process` does so too."""
+    """Have Linux kill this process when its parent ends; `core.fresh_process` does so too."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         _LIBC.prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -160,12 +163,12 @@ def _name(said: str) -> str:
 
 
 def _belongs_to(said: str | None, start: str) -> bool:
-    """Return True if the watched processes belong to their launcher's latest start, and False if
-    the launcher has started others in their place.
+    """Return True if the watched processes may go on, and False if their launcher ends them or
+    other processes were started in their place.
 
-    The processes must go on while two lifeline files name `start`, the start of these processes:
-    the file whose text is `said`, and the file of their latest run. A file that cannot be read
-    counts as naming it.
+    They may go on while the lifeline file whose text is `said` names `start`, the start of these
+    processes, and the file of the latest run that `said` lists, if any, names it, too. A file that
+    cannot be read counts as naming it. So does a run's file that is gone.
     """
     if said is None:
         return True
@@ -190,7 +193,7 @@ def _seen(path: str) -> tuple[int, str | None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all processes that it started, even those in sessions of their own."""
+    """End a command and the processes below it, even those in sessions of their own."""
     tree: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
         tree = psutil.Process(process.pid).children(recursive=True)

@@ -1,8 +1,8 @@
-"""A program that prints facts about its machine, such as versions and GPUs; bsweep runs it on each
-host before training.
+"""A program that prints facts about its machine, such as versions and GPUs; bsweep runs it to check
+the other hosts that points name.
 
-`python -m bsweep.launch.machine_facts` reads a request as JSON from its standard input and answers
-with one line of JSON.
+`python -m bsweep.launch.machine_facts` reads a request as one line of JSON from its standard input
+and answers with one line of JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def facts(request: Request) -> dict[str, Any]:
     """Return a dictionary of facts about this machine, such as its package versions, cores, GPUs
     and network interfaces.
 
-    A fact that could not be found out is None, and `problems` holds the reason.
+    If this machine's GPUs or the point's files could not be examined, `problems` holds the reasons.
     """
     problems: list[str] = []
     families = {host: _families(host) for host in request.hosts}
@@ -100,11 +100,11 @@ def code_digest() -> str:
 
 
 def fingerprint(card: DataConfig) -> str | None:
-    """Return a digest of a data set's files, by which hosts compare their copies without reading
-    all of the content.
+    """Return a digest of those files of a data set that have no known checksum, by which hosts
+    compare their copies; return None if there are no such files.
 
-    It covers the names and sizes of up to 5,000 files, and the first and last 64 KiB of fewer than
-    40 of them. Return None for data that need no files.
+    For each file or folder that the card names, the digest covers the names and sizes of up to
+    5,000 files, and the first and last 64 KiB of fewer than 40 of them.
     """
     paths = [Path(str(getattr(card, key))).expanduser() for key in card.files]
     if not paths:
@@ -185,8 +185,8 @@ def _gpus(device: str, problems: list[str]) -> int:
 
 
 def _horovod_build() -> str | None:
-    """Return the parts with which Horovod was built, such as `Gloo, NCCL`; None if a module that it
-    needs is missing.
+    """Return the parts with which Horovod was built, such as `Gloo, NCCL`; None if Horovod or a
+    module that it needs is missing.
 
     If the import fails otherwise, return "broken: " and the error.
     """

@@ -51,7 +51,8 @@ def reach(address: str, port: int) -> dict[str, float]:
     """Return the median round-trip time and the bandwidth to a listening process on another host,
     and the seconds by which that host's clock is ahead of this one's.
 
-    The clock offset comes from the fastest round trip. It may be wrong by half of that time.
+    The clock offset comes from the fastest round trip. It may be wrong by up to half of the time of
+    that round trip.
 
     Args:
         address: The listener's address.

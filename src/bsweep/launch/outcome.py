@@ -1,4 +1,6 @@
-"""The outcome of a launched point: the status of its run and, after a failure, the cause."""
+"""The outcome of a launched point: the status of its run, and a message such as the cause of a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ class Outcome:
     status: Status
     message: str = ""
     may_pass: bool = False
-    """True if another attempt may succeed, since the failure says nothing about the point: a crash,
-    a lost host or a stall.
+    """True if the failure may not come from the point itself, so that another attempt may succeed:
+    for example after a lost host, a stall or a kill from outside.
     """
 
 
 def recorded(paths: RunPaths) -> Outcome | None:
     """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
-    return None without such a record.
+    return None if the last record is not such a record.
     """
     records, _ = read_records(paths.metrics)
     if not records or records[-1]["type"] != "end":
@@ -30,8 +32,8 @@ def recorded(paths: RunPaths) -> Outcome | None:
 
 
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:
-    """Return the rank, the error and the traceback of the process that failed first. Processes that
-    failed only because another one failed do not count.
+    """Return the rank, the error and the traceback of the process that recorded its error first.
+    Processes that failed only because another one failed do not count.
 
     The third value is the traceback if the error came from the user's own code, an empty text if
     the message says all that a user needs, else None. Return None if no process recorded such an

@@ -1,7 +1,7 @@
-"""Checks of hosts before the first point runs on them: each must be reachable and have the same
-software, files and data.
+"""Checks of the hosts that points name: whether they can be reached, and have the same software,
+files and data as this machine.
 
-All problems are reported at once, each with its host and a remedy.
+All problems that are found are reported together.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ class Answer:
 _ready: dict[tuple[Any, ...], dict[str, int]] = {}
 """A cache of the hosts that passed the checks, each with the number of workers for which it passed.
 
-The keys are the settings of a point on which the checks depend.
+Its keys are the settings of a point on which the checks depend.
 """
 
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
-    """Check all hosts that the given points name, and return one message for each problem of a
-    host. The list is empty if all hosts can run the points.
+    """Check the hosts that the given points name, and return a message for each problem; the list
+    is empty if no problem was found.
 
-    Hosts that were found ready are not asked again until a point fails on them.
+    Hosts that have passed together, for the same settings and as many workers, are not asked again
+    until `forget` is called, after a point has failed on them.
     """
     wanted: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}
@@ -76,7 +77,7 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
 
 def forget(config: RunConfig) -> None:
     """Forget that the hosts of a point have passed the checks, so that they are checked again
-    before the next point.
+    before the next point with the same settings.
     """
     _ready.pop(_key(config), None)
 
@@ -166,14 +167,14 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
         return Answer(
             host,
             None,
-            f"it did not answer within {launch.start_timeout_seconds} s: find out what keeps the "
-            "host busy",
+            f"it did not answer within {launch.start_timeout_seconds} s: find out why, or raise "
+            "launch.start_timeout_seconds",
         )
     except FileNotFoundError:
         return Answer(
             host,
             None,
-            "there is no ssh (or srun) on this machine to reach it: install an OpenSSH client",
+            "there is no ssh on this machine to reach it: install an OpenSSH client",
         )
     if asked.returncode == 0:
         line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
@@ -182,8 +183,9 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
 
 
 def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """Return the command line that runs `python -m` on a host, followed by the name of a module and
-    its arguments.
+    """Return the command line that runs a module by `python -m` on a host.
+
+    `words` are the name of the module and its arguments.
     """
     module = [sys.executable, "-m", *words]
     return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
@@ -210,6 +212,8 @@ def _explain(code: int, said: str) -> str:
             f"srun cannot enter the host: {unreachable[1]}: ask SLURM about the node (scontrol "
             "show node)"
         )
+    if re.search(r"^env: \W*srun\b", said, re.MULTILINE):
+        return "there is no srun on this machine: run bsweep where SLURM's commands are installed"
     if "cd:" in last:
         return (
             f"the folder {Path.cwd()} is not there: every host needs it, for example on a shared "
@@ -339,7 +343,7 @@ def _file_problems(
         folder = config.study_dir.absolute()
         return [
             (
-                f"{folder} is a different folder there: put results_dir on a file system that all "
+                f"{folder} is not the same folder there: put results_dir on a file system that all "
                 "hosts share"
             )
         ]
@@ -355,8 +359,8 @@ def _file_problems(
 
 
 def silent_hosts(config: RunConfig) -> dict[str, str]:
-    """Try to reach each host of a point now, and return those that do not answer, each with the
-    reason from ssh or srun.
+    """Try to reach each host of a point except this machine, and return those that do not answer,
+    each with what is known of the reason.
     """
     launch = config.launch
     if not isinstance(launch, ProcessesConfig) or not launch.named_hosts:

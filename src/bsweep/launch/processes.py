@@ -57,12 +57,12 @@ class ProcessLauncher(HostLauncher):
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
         """Start the processes of a point, or reuse those of an earlier point; then wait until they
-        have trained or measured the point.
+        are done, have failed or take too long.
 
         Returns:
             The started commands, the exit code of each, and a message on what took too long, or
-            None. The exit code is None for a command that had to be ended from here, since such a
-            command says nothing about its host.
+            None. An exit code is None if the command still ran when the wait ended; such a command
+            says nothing about its host.
         """
         paths = request.paths
         for rank in request.ranks:
@@ -79,9 +79,9 @@ class ProcessLauncher(HostLauncher):
 def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:
     """Return the shell command that starts one worker or parameter server of a point.
 
-    Its output goes to the log folder of its rank. A launcher such as torchrun ends all processes
-    once one fails. If the strategy goes on without lost workers, the exit code is therefore written
-    to a file and hidden from the launcher.
+    The process's output goes to the log folder of its rank. A command such as torchrun ends all
+    processes once one fails. If workers of the strategy can outlive a lost one, the exit code is
+    therefore written to a file and hidden from that command.
 
     Args:
         request: The point.
@@ -98,20 +98,20 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
 
 
 def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command line for another host that runs a command, and ends it early if this
-    launcher is lost or has started other processes instead.
+    """Return a command line that runs a command, and ends it early if this launcher is lost or has
+    started other processes instead.
 
     Args:
         launch: The card of the launcher.
         file: The lifeline file, see `bsweep.launch.lifeline`.
-        command: The command to run there.
+        command: The command to run.
     """
     return lifeline.words(file, lifeline_seconds(launch), command)
 
 
 def meeting_port() -> int:
-    """Return a random port at which a point's processes can meet, below the ports that the system
-    gives to client sockets.
+    """Return a random port for the place where a point's processes meet, below the ports that Linux
+    by default gives to client sockets.
     """
     return random.SystemRandom().randrange(20_000, 30_000)
 
@@ -127,8 +127,8 @@ def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]
 
 
 def _wait(started: Started, request: LaunchRequest) -> str | None:
-    """Wait until a point's processes end or take too long. Return a message if they took too long,
-    else None.
+    """Wait until a point's processes are done, have failed or take too long. Return a message if
+    they took too long, else None.
     """
     config, paths = request.config, request.paths
     waiting = Waiting(config, _touched_at(paths.metrics), time.monotonic())
@@ -156,8 +156,8 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
 
 
 def _cause_of_stall(started: Started, request: LaunchRequest, seen: Seen) -> str:
-    """Return a message that says which processes of a stalled point have stopped, judged by the
-    sign that each process writes to a file.
+    """Return a message that names the processes that seem to hold up a stalled point, judged by the
+    signs that each process writes to a file.
     """
 
     def signs() -> dict[int, str]:
@@ -179,7 +179,7 @@ def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
 
 
 def _touched_at(path: Path) -> float:
-    """Return the modification time of a file; 0 if there is none, or somebody has removed it."""
+    """Return the modification time of a file; 0 if there is no file or it cannot be looked at."""
     try:
         return path.stat().st_mtime
     except OSError:

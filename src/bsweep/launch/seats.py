@@ -40,7 +40,7 @@ class Seats:
         return Size(len(self.cores), len(self.gpus))
 
     def first(self, size: Size) -> Seats | None:
-        """Return a set of the first cores and GPUs of this set, in the number that `size` asks for;
+        """Return a set of the first cores and GPUs of this set, as many of each as `size` asks for;
         return None if there are too few.
         """
         return (
@@ -59,8 +59,11 @@ class Seats:
         )
 
     def take(self) -> None:
-        """Pin this thread, and all processes that it starts later, to the cores and GPUs of this
-        set.
+        """Restrict this thread, and the points that it launches later, to the cores and GPUs of
+        this set.
+
+        Cores are restricted only on systems that allow it, such as Linux. A set without GPUs leaves
+        GPUs unrestricted.
         """
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
@@ -68,7 +71,7 @@ class Seats:
 
 
 def of_machine(configs: Iterable[RunConfig]) -> Seats:
-    """Return all cores and GPUs that points may use on this machine."""
+    """Return all cores and GPUs of this machine that the given points may use."""
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
@@ -78,10 +81,10 @@ def of_machine(configs: Iterable[RunConfig]) -> Seats:
 def size_of(config: RunConfig) -> Size:
     """Return how many cores and GPUs of this machine a point takes, at most all of them.
 
-    A worker gets as many cores as it would have threads if the point ran alone. The points beside
-    it must not change the numbers that it computes. A worker on a GPU gets an equal share of the
-    cores for its GPU. A parameter server computes with one thread; it gets a core of its own if
-    workers train on the CPU.
+    A worker on a CPU counts as many cores as it would have threads if the point ran alone, so that
+    points beside it do not change the numbers that it computes. A worker on a GPU counts
+    `launch.threads_per_worker` cores or, if that is null, all cores divided by the number of GPUs.
+    A parameter server counts one core beside workers on CPUs, and none beside workers on GPUs.
     """
     gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
     threads = config.launch.threads_per_worker or max(1, cores // (gpus or workers))

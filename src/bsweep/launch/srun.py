@@ -29,7 +29,7 @@ class Srun(processes.ProcessLauncher):
         """Return the srun command that starts the processes of a point, as a list with one command
         line.
 
-        Its job step has a task for each rank, in order, on the host of the rank's slot.
+        The job step has a task for each rank, in the order of the ranks, on the host of that rank.
         """
         config, launch = request.config, request.card
         assert launch.named_hosts, "a point outside an allocation is refused"
@@ -108,6 +108,8 @@ def _step(ranks: Sequence[str]) -> list[str]:
 def _code(said: str) -> int:
     """Return the exit code of a task, given srun's words about its end, such as `Exited with exit
     code 3` or `Killed`.
+
+    After a signal it is the signal's number with a minus sign. For unknown words it is 1.
     """
     code = re.search(r"exit code (\d+)", said)
     if code:

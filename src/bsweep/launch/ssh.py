@@ -41,8 +41,8 @@ def options(launch: SshConfig) -> list[str]:
     bsweep's own. Of an option given twice, ssh uses the first value.
 
     By bsweep's options, ssh asks for no password, accepts a host that it does not know yet but not
-    another key of one that it knows, and gives up a silent host well before
-    `launch.stall_timeout_seconds` is over.
+    another key of one that it knows, and gives up a host that has left three requests for a sign of
+    life unanswered.
     """
     every = [
         *launch.ssh_options,
@@ -58,7 +58,8 @@ def options(launch: SshConfig) -> list[str]:
 def interval_seconds(launch: ProcessesConfig) -> int:
     """Return after how many seconds of silence ssh asks a host for a sign of life.
 
-    Of two hosts that were cut off together, ssh may give up one later than the other by this time.
+    Of two hosts that were cut off together, ssh may give up one later than the other by up to this
+    time.
     """
     return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
@@ -101,10 +102,10 @@ def identity(path: str) -> Path:
 
 
 def reason(said: str) -> str | None:
-    """Return the last error message of ssh in a text that programs printed, or None if there is
-    none.
+    """Return an error message of ssh from a text that programs printed, or None if there is none.
 
-    For a changed host key, the message contains the command that forgets the known key.
+    It is the last one, unless a host key has changed: then the message says so, and contains the
+    command that forgets the known key.
 
     Args:
         said: The output of ssh and of other programs.

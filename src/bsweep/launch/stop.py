@@ -1,5 +1,5 @@
-"""The handling of signals such as Ctrl-C while a point trains: its workers save a checkpoint and
-exit.
+"""The handling of signals such as Ctrl-C while a point trains: its workers save a checkpoint if
+they can, and exit.
 
 Workers that do not exit in time are ended.
 """
@@ -22,19 +22,20 @@ from bsweep.runlog.files import RunPaths
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = signal.SIGUSR2
 """The signal by which SLURM tells submitit, a launcher of Hydra, that the time of its SLURM job is
-over. Submitit then queues the SLURM job again. The signal is passed on to submitit only after the
-workers have saved.
+nearly over. Submitit then queues the SLURM job again. The signal is passed on to submitit only
+after the point has stopped.
 """
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
 
 class Stopping:
-    """A context around the training of a point, in which a first signal asks the run to stop, and a
-    second one ends it at once.
+    """A context around the training of a point, in which a signal or the run's file `stop` stops
+    the run.
 
-    The first signal also ends the run at once if nothing could be saved: no worker has begun to
-    train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
+    A first signal asks the workers to save a checkpoint and stop, and a second one ends the run at
+    once. The first signal also ends the run at once if nothing could be saved: no worker has begun
+    to train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
     imports of torch and numpy sometimes do, or may fail because of it. The next poll or the end of
     the context therefore raises it again. Only the main thread receives signals. `Signals` passes
     them on for a point that another thread runs.
@@ -87,10 +88,10 @@ class Stopping:
         """Return a function that calls the given function, and raises KeyboardInterrupt if the run
         must end now.
 
-        A launcher calls the function a few times a second. It raises KeyboardInterrupt if the run
-        is to end at once. It also does so if the run was asked to stop, by a signal or by its stop
-        file, and is not saving when the time for it is over. It does not limit how long a
-        checkpoint takes: the launcher's time-out does.
+        A launcher calls the returned function again and again. The run must end now if a signal
+        asked for that. It must also end if it was asked to stop, by a signal or by its stop file,
+        and has not been saving for as long as a step may take plus 30 s (without
+        `checkpoint_every`, at once). The function does not limit how long a checkpoint takes.
         """
 
         def both() -> None:
@@ -145,7 +146,8 @@ class Stopping:
         """Ask the workers of the run to save a checkpoint and stop, because a signal has come.
 
         Returns:
-            False if the run must end at once instead: it was asked before, or nothing can be saved.
+            False if the run must end at once instead: it was asked before, nothing can be saved, or
+            the workers cannot be asked.
         """
         self.has_signal = True
         if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
@@ -174,7 +176,7 @@ def seconds_before_retry(number: int) -> int:
     """Return how many seconds a sweep waits before the first, second or later retry of a failed
     point.
 
-    The waits grow, so that ten retries outlast the reboot of a host.
+    The waits grow to a minute, so that ten retries leave a host five minutes to reboot.
 
     Args:
         number: 1 for the first retry.

@@ -34,8 +34,8 @@ _EXIT_SECONDS = 10
 
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
-    """Return for how many seconds a launcher may show no sign of life before the processes that it
-    started exit.
+    """Return for how many seconds a launcher may leave its lifeline file untouched before the
+    program `bsweep.launch.lifeline` ends the command that it runs.
     """
     return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
 
@@ -47,12 +47,12 @@ class Started:
     """
 
     is_through = False
-    """True once all processes have reported that they have trained the point that was given to
-    them.
+    """True once all processes of a team have reported that they have trained the point that was
+    given to them last.
     """
 
     is_spoilt = False
-    """True once one of the processes has reported that it should train no further point."""
+    """True once a process of a team has reported that it should train no further point."""
 
     def __init__(
         self, request: LaunchRequest, launcher: HostLauncher, words: Sequence[str], file: Path
@@ -85,7 +85,8 @@ class Started:
                 os.utime(self._lifeline.fileno())
 
     def end(self) -> None:
-        """End the launcher's commands and all processes that these commands have started.
+        """End the launcher's commands, the processes below them on this machine and, through the
+        lifeline, those on other hosts.
 
         All commands are told at once, for each needs some time to end its processes on other hosts.
         """
@@ -110,8 +111,8 @@ class Started:
 
 
 class Team(Started):
-    """Worker processes that train several points of a sweep, one after another, without being
-    restarted.
+    """The workers and servers that train several points of a sweep, one after another, without
+    being restarted.
     """
 
     def __init__(self, request: LaunchRequest, launcher: HostLauncher) -> None:
@@ -193,9 +194,7 @@ def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
 
 
 class ProcessPool:
-    """The worker processes that a sweep keeps from one point to the next, as long as a coming point
-    can use them.
-    """
+    """A pool that may keep the processes of a point for a later point of the sweep."""
 
     def __init__(self) -> None:
         self._coming: dict[Path, Hashable] = {}  # keys of points still to be launched, by folder
@@ -203,17 +202,18 @@ class ProcessPool:
 
     def expect(self, configs: Iterable[RunConfig]) -> None:
         """Store which points the sweep will launch next, so that the pool keeps only processes that
-        one of these points can use. They replace the points given earlier.
+        one of these points can use. These points replace those given earlier.
         """
         keys = ((config.study_dir / config.run_id, key_of(config)) for config in configs)
         self._coming = {folder: key for folder, key in keys if key}
 
     @contextmanager
     def processes_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Started]:
-        """Provide the processes for a point: those of the point before if they can train this one,
-        otherwise new processes.
+        """Provide the processes for a point: those of the point before if they were kept and can
+        train this one, otherwise new processes.
 
-        After the block, the processes are kept for the next point if they can train it, else ended.
+        After the block, the processes are kept if all have trained the point, none should stop
+        training, and a coming point can use them. Otherwise they are ended.
         """
         self._coming.pop(request.paths.folder, None)
         has_more = key_of(request.config) in self._coming.values()

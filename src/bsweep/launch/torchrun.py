@@ -1,5 +1,5 @@
-"""The launcher that starts workers and servers by the command torchrun, on this machine or on
-several hosts over ssh.
+"""The launcher that starts workers and servers by the command torchrun, on this machine or on other
+hosts over ssh.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from bsweep.launch.launcher import LaunchRequest
 
 
 class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
-    """A launcher that runs a torchrun command on each host, which starts the processes of that
-    host.
+    """A launcher that runs one or more torchrun commands on each host, which start the processes of
+    that host.
     """
 
     def commands(
         self, request: LaunchRequest, words: Sequence[str], lifeline: Path
     ) -> list[list[str]]:
-        """Return the torchrun commands that start the processes of a point, one for each host.
+        """Return the torchrun commands that start the processes of a point, one for each series of
+        consecutive ranks on the same host.
 
-        A host where servers run beside workers has a second command, for the ranks of one torchrun
-        must be consecutive.
+        If no hosts are named, one command starts all processes. A host where servers run beside
+        workers may have several commands, for the ranks of one torchrun must be consecutive.
         """
         config, launch = request.config, request.config.launch
         assert isinstance(launch, TorchrunConfig), launch
@@ -88,7 +89,7 @@ def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:
     Args:
         endpoint: The host and port of the store.
         number: This agent's number; the first one keeps the store.
-        interface: The network interface where the store listens; None for all of them.
+        interface: The network interface at which the store shall listen; None for all of them.
     """
     there = f",interface={interface}" if interface else ""
     return [
@@ -99,8 +100,8 @@ def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:
 
 
 def _address(host: str, launch: TorchrunConfig) -> str:
-    """Return the address by which other hosts reach a host: for this machine its address at the
-    chosen interface, otherwise the host's name.
+    """Return the address by which other hosts reach a host: the host's name or, for this machine,
+    its address at the interface `launch.network_interface` if that is set.
     """
     if ssh.is_here(host) and (address := network.interfaces().get(launch.network_interface or "")):
         return f"[{address}]"

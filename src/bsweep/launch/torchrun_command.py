@@ -1,9 +1,10 @@
-"""The torchrun command with a store that listens at one network interface.
+"""A program that runs torchrun with a store that listens at only one network interface, if the
+store's address belongs to the interface that is given.
 
 `python torchrun_command.py ARGUMENTS...` runs it. By `--rdzv-conf=rank=N,interface=NAME`, each
 agent is told its number, and the first agent where its store shall listen. torchrun's own stores
 listen at all interfaces and ask for no secret; with `--standalone`, agents even unpickle what they
-find there.
+find in the store.
 """
 
 from __future__ import annotations

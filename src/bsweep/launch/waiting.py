@@ -18,8 +18,8 @@ _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed 
 
 @dataclass(frozen=True)
 class Seen:
-    """A snapshot of a point's processes that the launcher took: the exit codes of its commands and
-    the workers' signs of life.
+    """A snapshot of a point's processes that the launcher took, such as the exit codes of its
+    commands and the workers' signs of life.
     """
 
     seconds: float
@@ -47,7 +47,8 @@ class Waiting:
 
     Args:
         config: The point.
-        launched_at: The file time of the records at the launch, when no worker has written any.
+        launched_at: The file time of the records at the launch, before this launch's workers have
+            written any.
         seconds: The time of the launch, by the clock of `Seen.seconds`.
     """
 
@@ -120,8 +121,8 @@ class Waiting:
 def cause_of_stall(
     config: RunConfig, before: Mapping[int, str], after: Mapping[int, str], seen: Seen
 ) -> str:
-    """Return a message that names the processes for which the others wait, found from each
-    process's sign at two moments. The signs are those of `bsweep.runlog.waits`.
+    """Return a message that names the processes that seem to hold up a stalled point, found from
+    each process's sign at two moments. The signs are those of `bsweep.runlog.waits`.
 
     Args:
         config: The point.
@@ -159,6 +160,6 @@ def _seconds_after_end(config: RunConfig) -> float:
     """Return how many seconds a launcher waits for the processes that still run after the workers
     recorded the run's end.
 
-    This is at most the time that workers wait for a sign of life of each other.
+    This is 10 s, or the time that workers wait for a sign of life of each other if that is less.
     """
     return min(_GRACE_SECONDS, config.strategy.patience_seconds)

@@ -1,9 +1,9 @@
 """The launcher for sweeps that the user starts inside horovodrun; the processes of horovodrun train
 one point after another.
 
-Rank 0 composes, checks and writes, as the parent of a sweep always does. Its launcher sends each
-point to the other ranks and trains it together with them. They follow until rank 0 has no more
-points.
+Rank 0 composes and checks the points and writes the study's files, as the parent process of another
+sweep does. The launcher on rank 0 sends each point to the other ranks and trains it together with
+them, until rank 0 has no more points.
 
 Horovod carries the points, and not the files of a team (`bsweep.train.team_worker`). Rank 0 trains,
 too, and all ranks must agree on how a point ended, so they need an exchange after each point.
@@ -44,7 +44,7 @@ _TOLD_SECONDS = 1.0
 
 
 class WarmRank:
-    """One of the processes that horovodrun has started, which train all points of a sweep, one
+    """One of the processes that horovodrun has started, which train the points of a sweep, one
     after another.
     """
 
@@ -85,14 +85,17 @@ class WarmRank:
         return code
 
     def launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
-        """Train a point on all ranks of horovodrun and return how the run ended; only rank 0 calls
-        this method.
+        """Train a point on all ranks of horovodrun, unless an earlier point has made them unfit to
+        train, and return how the run ended.
+
+        Only rank 0 calls this method.
         """
         if self._spoilt_by:
             return Outcome(
                 "interrupted",
                 "not trained, because oneDNN may fail in these processes after an earlier point "
-                f"({self._spoilt_by}): start again, without that point or without horovodrun",
+                f"({self._spoilt_by}): type the same command again, which skips points that have a "
+                "result",
             )
         _send((config, paths.folder.resolve()))
         self._is_training = True
@@ -100,7 +103,8 @@ class WarmRank:
         if outcome is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",
-                "another worker ended, and horovodrun then ends all workers: see what it printed",
+                "another worker ended, and horovodrun then ends all workers: see what horovodrun "
+                "printed",
             )
         self._is_training = False
         return outcome
@@ -120,8 +124,8 @@ class WarmRank:
         return that outcome.
 
         The error of a rank that failed by itself takes precedence over those of ranks that lost it.
-        Return None if a process ended, for horovodrun then ends all others, and they could not
-        meet again.
+        On rank 0, return None if another process ended and horovodrun therefore asks this one to
+        stop: the ranks could not meet again.
         """
         report = _attempt(config, paths, on_step)
         memory.give_back_garbage()
@@ -255,7 +259,7 @@ class _Registry(RendezvousHandler):  # type: ignore[misc]
 
 
 def _own_address() -> str:
-    """Return the IP address by which this host reaches horovodrun's registry server."""
+    """Return the IP address from which this host reaches horovodrun's registry server."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], 1))  # nothing is sent
         address: str = probe.getsockname()[0]

@@ -32,9 +32,10 @@ class NoiseScale:
         monitor.noise_scale         # in examples; None if it is not identifiable
 
     The monitor computes gradients of its own and does not read those of the loop. So the loop may
-    accumulate, sum, compress, scale or clip its gradients in any way. The monitor changes nothing:
-    no gradient, no statistic of BatchNorm, no random number generator. It averages over the
-    processes of an initialised torch.distributed or Horovod, so that all have the same estimate.
+    accumulate, sum, compress, scale or clip its gradients in any way. The monitor changes no
+    gradient, no statistic of BatchNorm and no random number generator of torch. It averages over
+    the processes of an initialised torch.distributed or Horovod, so that all have the same
+    estimate.
     """
 
     def __init__(self, model: nn.Module, loss: Loss = F.cross_entropy, every: int = 50) -> None:
@@ -72,8 +73,11 @@ class NoiseScale:
 
     @property
     def noise_scale(self) -> float | None:
-        """The gradient noise scale in examples; None before the first measurement, or if the true
-        gradient may be zero.
+        """The gradient noise scale in examples; None as long as the measurements do not determine
+        it.
+
+        They do not if there are fewer than eight, if the true gradient may be zero within its
+        error, or if the estimated variance is not positive.
         """
         return self.noise.noise_scale if self.noise else None
 
@@ -93,7 +97,8 @@ class NoiseScale:
             batch: This process's inputs (B, ...) and targets (B, ...) of the step.
 
         Raises:
-            ValueError: If `batch` is not a pair of tensors of equal length.
+            ValueError: If `batch` is not a pair of tensors of equal length, in a step that is
+                measured.
         """
         self._num_steps += 1
         if (self._num_steps - 1) % self._every:

@@ -1,8 +1,8 @@
 """The part of `bsweep probe` that runs in a worker: it times steps and exchanges.
 
-It measures the seconds per step by batch size, the largest batch that fits, and the seconds of an
-exchange. Workers measure at the same time, but exchange nothing until the end. So no worker waits
-for one that runs out of memory.
+It measures the seconds per step by batch size, up to the largest batch that fits or for which there
+is time, and the seconds of an exchange. Workers measure at the same time, but exchange nothing
+until the end. So no worker waits for one that runs out of memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 def measure(
     config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
 ) -> None:
-    """Measure this worker's seconds per step by batch size, its largest batch, and the seconds of
-    an exchange.
+    """Measure this worker's seconds per step by batch size, up to its largest batch, and the
+    seconds of an exchange.
 
     All workers call this together. Rank 0 writes `probe.json`.
 
@@ -74,21 +74,18 @@ def measure(
 
 
 def _with_exchange(config: RunConfig) -> RunConfig:
-    """Return the configuration with a strategy that exchanges the whole gradient vector at each
-    step.
+    """Return the configuration with the strategy that a probe runs, as the configured strategy's
+    card says (`in_probe`).
 
-    If the configured strategy hides its exchange in the backward pass or does not exchange at each
-    step, it is replaced by one with the same all-reduce.
+    So `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
+    vector at each step, without other work at that time.
     """
     return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """Return a tensor as large as the memory that the run's strategy needs beyond the model and the
-    optimizer.
-
-    Return None if the strategy holds nothing more. The strategy that replaces it in the probe does
-    not hold this memory.
+    """Return a tensor as large as the memory that the run's strategy needs in addition to what the
+    probe's strategy holds; None if it needs no more.
     """
     number = config.strategy.vectors_held
     return (
@@ -143,9 +140,10 @@ def _measure_batches(
     """Measure the seconds per step at the batch sizes 1, 2, 4 and so on; return them and the reason
     for stopping.
 
-    The batches also include the run's own batch. When one does not fit, the middle between it and
-    the largest that fits is tried as well. The reason is "examples" (all training examples are in
-    the batch), "seconds" (time is up) or "out_of_memory".
+    The batches also include the run's own batch and, if it is reached, the largest batch for which
+    there are training examples. When a batch does not fit, the middle between it and the largest
+    that fits is tried as well. The reason is "examples" (no more training examples for a larger
+    batch), "seconds" (no time for a larger batch) or "out_of_memory".
     """
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
@@ -177,7 +175,7 @@ def _measure_batches(
 
 def _next(batch: int, own_batch: int) -> int:
     """Return the next batch size to measure after `batch`: the next power of two, or the run's own
-    batch size if it is smaller than that power.
+    batch size if it lies between `batch` and that power.
     """
     power = 1 << batch.bit_length()
     return own_batch if batch < own_batch < power else power

@@ -70,10 +70,10 @@ def measure(
 def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
     """Measure how many seconds each part of this worker's training steps takes.
 
-    All workers call this together. The rounds are of full batches and train nothing. In each pair
-    of rounds, a randomly chosen one is not timed in parts, which shows the cost of timing. If timed
-    and untimed rounds alternated, an exchange at every tenth step would always fall into the same
-    half.
+    All workers call this together. The rounds are of full batches, at a learning rate of 0. In each
+    pair of rounds, a randomly chosen one is not timed in parts, which shows the cost of timing. If
+    timed and untimed rounds alternated, an exchange at, say, every tenth step would always fall
+    into the same half.
     """
     rounds = _Rounds(job)
     seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
@@ -108,7 +108,7 @@ def trace(job: Job, path: Path) -> float | None:
     its name.
 
     Returns:
-        The seconds per step in which the GPU computed, or None on a CPU.
+        The seconds per step in which the GPU worked, NCCL's exchanges left out; None on a CPU.
     """
     rounds = _Rounds(job)
     activities = [profiler.ProfilerActivity.CPU]
@@ -125,8 +125,8 @@ def trace(job: Job, path: Path) -> float | None:
 
 
 def _busy_seconds(events: list[dict[str, Any]]) -> float:
-    """Return the seconds of a trace in which the GPU ran at least one kernel other than NCCL's
-    exchanges.
+    """Return the seconds of a trace in which the GPU ran at least one kernel or memory operation
+    other than NCCL's exchanges.
     """
     kernels = [
         (event["ts"], event["ts"] + event["dur"])
@@ -144,7 +144,7 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
 class _Rounds:
     """The training rounds that a profile measures: full batches at a learning rate of 0.
 
-    These rounds cost the same as in training, and the model stays finite.
+    These rounds take about as long as in training, and the model stays finite.
     """
 
     def __init__(self, job: Job) -> None:
@@ -177,9 +177,10 @@ class _Rounds:
 
 @contextmanager
 def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
-    """Time each optimizer step inside the block as the phase "optimizer" of a training step.
+    """Time each step of this worker's optimizer inside the `with` block as the phase "optimizer" of
+    a training step.
 
-    This works with any strategy.
+    The optimizer itself calls the clock, so strategies need not do so.
     """
     entered: list[AbstractContextManager[object]] = []
 

@@ -1,9 +1,11 @@
-"""The models that bsweep can train, one file for each.
+"""The models that bsweep can train; a model, or a family of models such as timm's, has a module of
+its own.
 
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
-a freshly initialised `torch.nn.Module`, the same on all workers. `outlined` returns the model
-without the values of its parameters; `check_model` uses it to check a point before anything starts.
-`try_model` computes the loss of a few made-up examples if the model or the data are the user's own.
+a run's `torch.nn.Module` with its initial values, the same on all workers. `outlined` returns the
+model without the values of its parameters. `check_model` checks before anything starts that a
+model fits the data. `try_model` computes the loss of made-up examples if the model or the data are
+the user's own.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.
@@ -53,7 +55,8 @@ def initial(
     dtype: torch.dtype,
     layout: torch.memory_format,
 ) -> nn.Module:
-    """Return a run's model with its initial parameters, which are the same at each call.
+    """Return a run's model with its initial parameters, drawn with the run's seed or read from its
+    file of pretrained weights.
 
     Args:
         config: The configuration of the run.
@@ -81,9 +84,10 @@ def initial(
 
 
 def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if the model of a run cannot be trained on the run's data.
+    """Raise ValueError if a check finds that the model of a run cannot be trained on the run's
+    data.
 
-    If the model's card does not say whether it has BatchNorm, the module itself is examined.
+    If the model's card does not say whether the model has BatchNorm, the module itself is examined.
 
     Raises:
         ValueError: If the model cannot be built, does not fit the data, or needs larger batches.
@@ -107,7 +111,7 @@ def _start_from_weights(
     None, only check that the file has weights of such a model.
 
     Raises:
-        ConfigError: If the file does not fit.
+        ConfigError: If the file cannot be read or does not fit.
     """
     if not isinstance(card, LibraryConfig) or card.weights is None:
         return
@@ -120,7 +124,9 @@ def _start_from_weights(
 
 @functools.cache  # A sweep asks for every point.
 def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a model on torch's meta device, which has the layers but no values of parameters."""
+    """Return the model that a card describes on torch's meta device, with its layers but without
+    values of its parameters.
+    """
     import torch
 
     with _same_random_numbers():  # a model of the user's own is built on the CPU
@@ -134,8 +140,8 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
 
 
 def _same_random_numbers() -> AbstractContextManager[None]:
-    """Restore the CPU's random generator at the end of the `with` block. The GPUs' generators are
-    left alone, because a process that starts workers must not touch a GPU.
+    """Return a context that restores torch's random generator of the CPU at its end. The GPUs'
+    generators are left alone, because a process that starts workers must not touch a GPU.
     """
     import torch
 
@@ -143,12 +149,13 @@ def _same_random_numbers() -> AbstractContextManager[None]:
 
 
 def try_model(config: RunConfig, info: DataInfo) -> None:
-    """Compute the loss of made-up examples once, before anything starts, if the model or the data
-    are the user's own. The random numbers of this process stay what they are.
+    """Raise ValueError if the model or the data are the user's own, and a trial on made-up examples
+    shows that the model cannot learn from the data.
 
-    A shipped model is tried without values. The user's own module is tried on the CPU, so an error
-    of its forward pass counts only if the run needs no GPU. A model that fails on a few examples is
-    tried on a whole batch: it may need, for example, a multiple of 16.
+    A shipped model is tried without values, and the user's own module on the CPU. An error of
+    building the model or of its forward pass counts only if the run trains on this machine's CPU.
+    A model that fails on a few examples is tried on a whole batch: it may need, for example, a
+    multiple of 16. Torch's random numbers in this process stay what they are.
 
     Raises:
         ValueError: If the model cannot take such examples, or its outputs do not fit their labels.
@@ -169,7 +176,9 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
 def _problem_with(
     card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool
 ) -> str | None:
-    """Return why a model cannot learn from `number` examples of a data set; None if it can."""
+    """Return why a model cannot learn from `number` examples of a data set; None if a trial finds
+    no reason.
+    """
     import torch
 
     from bsweep.numerics import objective
@@ -214,7 +223,9 @@ def _made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return an error's type and message in one line, with the line of the user's own code."""
+    """Return an error's type and message in one line, with the line of the user's own code if the
+    error was raised there.
+    """
     words = " ".join(str(error).split()).rstrip(".")
     at = place(error)
     return f"{type(error).__name__}: {words}" + (f" ({at})" if at else "")

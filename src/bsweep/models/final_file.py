@@ -51,9 +51,9 @@ def load_model(run_folder: str | Path) -> nn.Module:
     in evaluation mode.
 
     If the model is the user's own code, the copy in the run's folder is imported, as when a run
-    resumes: load only folders that you trust. The model takes what it was trained on; images are
-    numbers in [0, 1] from which `mean` is subtracted and that are divided by `std`, and
-    `torch.load(RUN/final.pt)` has both.
+    resumes: load only folders that you trust. The model takes what it was trained on. If
+    `torch.load(RUN/final.pt)` has a `mean` and a `std`, these are images: numbers in [0, 1] from
+    which `mean` is subtracted and which are then divided by `std`.
 
     Args:
         run_folder: The run's folder, such as `results/mine/b64_w2_horovod_s0-1a2b3c4d`.
@@ -62,7 +62,8 @@ def load_model(run_folder: str | Path) -> nn.Module:
         The model.
 
     Raises:
-        ValueError: If the folder has no weights, or the model's own code was changed.
+        ValueError: If the folder has no weights, if they are damaged, or if the copy of the user's
+            own model was changed.
     """
     paths = RunPaths(Path(run_folder))
     if not paths.final.is_file():
@@ -73,7 +74,7 @@ def load_model(run_folder: str | Path) -> nn.Module:
     config = read_config(paths.config)
     kept = tensor_files.read_tensors(paths.final)
     if kept is None:
-        raise ValueError(f"{paths.final} is damaged: train the point again.")
+        raise ValueError(f"{paths.final} is damaged: train the point again in another study.")
     own.read_kept(config, paths.own, ("model",))  # the optimizer's package may be newer by now
     shape, num_classes = tuple(kept["shape"]), kept["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)

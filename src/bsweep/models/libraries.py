@@ -18,16 +18,16 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
     if config.architecture not in known:
         near = did_you_mean(config.architecture, known)
         raise ConfigError(
-            f"model.architecture={config.architecture}: {config.name} has no such model.{near}"
+            f"model.architecture={config.architecture}: {config.name} has no such classifier.{near}"
         )
 
 
 @contextmanager
 def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn the errors that a model library raises inside the `with` block for unsuitable options
-    into a ConfigError.
+    """Turn an error of a model library inside the `with` block into a ConfigError that names the
+    architecture, its options and the shape of the images.
 
-    Libraries raise many types of errors if an architecture, its options and a shape do not fit.
+    Libraries raise many types of errors if these three do not fit.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Modu
     """Return a model unchanged, after a check that it maps images of `shape` to logits if it is on
     torch's meta device.
 
-    The trial passes two images through the model, which costs nothing on the meta device. Many
+    The trial passes two images through the model, which computes no values on the meta device. Many
     models do not take small images.
 
     Raises:

@@ -26,7 +26,7 @@ def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -
 
 
 def _problem(model: nn.Module) -> str | None:
-    """Return the reason why bsweep cannot train a model; None if it can."""
+    """Return a reason why bsweep cannot train a model; None if it finds none."""
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }

@@ -82,8 +82,8 @@ def _read(config: LibraryConfig) -> Mapping[str, Tensor]:
         ) from None
     if digest != config.weights_sha256:
         raise ConfigError(
-            f"{asked} is not the file with which the run began: put that file there again, on all "
-            "hosts."
+            f"{asked} is not the file that was there when the run was configured: put that file "
+            "there again, on all hosts."
         )
     for key in _INNER:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):

@@ -19,10 +19,10 @@ from bsweep.numerics.vector import GRADIENT_PLACE
 
 
 def trim(model: nn.Module) -> nn.Module:
-    """Make the convolutions of `model` leave out the kernel elements (taps) that are only ever
-    multiplied by padding, and return `model`.
+    """Make those convolutions of `model` that pad with zeros leave out the kernel elements (taps)
+    that are only ever multiplied by padding, and return `model`.
 
-    This changes plain `nn.Conv2d` modules with zero padding whose padding is given in numbers.
+    This changes plain `nn.Conv2d` modules whose padding is given in numbers.
     """
     for module in model.modules():
         if (
@@ -88,8 +88,8 @@ def useful_taps(
         dilation: The dilation of the kernel.
 
     Returns:
-        The first tap, the tap after the last one, and the padding that these taps need. If no
-        padding would give the same outputs, all taps and `padding`.
+        The first tap, the tap after the last one, and the padding that these taps need. If there
+        are no such taps, or no padding gives the same outputs: all taps and `padding`.
     """
     num_outputs = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     useful = [

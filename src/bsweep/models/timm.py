@@ -1,4 +1,4 @@
-"""Any of timm's models, without pretrained weights."""
+"""The models of the library timm, built with newly initialised weights."""
 
 from __future__ import annotations
 

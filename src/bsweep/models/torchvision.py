@@ -1,4 +1,4 @@
-"""Any of torchvision's classifiers, without pretrained weights."""
+"""Torchvision's classifiers, built with newly initialised weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build(config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int,
     if shape[0] != 3:
         raise ConfigError(
             f"model=torchvision takes images of 3 channels, but these have {shape[0]}: use "
-            "model=timm, whose models take any number, or other data."
+            "model=timm, most of whose models take other numbers, or other data."
         )
     with libraries.refused(config, shape):
         return libraries.tried(

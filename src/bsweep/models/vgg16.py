@@ -1,4 +1,6 @@
-"""VGG-16 (Simonyan and Zisserman, arXiv 1409.1556) as torchvision has it."""
+"""VGG-16 (Simonyan and Zisserman, arXiv 1409.1556) as torchvision has it, for images of any number
+of channels.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 class StepClock:
     """A clock that times training steps.
 
-    On a GPU it uses events, so that timing a step never makes the host wait.
+    On a GPU it uses events, so that timing a step does not make the host wait.
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
@@ -57,9 +57,10 @@ class StepClock:
         return self._seconds
 
     def rate(self, examples: float) -> float:
-        """Return the examples per second in all steps since this method was last called.
+        """Return the examples per second in the steps since this method was last called, on which
+        `examples` examples were trained.
 
-        These steps trained on `examples` examples.
+        The first call also counts the last `unrated` of the earlier steps.
         """
         recent = self.seconds()[self._rate_from :]
         self._rate_from += len(recent)
@@ -74,10 +75,10 @@ The event's moment is when the stream has finished its earlier work.
 
 
 def mark(device: torch.device) -> Mark:
-    """Return a time mark for the present moment; `seconds_between` computes the seconds between two
-    such marks.
+    """Return a time mark for this moment or, on a GPU, for the moment when the work submitted so
+    far ends; the host does not wait for that moment.
 
-    On a GPU it is the moment when the work submitted so far ends; the host does not wait for it.
+    `seconds_between` computes the seconds between two such marks.
     """
     if device.type != "cuda":
         return time.perf_counter()
@@ -134,8 +135,7 @@ class PhaseClock:
         self._turns.append((self._open[-1], mark(self._device)))
 
     def seconds(self) -> dict[str, float]:
-        """Return the total seconds of each named phase of a step, after a GPU has finished its
-        work.
+        """Return the total seconds of each named phase so far, after a GPU has finished its work.
 
         The phases are in the order of first use.
         """
@@ -149,9 +149,9 @@ class PhaseClock:
 class Slowdown:
     """An artificial slowdown of a worker's forward and backward passes by a factor.
 
-    The worker sleeps, which leaves its core to other processes. A step's passes last the factor
-    times the median computing time of steps of that size, so that the noise of a busy machine is
-    not multiplied as well.
+    The worker sleeps, which leaves its core to other processes. A step's passes last at least the
+    factor times the median computing time of recent steps of that size, so that the noise of a busy
+    machine is not multiplied as well.
     """
 
     _MAX_STEPS = 1000

@@ -1,12 +1,11 @@
-"""A CUDA graph of a step's forward and backward passes: the host launches one graph instead of
-about 200 kernels.
+"""A CUDA graph of a step's forward and backward passes: the host launches one graph instead of each
+kernel.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. The
 graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
-without a graph. An update by SGD is one kernel, by AdamW two. Updates by LARS and LAMB are some 45
-and 60 kernels, because only the ratios are computed layer by layer. The inputs that change from
-step to step, the examples and the random bits of their crops, are in tensors that the graph reads.
-Steps of another size, such as an epoch's last, are launched kernel by kernel.
+without a graph. The inputs that change from step to step, the examples and the random bits of their
+crops, are in tensors that the graph reads. Steps of another size, such as an epoch's last, are
+launched kernel by kernel.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Objective:
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the summed loss of all labels in a batch (classes, tokens or numbers to predict),
-        as a tensor in fp32 or fp64.
+        computed from outputs in at least fp32.
         """
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
@@ -77,8 +77,8 @@ class Objective:
         return _Checking(self.own_loss, self.own_score, num_classes)
 
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:
-        """Check the form of a model's outputs, and the results of the model's own loss and score
-        functions.
+        """Check the form of a model's outputs if they must be logits, and the results of the
+        model's own loss and score functions.
 
         Raises:
             ValueError: If the outputs are not logits where logits are needed, the loss is not a sum
@@ -151,8 +151,8 @@ def _are_logits(outputs: Any, targets: Tensor, num_classes: int) -> bool:
 
 
 def _check_sum(loss: Callable[[Any, Tensor], Tensor], outputs: Any, targets: Tensor) -> None:
-    """Raise ValueError if the model's own loss function does not return one number, or returns a
-    mean instead of a sum.
+    """Raise ValueError if the model's own loss function does not return one number, or seems to
+    return a mean instead of a sum.
 
     A sum becomes twice as large if the examples are repeated; a mean does not.
     """

@@ -33,8 +33,7 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
 
     The vector is that of a whole model or of a parameter server's shard. Element-wise rules see one
     long parameter (two if biases and normalisation scales are exempt from weight decay), so that a
-    step is one fused kernel. LARS and LAMB need norms per layer, so they see the model's tensors,
-    which are views of the vector.
+    step needs few kernels. LARS and LAMB need norms per layer, so they see the vector's tensors.
 
     Raises:
         ValueError: If the user's own optimizer cannot be built.
@@ -82,7 +81,8 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     and one long parameter or, with `by_layer`, the model's tensors.
 
     Raises:
-        ConfigError: If the optimizer's groups have no `lr`, which the schedule sets.
+        ConfigError: If the function fails or returns no optimizer, or if a group of the optimizer
+            has no `lr`, which the schedule sets.
     """
     groups = (_layer_groups if config.by_layer else _flat_groups)(config, vector)
     optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
@@ -123,8 +123,8 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
 def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
     """Return a worker's learning rate, before warm-up and schedule change it.
 
-    The learning-rate rule computes it from the batch of the worker `rank` and the number of
-    workers.
+    The learning-rate rule computes it from the configured rate, the number of examples that count
+    for the worker `rank` (`RunConfig.rate_batch`), and the number of workers.
     """
     return _by_rule(config, config.rate_batch(rank))
 

@@ -20,7 +20,8 @@ _GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 
 
 def choose(config: RunConfig, device: torch.device) -> str:
-    """Return the precision in which this worker computes, such as `bf16`.
+    """Return the precision in which a run computes on a device if no calibration chooses one, such
+    as `bf16`.
 
     `auto` becomes bf16 if the device computes in it without emulation, which would be slower than
     fp32. Other GPUs use fp16, unless the strategy excludes it. Otherwise `auto` becomes fp32.
@@ -37,8 +38,8 @@ def choose(config: RunConfig, device: torch.device) -> str:
             else f"{torch.cuda.get_device_name(device)} has no TF32"
         )
         raise ValueError(
-            f"precision=tf32, but {why_no_tf32}: use precision=fp32, fp16 or auto, or a GPU from "
-            "Ampere on."
+            f"precision=tf32, but {why_no_tf32}: use precision=fp32 or auto, or a GPU from Ampere "
+            "on."
         )
     if config.precision != "auto":
         return config.precision
@@ -87,10 +88,10 @@ class LossScale:
     zero.
 
     The method is from Micikevicius et al. and works as in torch's GradScaler: if gradients
-    overflow, the step is skipped and the scale is halved; 2000 good steps double it. Gradients are
-    checked once, after the exchange. Then they are the same on all workers, so that all skip the
-    same steps. Everything runs on the device, unless the optimizer cannot skip a step by itself:
-    then the host waits for the check.
+    overflow, the step is skipped and the scale is halved; 2000 good steps in a row double it.
+    Gradients are checked once a step, after their exchange if they are exchanged. Exchanged
+    gradients are the same on all workers, so that all skip the same steps. Everything runs on the
+    device, unless the optimizer cannot skip a step by itself: then the host waits for the check.
     """
 
     def __init__(self, gradients: Tensor) -> None:
@@ -170,8 +171,8 @@ def _begin_momentum(optimizer: SGD) -> None:
     """Create the momentum tensors of an SGD optimizer, filled with zeros, before the optimizer's
     first step.
 
-    torch 2.13 creates it in the first step. If that step is skipped, the momentum would be whatever
-    is in memory.
+    torch 2.13 creates them in the first step. If that step is skipped, they would hold whatever is
+    in memory.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device, *others: Tensor) -> Iterator[None]:
-    """Restore a model's buffers, the given tensors and the random number generators after the
-    `with` block.
+    """Restore a model's buffers, the given tensors, and torch's random number generators of the CPU
+    and of `device` after the `with` block.
 
     They are restored even if the block raises an error, such as a capture that breaks off.
     """

@@ -1,8 +1,9 @@
-"""Flat vectors of a model: all parameters in one contiguous tensor, all gradients in another.
+"""Flat vectors of a model: all trained parameters in one contiguous tensor, their gradients in
+another.
 
-Workers exchange only slices of these two. The model's tensors are views of them with their own
-strides (also channels_last). So an exchange of the whole model is one call on one contiguous
-tensor; Horovod requires contiguous tensors.
+The model's tensors are views of these two with their own strides (also channels_last). So a
+strategy can exchange the whole model in one call on one contiguous tensor; Horovod requires
+contiguous tensors.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Flat:
 
     tensors: tuple[nn.Parameter, ...]
     scale: LossScale | None = None
-    """The loss scale of fp16, or None. Gradients are multiplied by it until the optimizer's step.
+    """The loss scale of fp16, or None. Gradients are multiplied by it until a codec takes them, or
+    else until the optimizer's step.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Flat:
 
 
 class Vector(Flat):
-    """A model's parameters and gradients as two flat tensors of `num_parameters` elements each.
+    """A model's trained parameters and their gradients, as two flat tensors of equal length.
 
     The model's own tensors are views of them.
 
@@ -121,8 +123,8 @@ class Vector(Flat):
             )
 
     def drop_gradients(self) -> None:
-        """Drop all gradients before a step, and make the backward passes write the new ones into
-        the gradient vector.
+        """Drop all gradients before a step, and show the backward passes where in the gradient
+        vector they may write the new ones.
         """
         for tensor, view in self._gradient_views.items():
             tensor.grad = None
@@ -188,7 +190,7 @@ class Shard(Flat):
 
 
 def layout(model: nn.Module) -> tuple[Slice, ...]:
-    """Return the position of each tensor of a model in the model's flat vector.
+    """Return the position of each trained tensor of a model in the model's flat vector.
 
     The model may be on the meta device.
     """

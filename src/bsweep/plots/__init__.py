@@ -1,14 +1,15 @@
 """The functions that draw the figures of a study, in a form that is fit for a paper.
 
-Figures are up to seven inches wide, safe for colour-blind readers, and have the same bytes for the
-same study. Each function takes a study and returns a matplotlib `Figure`, whose `caption` it writes
-from what it draws. No function touches pyplot's global state.
+Figures are seven inches wide, use colours that colour-blind readers can tell apart, and have the
+same bytes for the same study and the same libraries. Each `StudyFigure` takes a study and returns a
+matplotlib `Figure`, whose `caption` says what it draws. No function touches pyplot's global state.
 
-Markers and bars are means over seeds, with 95 % t-intervals from three seeds on. Small circles are
-the seeds. Settings are named in words, in the order in which their runs were launched. A figure by
-batch size becomes one by workers if the study has one batch size and several worker counts. If it
-has one of both, the figure has a dot for each cell. A figure is left out if nothing was measured
-for it, or if it shows the accuracy of a study that has not learned.
+In most figures markers and bars are means over seeds, with 95 % t-intervals from three seeds on,
+and small circles are the seeds. Numbers ascend; other settings are named in words, in the order in
+which their runs were launched. A figure by batch size becomes one by workers if the study has one
+batch size and several worker counts. If it has one of both, the figure has a dot for each cell. A
+figure is left out of a report if nothing was measured for it, or if it shows only accuracies, or
+accuracies and losses, of a study that has not learned.
 
 A loaded study comes in, and figures go out. Each figure has two functions. The first gives its
 table, which is empty where there is nothing to show; the second draws it. It must not know how a
@@ -90,8 +91,8 @@ __all__ = [
 
 
 def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
-    """Return the drawing functions of all figures for which the study has data, each under its
-    figure's name.
+    """Return the drawing functions of the figures for which the study has a table with rows, each
+    under its figure's name.
 
     Args:
         study: The study.

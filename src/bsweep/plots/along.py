@@ -1,7 +1,7 @@
-"""Functions for figures whose horizontal axis shows the batch size.
+"""Functions for figures over the batch size or, if the study has one batch size, over the number of
+workers.
 
-Such a figure runs over workers if the study has one batch size. It shows a dot for each cell if the
-study has one batch size and one worker count.
+If the study has one batch size and one worker count, such a figure shows a dot for each cell.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def timed_cells(study: Study) -> pd.DataFrame:
 
 def along(cells: pd.DataFrame) -> str:
     """Return the name of the horizontal axis: `local_batch` if the cells differ in it, else
-    `num_workers`.
-
-    The name is empty if all cells have the same batch size and worker count.
+    `num_workers` if they differ in that, else an empty text.
     """
     varying = analysis.varying(cells)
     return next((name for name in ("local_batch", "num_workers") if name in varying), "")
@@ -66,7 +64,7 @@ def dots(
     table: pd.DataFrame, metrics: Sequence[str], sorted_by: str = ""
 ) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], str]:
     """Draw a figure with a column of panels for each metric. Each panel has a row for each of its
-    cells, with dots at the cell's values.
+    cells, with dots at the cell's mean or seeds.
 
     Returns:
         The figure, its panels with their cells, and a sentence if cells are left out.
@@ -80,7 +78,7 @@ def dots(
 
 
 def one_quantity(cells: pd.DataFrame, metric: str, label: str, sentence: str) -> Figure:
-    """Draw one metric of each cell as a row of dots, sorted by the metric."""
+    """Draw one metric as dots, in a row for each cell, sorted by the metric; at most 48 cells."""
     figure, panels, left_out = dots(cells, [metric], sorted_by=metric)
     for (axes,), _ in panels:
         drawing.fit_axis(axes, drawing.drawn_values(cells, metric), flat=True)

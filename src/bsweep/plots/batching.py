@@ -1,4 +1,4 @@
-"""The figure of batch size, noise scale and learning rate by epoch, for runs whose batch size
+"""The figure of global batch, noise scale and learning rate by epoch, for runs whose batch size
 changed.
 """
 
@@ -43,8 +43,8 @@ def batches(study: Study) -> pd.DataFrame:
 
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the global batch, the gradient noise scale and the learning rate over the epochs, a line
-    for each run.
+    """Draw the global batch, the gradient noise scale (if measured) and the learning rate over the
+    epochs, a line for each run of at most seven cells.
     """
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
     has_noise = bool(table["noise_scale"].notna().any())

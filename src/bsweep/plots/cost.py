@@ -1,5 +1,5 @@
-"""Figures of what it costs to reach a target: worker-seconds against seconds, and the gain from one
-more worker.
+"""Figures of what it costs to reach a target: worker-seconds against seconds, and the gain from the
+next larger worker count.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _PREDICTED: dict[str, Any] = {"color": drawing.GRAY, "marker": "P"}
 
 
 def several_workers(study: Study) -> pd.DataFrame:
-    """Return the predicted cells of each selection of runs whose cells have several worker counts.
+    """Return the predicted cells of those parts of a study that have cells of several worker
+    counts.
 
-    With one worker count the fastest cell is also the cheapest.
+    With one worker count the fastest cell also takes the fewest worker-seconds.
     """
     cells = analysis.surface(study)
     return (
@@ -38,11 +39,11 @@ def several_workers(study: Study) -> pd.DataFrame:
 
 
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw each cell as a point: its worker-seconds (seconds times workers) against its seconds to
-    the target.
+    """Draw each cell that may be recommended as a point: its worker-seconds (seconds times workers)
+    against its seconds to the target.
 
-    No cell takes less time than one on the front for as few worker-seconds. Cells on the front are
-    named and have an interval.
+    No cell takes less time than one on the front for at most as many worker-seconds. Cells on the
+    front are named and have an interval.
     """
     cells = cells[cells["is_allowed"]]
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
@@ -63,9 +64,9 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Worker-seconds against seconds to {targets_in_words(cells)}, with one point for each "
-        "cell of the grid. A pale cell takes longer than another cell with as many "
-        "worker-seconds. Cells on the front are labelled with their global batch and have 90 % "
-        "intervals of a typical run.",
+        "cell of the grid that may be recommended. A pale cell takes longer than another cell with "
+        "at most as many worker-seconds. Cells on the front are labelled with their global batch "
+        "and have 90 % intervals of a typical run.",
     )
 
 

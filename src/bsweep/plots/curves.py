@@ -1,7 +1,8 @@
 """Functions that turn the cells of a study into the lines and panels of a figure.
 
-Lines are in the order of their launch and named in words. Lines that coincide are drawn as one, and
-few lines share a panel.
+Lines are named in words and ordered by their settings: numbers ascend, other settings are in the
+order of their launch. In some figures, variants with equal values share one line. At most eight
+lines share a panel.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Panel:
 def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of cells sorted for display, with the names of the variants in words.
 
-    The order is that of `in_order`. Variants with uneven workers are named with the batches of each
-    worker.
+    The order is that of `in_order`. If some workers are uneven and the cells have one local batch,
+    the name of a variant lists the batches of its workers.
     """
     if table.empty or "variant" not in table.index.names:
         return table
@@ -188,11 +189,11 @@ def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_ba
 
 @once
 def looks(study: Study) -> dict[tuple[str, Any], dict[str, Any]]:
-    """Return the colour and the marker of each setting of a study's cells, by the name of the
-    setting and its value.
+    """Return the colour and the marker of each batch size, worker count and variant of a study's
+    cells, and of each value of other settings that vary, by the name of the setting and its value.
 
-    A colour means the same in all figures of a study. Batch sizes and worker counts each have a
-    sequential palette. Other settings, such as strategies, share one list of colours.
+    Batch sizes and worker counts each have a sequential palette. Other settings, such as
+    strategies, share one list of colours.
 
     Args:
         study: The study.
@@ -279,7 +280,7 @@ def curves(
         if colored_by == "local_batch":
             labels[colored_by] = str(key[at])  # The legend's title names the quantity.
         if len(of_line) > 1:
-            labels["variant"] = f"{len(of_line)} exact strategies"
+            labels["variant"] = f"{len(of_line)} equal variants"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
         line = others[key[:at] + key[at + 1 :]]
         look = known.get((colored_by, key[at])) or _categorical(0)
@@ -314,8 +315,8 @@ def _alike(
 
 
 def alike_words(curves: Sequence[Curve]) -> str:
-    """Return one sentence for each line of a figure that represents several variants with equal
-    values.
+    """Return a text with one sentence for each line of a figure that stands for several variants
+    with equal values.
     """
     said = []
     for curve in curves:
@@ -323,8 +324,8 @@ def alike_words(curves: Sequence[Curve]) -> str:
             others = curve.line_label if curve.colored_by == "variant" else curve.color_label
             other_settings = f" ({others})" if others else ""
             said.append(
-                f"The {len(curve.members)} exact strategies{other_settings} coincide: "
-                f"{'; '.join(curve.members)}."
+                f"One line stands for {len(curve.members)} variants with equal values"
+                f"{other_settings}: {'; '.join(curve.members)}."
             )
     return " ".join(said)
 
@@ -337,7 +338,7 @@ def in_panels(
 
     If there are more lines, or with `apart`, the lines with the same dashes share a panel. If that
     leaves too many in a panel, each line has its own. Of more than `MAX_PANELS` panels, those with
-    the best values of `metric` are shown, in their order.
+    the best values of `metric` are returned, in their order.
     """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]

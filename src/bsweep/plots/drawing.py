@@ -1,4 +1,4 @@
-"""The parts that all figures share: style, panels, axes, points, legends, captions and files."""
+"""The parts that figures share: style, panels, axes, points, legends, captions and files."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ def three_digits(value: float) -> str:
     """Return a number as text with three significant digits, or with more if its whole part has
     more.
     """
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def drawn_values(cells: pd.DataFrame, metric: str) -> list[float]:
-    """Return all values that a figure draws of a metric: single seeds, and ends of intervals."""
+    """Return the values of seeds and the ends of intervals that a figure draws of a metric."""
     points = cells[f"{metric}_points"].explode().dropna().astype(float)
     return [*points, *interval_ends(cells, metric)]
 
@@ -198,7 +198,8 @@ def interval_ends(cells: pd.DataFrame, metric: str) -> list[float]:
 def fit_axis(axes: Axes, values: Iterable[float], flat: bool = False) -> None:
     """Fit a linear axis to values of a quantity such as seconds, with their intervals.
 
-    It begins at zero, unless the smallest value is more than half of the largest.
+    If no value is negative, the axis begins at zero, unless the smallest value is more than half of
+    the largest.
     """
     low, high = extent(values)
     margin = 0.08 * (high - low)
@@ -229,7 +230,7 @@ def repeats(n: pd.Series[int], drawn_as: str = "point") -> str:
 def grid(num_panels: int, num_parts: int, height: float = 2.1) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with `num_parts` axes in a row for each panel, and these axes.
 
-    If there are many panels, several stand side by side.
+    If there are more than three panels of one or two axes, several stand side by side.
     """
     abreast = 1 if num_panels <= 3 else max(1, (4 if num_parts > 1 else 3) // num_parts)
     num_rows, columns = math.ceil(num_panels / abreast), abreast * num_parts
@@ -246,8 +247,8 @@ def name_panels(
 ) -> None:
     """Set the titles of a figure's panels and the labels of their axes.
 
-    Labels and numbers that panels share stand at the outer axes alone. Axes in a column of the same
-    part, such as the test's, show the same range.
+    Labels and numbers that panels share stand at the outer axes alone. So the caller gives all axes
+    of one part, such as the test's, the same range.
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
     # The letters that fit into a line of a panel's title.
@@ -263,7 +264,9 @@ def name_panels(
 
 
 def broken(text: str, letters: int) -> str:
-    """Return text in lines of at most `letters` letters, which end after a comma where possible."""
+    """Return text in lines of at most `letters` letters, or of one longer word; lines end after a
+    comma where possible.
+    """
     no_break = text.replace(" ", "\0").replace(",\0", ", ")
     keep: Any = {"width": letters, "break_long_words": False, "break_on_hyphens": False}
     lines = (line.replace("\0", " ") for line in textwrap.wrap(no_break, **keep))
@@ -271,8 +274,8 @@ def broken(text: str, letters: int) -> str:
 
 
 def log_axis(axes: Axes, cells: pd.DataFrame, along: str, also: Iterable[int] = ()) -> None:
-    """Make the horizontal axis logarithmic, with a tick at each measured batch size or worker
-    count.
+    """Make the horizontal axis logarithmic, with a tick at each batch size or worker count of the
+    cells, and at those in `also`.
 
     Ticks for which there is room have a number, the others have none.
     """
@@ -461,8 +464,8 @@ def accuracy_limits(study: Study, values: Iterable[float]) -> tuple[float, float
 
 
 def has_learned(study: Study) -> bool:
-    """Return True if some cell is more accurate than random guessing, or if this is unknown for
-    some cell.
+    """Return True if some cell is more accurate than random guessing, if this is unknown for some
+    cell, or if no cell has a completed run.
     """
     cells = analysis.cells(study.runs)
     known = cells.loc[cells["n"] > 0, "has_learned"]
@@ -514,7 +517,7 @@ def draw_spread(
 def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
     """Add a legend, or two legends side by side, below the panels of a figure.
 
-    Each has entries and a title. The figure grows by their height.
+    Each has entries and a title. The figure grows by the height of the taller legend.
     """
     room = figure.get_figwidth() * figure.dpi / len(legends) - 8
     tallest = 0.0

@@ -56,7 +56,9 @@ def accuracies_by_time(study: Study) -> pd.DataFrame:
 
 
 def accuracy_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the test accuracy over the seconds of training, a line for each cell."""
+    """Draw the test accuracy (or that on the validation examples) over the seconds of training, a
+    line for each cell.
+    """
     name = f"{part_name(study, 'test')} accuracy"
     found = curves(study, table, "epoch", "local_batch")
     panels = in_panels(study, found, "test_accuracy")
@@ -112,24 +114,26 @@ def _courses(study: Study, metric: str) -> pd.DataFrame:
 
 
 def loss_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training and test loss by epoch, a line for each batch size.
+    """Draw training and test loss by epoch, a line for each cell; variants with equal values share
+    one.
 
-    It is figure 2 of the first paper.
+    The figure shows what figure 2 of the published batch-size study shows.
     """
     return _by_epoch(study, table, "loss")
 
 
 def accuracy_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw training and test accuracy by epoch, a line for each batch size.
+    """Draw training and test accuracy by epoch, a line for each cell; variants with equal values
+    share one.
 
-    It is figure 3 of the first paper.
+    The figure shows what figure 3 of the published batch-size study shows.
     """
     return _by_epoch(study, table, "accuracy")
 
 
 def _by_epoch(study: Study, table: pd.DataFrame, metric: str) -> Figure:
-    """Draw the loss or the accuracy by epoch, with a panel for training and one for the test set in
-    each row.
+    """Draw the loss or the accuracy by epoch, with a panel for training and one for the test set
+    (or the validation examples) in each row; a part without values has no panels.
     """
     parts = [part for part in PARTS if table[f"{part}_{metric}"].notna().any()]
     columns = [f"{part}_{metric}" for part in parts]

@@ -37,7 +37,8 @@ def exchange_times(study: Study) -> pd.DataFrame:
 
 
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw how long each part of a training step takes, as a bar for each cell.
+    """Draw how long each measured part of a training step takes, as a bar for each cell, at most 48
+    cells.
 
     The parts are computing, coding, exchanging and waiting for others.
     """

@@ -1,5 +1,5 @@
-"""The figure of all batch sizes, once with the best learning rate of each, once with one rate for
-all.
+"""The figure that compares batch sizes at the best learning rate of each and at one rate or rule
+for all.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ _ONE: dict[str, Any] = {"color": drawing.GRAY, "marker": "s", "linestyle": "--"}
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the test accuracy or the time to the target over the batch size, and the learning rates.
+    """Draw two panels over the batch size, side by side: the test accuracy or the time to the
+    target, and the learning rates.
 
-    One line has the best rate of each batch size, the other has one rate or rule for all.
+    In each, one line has the best rate of each batch size, and the other has one rate or rule for
+    all. Cells that differ in other settings, such as the strategy, have panels of their own, at
+    most four pairs.
     """
     apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
-    groups = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))[
-        :_MOST_PANELS
-    ]
+    every = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))
+    groups = every[:_MOST_PANELS]
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
     figure, grid = drawing.grid(len(groups), 2, 2.4)
     rules = []
@@ -63,6 +65,9 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
         f"{best_by(study)}, found by the same runs, beside the result with one rate or rule for "
         "all. Right: these rates and all others that were tried.",
         drawing.repeats(table["n"]),
+        f"Shown for {len(groups)} of {len(every)} combinations of the other settings."
+        if len(groups) < len(every)
+        else "",
     )
 
 

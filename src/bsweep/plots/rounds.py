@@ -53,11 +53,11 @@ _BARS: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "c
 
 
 def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the seconds for which each worker waits for the slowest one, as a group of bars for each
-    cell.
+    """Draw the seconds for which each worker waits for the slowest one, as a group of bars (with
+    more than seven workers, a row of dots) for each cell, at most 16 cells.
 
-    The total of a cell and its change stand beside the bars. The figure shows table 3 of the paper
-    of uneven GPUs.
+    The total of a cell stands beside the bars, with its change if there is a baseline. The figure
+    shows what table 3 of the paper on uneven GPUs lists.
     """
     table, left_out = few_enough(table, _MAX_METHODS)
     idle = table[analysis.node_columns(table)].to_numpy()
@@ -124,8 +124,8 @@ def scaled_rounds(table: pd.DataFrame) -> str:
 
 
 def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw a timeline of a few rounds of each cell: when each worker computes, waits and
-    exchanges.
+    """Draw a timeline of a few rounds of the first seed of each cell, at most eight cells: when
+    each worker computes, waits and exchanges.
     """
     num_cells = len(set(table.index))
     if num_cells > _MAX_TIMELINES:  # Keep the cells with the most workers, which wait the most.
@@ -171,9 +171,10 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
 
 
 def loss_by_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the training loss over the elapsed training time, a line for each cell.
+    """Draw the training loss of rounds over the elapsed training time, a line for each cell.
 
-    It shows the loss of all cells after equal time.
+    If the cells differ in the variant only, a second panel shows the losses around the last time at
+    which all are known.
     """
     found = curves(study, table, "elapsed_seconds", "variant")
     panels = in_panels(study, found, "train_loss")

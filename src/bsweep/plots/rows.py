@@ -24,17 +24,19 @@ def few_enough(table: pd.DataFrame, most: int = _MAX_ROWS) -> tuple[pd.DataFrame
     """Return the cells of a table that fit on a page, and a sentence that says which cells are
     shown.
 
-    The sentence is empty if all cells fit. If there are too many, the cells of the batch size with
-    the most cells are taken.
+    The sentence is empty if all cells fit. If there are too many, the first `most` cells of the
+    batch size with the most cells are taken.
     """
     if len(table) <= most:
         return table, ""
     batches = table.index.get_level_values("local_batch")
     counts = Counter(batches)
     batch = max(counts, key=lambda batch: (counts[batch], batch))
-    return table[batches == batch].iloc[
-        :most
-    ], f"Shown for local batch {batch}; the table has all batches."
+    first = f"the first {most} of {counts[batch]} cells of " if counts[batch] > most else ""
+    return (
+        table[batches == batch].iloc[:most],
+        f"Shown for {first}local batch {batch}; the tables have all cells.",
+    )
 
 
 def panels_of_rows(

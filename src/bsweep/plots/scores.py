@@ -1,4 +1,6 @@
-"""The figure of final accuracy and loss by batch size, beside those of a published study."""
+"""The figure of final accuracy and loss by batch size, beside those of a published study if they
+are comparable.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from bsweep.plots.rows import numbered
 def final_scores(study: Study) -> pd.DataFrame:
     """Return the table of a study's cells with their final losses and accuracies.
 
-    It has no rows if no cell has completed an epoch or if no cell has learned.
+    It has no rows if no loss or accuracy of a completed run is known, or if no cell has learned.
     """
     cells = measured_cells(study)
     is_known = (
@@ -43,9 +45,10 @@ def final_scores(study: Study) -> pd.DataFrame:
 
 
 def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw the final accuracy and loss by batch size, in training and on the test set.
+    """Draw the final accuracy and loss, in training and on the test set (or the validation
+    examples), by batch size, or by workers if the study has one batch size.
 
-    Published values are added if they are comparable.
+    Published training values are added if they are comparable.
     """
     name, trained = along(cells), length_of(study)
     metrics = [f"{part}_{quantity}" for quantity in ("accuracy", "loss") for part in PARTS]
@@ -82,7 +85,7 @@ def accuracy_and_loss_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
 def _as_dots(
     study: Study, cells: pd.DataFrame, metrics: Sequence[str]
 ) -> tuple[Figure, list[Line2D], list[Line2D], str]:
-    figure, panels, _ = dots(cells, metrics)
+    figure, panels, left_out = dots(cells, metrics)
     guess, is_cut, is_beyond = list[Line2D](), False, False
     for row, rows in panels:
         for axes, metric in zip(row, metrics, strict=True):
@@ -93,7 +96,7 @@ def _as_dots(
     for axes, name in zip(panels[-1][0], _named(study, metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))
-    return figure, [], guess, _edges(is_cut, is_beyond)
+    return figure, [], guess, f"{_edges(is_cut, is_beyond)} {left_out}".strip()
 
 
 def _as_lines(
@@ -110,8 +113,8 @@ def _as_lines(
     panels.
 
     Returns:
-        The figure, the legend's entries for runs that failed and for guessing, and the sentences on
-        marks on the edges.
+        The figure, the legend's entries for runs that did not complete and for guessing, and the
+        sentences on marks on the edges.
     """
     panels = in_panels(study, found, metrics[-1])
     figure, grid = (

@@ -1,4 +1,4 @@
-"""The figure of examples per second by batch size, and of the speed-up by number of workers."""
+"""The figure of examples per second by batch size, beside the speed-up by number of workers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ _IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "line
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw examples per second over the batch size, and the speed-up over the number of workers.
+    """Draw examples per second over the batch size and, if there are three worker counts or more,
+    the speed-up over the number of workers in a second panel.
 
-    The ideal speed-up is drawn too. The speed-up is at equal local batch. With parameter servers
-    the figure runs over workers: figure 2 of the parameter-sharding paper.
+    The speed-up is at equal local batch; the ideal speed-up is drawn too. If the study has one
+    batch size, both panels are over workers, as figure 2 of the parameter-sharding study.
     """
     name, scaling = along(cells), readable(study, _speedups(timed_cells(study)))
     label = "Examples per second, all workers"
@@ -77,8 +78,8 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
 
 
 def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of speed-ups; it has no rows for two worker counts, whose speed-up is a
-    number and no curve.
+    """Return the table of speed-ups; it has no rows for fewer than three worker counts, because one
+    speed-up is no curve.
     """
     table = analysis.scaling(cells)
     counts = table.index.get_level_values("num_workers").nunique()
@@ -86,8 +87,8 @@ def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
-    """Draw the examples per second in one panel, and return the legend's entry for runs that
-    failed.
+    """Draw the examples per second in one panel, and return the legend's entry for runs that did
+    not complete, if there are any.
     """
     draw_panel(axes, panel, "images_per_second")
     drawing.log_axis(axes, cells, along)

@@ -58,8 +58,10 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
     """
     unit, seconds = _unit(cells["seconds"])
     norm, colors = LogNorm(*_ends(cells["seconds"] / seconds)), colormaps["Blues_r"]
+    is_told = _has_text(cells)
     figure, panels = _maps(
-        cells, f"Time to {targets_in_words(cells)} ({unit}), with its 90 % interval"
+        cells,
+        f"Time to {targets_in_words(cells)} ({unit}){', with its 90 % interval' * is_told}",
     )
     for axes, rows in panels:
         for x, y, cell in _placed(rows):
@@ -85,8 +87,9 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
     drawing.legends(figure, (legend if has_problem else legend[:-1], ""))
     return drawing.captioned(
         figure,
-        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers, with "
-        f"the 90 % interval of one more run below it; a darker cell is faster. {_marked(cells)}",
+        f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers"
+        f"{', with the 90 % interval of one more run below it' * is_told}; a darker cell is "
+        f"faster. {_marked(cells)}",
     )
 
 
@@ -94,8 +97,9 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     """Draw for each cell the largest part of the time to the target, such as the exchange, and the
     fraction that this part takes.
     """
+    is_told = _has_text(cells)
     figure, panels = _maps(
-        cells, f"Largest part of the time to {targets_in_words(cells)}, and its share"
+        cells, f"Largest part of the time to {targets_in_words(cells)}{', and its share' * is_told}"
     )
     for axes, rows in panels:
         for x, y, cell in _placed(rows):
@@ -114,8 +118,8 @@ def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
     )
     return drawing.captioned(
         figure,
-        f"The largest part of the time to {targets_in_words(cells)} and its share, from the "
-        f"fitted step time and the critical batch size. {unmeasured}{_marked(cells)}",
+        f"The largest part of the time to {targets_in_words(cells)}{' and its share' * is_told}, "
+        f"from the fitted step time and the critical batch size. {unmeasured}{_marked(cells)}",
     )
 
 
@@ -145,6 +149,11 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
     return figure, list(zip(grid, (rows for _, rows in parts), strict=True))
 
 
+def _has_text(cells: pd.DataFrame) -> bool:
+    """Return True if some map has few enough columns for texts in its cells."""
+    return bool(cells.groupby("where")["global_batch"].nunique().min() <= _MOST_COLUMNS)
+
+
 def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
     return sorted({int(value) for value in rows[name]})
 
@@ -162,9 +171,10 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
-    """Draw one cell of a map as a rectangle with a text in it.
+    """Draw one cell of a map as a rectangle, with a text in it if the map has at most 14 columns.
 
-    It has a frame if the cell was measured, and a star if the cell is recommended or equally good.
+    It has a frame if the cell was measured, and a star if the cell is recommended or statistically
+    tied with the recommended one.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}

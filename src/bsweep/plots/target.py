@@ -23,7 +23,8 @@ def times_to_target(study: Study) -> pd.DataFrame:
     """Return for each cell the mean seconds to the target, and how many seeds reached and missed
     the target.
 
-    `seconds` is over the `n` seeds that reach the target. `missed` counts those that do not.
+    `seconds` is over the `n` seeds that reach the target. `missed` counts those that do not. The
+    table has no rows if no run reaches the target.
     """
     table = analysis.time_to_target(study)
     if not table["reached"].any():
@@ -40,7 +41,8 @@ def times_to_target(study: Study) -> pd.DataFrame:
 
 
 def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the training time to the target by batch size.
+    """Draw the training time to the target by batch size, or by workers if the study has one batch
+    size.
 
     Seeds that do not reach the target are marked on the edge.
     """

@@ -1,5 +1,5 @@
-"""The figure of the training time by batch size, with a fitted curve and a published study's
-times.
+"""The figure of the training time by batch size, with fitted curves and, if they are comparable, a
+published study's times.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from bsweep.plots.curves import (
 
 
 def time_by_batch(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw the training time over the batch size b with the fit a + c / b, beside published times
-    if they are comparable.
+    """Draw the training time over the batch size b, with the fit a + c / b for each line of three
+    or more batch sizes, beside published times if they are comparable.
 
-    The comparison is of times over the time at the largest batch size that both studies measured.
-    Epochs and hardware differ, and cancel in this ratio.
+    If the study has one batch size, the figure is over workers, without fits. The comparison is of
+    times over the time at the largest batch size that both studies measured. Epochs and hardware
+    differ, and cancel in this ratio.
     """
     name, label = along(cells), ", ".join(filter(None, ("Training time (s)", length_of(study))))
     if not name:
@@ -99,7 +100,7 @@ def _draw_times(
     """Draw the training times of one panel, with the fitted curves if there are any.
 
     Returns:
-        The legend's entry for runs that failed.
+        The legend's entry for runs that did not complete, or an empty list.
     """
     draw_panel(axes, panel, "train_seconds") if fits.empty else _draw_fitted(axes, panel, fits)
     drawing.log_axis(axes, cells, along)

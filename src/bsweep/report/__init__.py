@@ -1,8 +1,9 @@
 """The report of a study: tables, figures, and one HTML page that needs no network.
 
-A study's folder comes in, and a folder of files goes out. The tables are CSV, Markdown and LaTeX.
-The files of an earlier report are replaced once all new ones are written. All numbers come from
-`analysis` and all figures from `plots`; this package adds headings, formats and an order.
+A study's folder comes in, and a folder of files goes out. Tables are CSV, Markdown, LaTeX and HTML.
+Files of an earlier report with the same names are replaced once all new ones are written. All
+numbers come from `analysis` and all figures from `plots`; this room adds headings, formats and an
+order.
 
 It must not compute a number of its own, nor know how a run came about.
 """
@@ -47,7 +48,8 @@ def write(
 ) -> Path:
     """Write the report of a study and return the path of the HTML page.
 
-    Files of an earlier report are replaced once all new ones are written, the page last.
+    Files of an earlier report with the same names are replaced once all new ones are written, the
+    page last.
 
     Args:
         study_dir: The study's folder.
@@ -56,7 +58,8 @@ def write(
         mix: Accept runs that do not compare. Without it they are refused.
         beside: Use the times of runs that had others beside them. Without it those times are left
             out.
-        columns: The headings of the columns that the tables for LaTeX keep; none: all.
+        columns: The headings of the columns that the tables for LaTeX keep; none: all. A table that
+            has none of them keeps all of its columns.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
         tell: A function that is called with each line of the answer, at most four: the
@@ -67,7 +70,7 @@ def write(
 
     Raises:
         FileNotFoundError: See `bsweep.load`.
-        ValueError: See `bsweep.load`.
+        ValueError: See `bsweep.load`; also if one of `columns` is in no table.
     """
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
@@ -147,17 +150,19 @@ def headlines(study: Study) -> list[str]:
 
 
 def _answer(study: Study) -> list[str]:
-    """Return the lines that a terminal shows above the path of the page."""
+    """Return the answer of a study for a terminal, as lines: the recommendation or, if there is
+    none, the best cell and the first reason why there is none.
+    """
     if lines := analysis.in_short(study):
         return lines
     return [*analysis.winner(study), *analysis.what_is_missing(study)[:1]]
 
 
 def idle_text(study: Study) -> str:
-    """Return a text table of each worker's idle seconds, of their total, and of the total's change
-    from the baseline.
+    """Return a text table of the workers' idle seconds, of their total and, if the study has a
+    baseline, of the total's change from it.
 
-    The text is empty for a study without rounds.
+    The text is empty if no run with recorded rounds has completed.
 
     Args:
         study: The study.
@@ -212,7 +217,9 @@ def _page(
             f"share</summary>{_definitions(_shared(study))}</details>"
         ),
     ]
-    left_out = f" {counted(len(study.skipped), 'run')} left out, damaged." if study.skipped else ""
+    left_out = (
+        f" {counted(len(study.skipped), 'run')} left out, not readable." if study.skipped else ""
+    )
     summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
@@ -226,7 +233,7 @@ def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> s
         f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png")
     )
     return (
-        f'<figure id="{name}"><img alt="{caption} The tables below give the numbers." '
+        f'<figure id="{name}"><img alt="{caption} The tables of this report give the numbers." '
         f'src="data:image/{kind};base64,{base64.b64encode(image).decode()}"><figcaption>{caption} '
         f"{files}"
         f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
@@ -239,9 +246,9 @@ def _failures(runs: pd.DataFrame) -> formats.Table:
 
 
 def _list(title: str, lines: Sequence[str], kind: str) -> str:
-    """Return an HTML section with a title and a list of lines.
+    """Return an HTML section with a title and a list of lines; an empty text if there are no lines.
 
-    If there are many lines, the last ones are folded away.
+    The lines after the fourth are folded away.
     """
     items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
@@ -264,10 +271,10 @@ def _definitions(entries: dict[str, str]) -> str:
 
 
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
-    """Return, for each field of the runs' `meta.json`, one text that lists the values that the runs
-    have in this field.
+    """Return texts that list the values of the runs in fields of their provenance, by field.
 
-    Where runs differ, each value has its number of runs.
+    Where runs differ, the text has the five most common values, each with its number of runs. A
+    field in which no run has a value is left out.
     """
     entries = {}
     for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):

@@ -40,8 +40,8 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
 
 
 def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -> list[str]:
-    """Return each table that has cells as LaTeX code with a label, in small type with headings of
-    several lines.
+    """Return each table that has cells as LaTeX code with a label, in small type with long headings
+    broken into lines.
 
     Args:
         title: The name of the study, which begins each caption and label.
@@ -49,7 +49,7 @@ def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -
         columns: The headings of the columns to keep, in order. A table with none of them keeps all.
 
     Raises:
-        ValueError: If no table has a column with one of these headings.
+        ValueError: If one of these headings is in no table.
     """
     headings = dict.fromkeys(str(name) for table in tables for name in table.cells)
     for name in columns:

@@ -1,4 +1,7 @@
-"""The images of the figures on a report's page, kept so small that the page fits into a mail."""
+"""The images of the figures on a report's page, kept so small that one can mail the page.
+
+Together they take at most 2.7 million bytes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def _ever_smaller(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _few_colors(path: Path, scale: float) -> bytes:
-    """Return a PNG in 64 colours, which are enough for a figure and take a third of the bytes."""
+    """Return a PNG file scaled and reduced to 64 colours, which are enough for a figure and take
+    fewer bytes.
+    """
     buffer = io.BytesIO()
     with Image.open(path) as image:
         width, height = (max(1, round(side * scale)) for side in image.size)

@@ -1,4 +1,4 @@
-"""The report's tables of predictions: the time of every cell, the gain from one more worker, the
+"""The report's tables of predictions (the time of each cell, the gain from more workers) and of the
 best learning rates.
 """
 
@@ -19,35 +19,38 @@ from bsweep.report.formats import Table
 _CELLS = (
     "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one more "
     "run. Bottleneck: the largest part of the time. On the front: the probability that no cell "
-    "takes less time with as few worker-seconds. Best: the probability that no cell is faster."
+    "takes less time for at most as many worker-seconds. Best: the probability that no cell is "
+    "faster."
 )
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
-    "the fewest seeds diverge or miss the target; ties go to the rate with the best mean. If the "
-    "best rate is the lowest or the highest of the runs, a better rate may lie beyond it."
+    "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
+    "mean. Cells without a score at any rate are left out. If the best rate is the lowest or the "
+    "highest of the runs, a better rate may lie beyond it."
 )
 _STEPS = (
-    "Gain from one more worker on the way to {}, each worker count at its best global batch: "
+    "Gain from the next worker count on the way to {}, each count at its best global batch: "
     "medians with 90 % intervals of a typical run. If the interval of the seconds contains zero, "
     "there is no significant difference."
 )
 
 
 def recommended(study: Study) -> Iterator[Table]:
-    """Yield the tables of all predictions of a study, and of its best learning rates.
-
-    There are none if the study has neither.
+    """Yield the tables of a study's predicted cells, of the gain from more workers, and of the best
+    learning rates; each only if the study has numbers for it.
     """
     if len(cells := analysis.surface(study)):
         yield Table(_CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell))
     if len(steps := analysis.more_workers(study)):
         yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
     if len(rows := tuning.rates(study)):
-        yield _rates(study, rows)
+        yield _rates(study, rows[rows["num_rates"] > 1])
 
 
 def _rates(study: Study, table: pd.DataFrame) -> Table:
-    """Return the table of the best learning rate of each cell that was run at several rates."""
+    """Return the table of the best learning rate of each cell in `table` that has a score at one of
+    its rates.
+    """
     apart = [name for name in analysis.levels(table) if name not in RATES]
     shown = [
         name

@@ -1,7 +1,8 @@
 """The report's table of how costs, such as an epoch's seconds, grow with the batch size and other
 quantities.
 
-Each cost has an exponent, its interval, and the expected exponent.
+Each row has a cost, the expected exponent, and the fitted exponent with its interval or the reason
+why there is none.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ _CAPTION = (
 )
 _SENT = (
     "The ratio divides a worker's bytes by a ring's, 2 (p - 1) / p n, for p workers and n bytes of "
-    "gradient. In this fit a series is a strategy, and a value is the mean of its cells with equal "
-    "ring bytes and any batch."
+    "gradient. In this fit a series is a variant, such as a strategy, and a value is the mean of "
+    "its cells with equal ring bytes and any batch."
 )
 _OVERHEAD = (
-    "Other seconds are the seconds of all runs outside training steps (starts, evaluations, ...). "
-    "They are fitted to each run's seconds and its number in the order of starts, among runs with "
-    "equal worker counts. If the runs started in the order of their batch sizes, the exponent "
-    "shows both effects. If it is more than 1, each run takes longer than the one before."
+    "Other seconds are the seconds of completed runs outside training steps (starts, evaluations, "
+    "...). The exponent of their sum is fitted to each run's seconds and its number in the order "
+    "of starts, among runs with equal worker counts. If the runs started in the order of their "
+    "batch sizes, the exponent shows both effects. If it is more than 1, later runs tend to take "
+    "longer."
 )
 _EXPECTED = {"local_batch": "-1 to 0", "num_workers": "-1", "num_train": "1", "num_parameters": "1"}
 
 
 def scaling(study: Study) -> Table:
-    """Return a table of the exponents with which a study's costs grow, with a row for each cost.
+    """Return a table of the exponents with which a study's costs grow, with a row for each cost and
+    the quantity that it grows with.
 
     If an exponent cannot be fitted, the row says why in words.
     """
@@ -62,7 +65,11 @@ def scaling(study: Study) -> Table:
     if ratio := _ring_ratio(study):
         sent.update(exponent=f"{sent['exponent']}; ratio {ratio}", expected="1; ratio 1")
     other = _row(
-        "other seconds of all runs", "runs", analysis.overhead_growth(study), "up to 1", "runs"
+        "other seconds of completed runs",
+        "runs",
+        analysis.overhead_growth(study),
+        "up to 1",
+        "runs",
     )
     caption = (
         _CAPTION,
@@ -93,8 +100,10 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """Return a text with the range, over all cells, of a ratio: a worker's sent bytes divided by
-    those of a ring all-reduce.
+    """Return a text with the range of a ratio over the cells in which workers sent bytes: these
+    bytes divided by those of a ring all-reduce.
+
+    The text is empty if there are no such cells.
     """
     ratios = analysis.step_times(study)["sent_of_ring"]
     sent = ratios[ratios > 0]
@@ -108,8 +117,8 @@ def _ring_ratio(study: Study) -> str:
 def _shared_cores(study: Study) -> str:
     is_uneven = analysis.unequal_threads(analysis.cells(study.runs))
     return (
-        "Runs with more workers had fewer threads for each worker, so the exponent over workers "
-        "shows both effects."
+        "Runs with other worker counts had other numbers of threads for each worker, so the "
+        "exponent over workers shows both effects."
         if is_uneven
         else ""
     )

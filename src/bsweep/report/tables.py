@@ -22,7 +22,9 @@ _MAX_NODES = 8  # nodes that have a column each
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """Yield every table of a report for which a study has the numbers."""
+    """Yield the tables of a report for which a study has the numbers, except those of costs and of
+    runs that did not complete.
+    """
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
@@ -94,7 +96,7 @@ def _spreads(means: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
 
 def _of_seeds(n: pd.Series[int]) -> str:
     """Return sentences for a table's caption that explain the sign ± and the pairs of values in the
-    table.
+    table, each if the table has them.
     """
     counts = set(n[n > 0])
     told = (
@@ -124,13 +126,13 @@ _GROWTH = (
 )
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, for p workers and n bytes of gradient. The bytes of "
-    "Horovod, DDP and the native all-reduce are computed by this formula, so their ratio of 1 is "
-    "not a measurement. Other algorithms count their messages, and shared memory sends nothing."
+    "Horovod, DDP and the native all-reduce are computed by this formula, so a ratio of 1 is not a "
+    "measurement there. Other exchanges count their messages, and shared memory sends nothing."
 )
 _SHARDING = (
     "Gain in images per second from sharding VGG-16 by memory instead of by layer, as a fraction. "
-    "The fitted formula is that of the published study, with its constant fitted to the published "
-    "gains and the recorded shares."
+    "The fitted formula has one constant, which is fitted to the gains of the published study, and "
+    "takes the shares recorded here."
 )
 _EQUAL_TIME = (
     "Training loss after equal time, half a round before the end of the shortest compared run, and "
@@ -156,7 +158,7 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of how fast the seconds of an epoch grow with a setting, such as the batch
+    """Return a table of how fast the seconds of an epoch grow with a quantity, such as the batch
     size. Each series of cells has a row with the exponent of a power law.
 
     It is empty for a single series, which the section on costs covers.
@@ -217,11 +219,11 @@ def _equal_time(study: Study) -> pd.DataFrame:
 
 
 def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
-    """Return the table of each worker's idle seconds, with the total, the change of the total, and
-    the training speed.
+    """Return the table of the workers' idle seconds, with their total, the change of the total if
+    there is a baseline, and the training speed.
 
-    It is table 3 of the paper of uneven GPUs. If there are many nodes, their least, median and most
-    idle seconds replace the columns of nodes.
+    It has the form of table 3 of the paper on uneven GPUs. With more than eight nodes, their least,
+    median and most idle seconds replace the columns of nodes.
     """
     decimals = max(1, 2 - math.floor(math.log10(max(table["idle_seconds"].max(), 1e-3))))
     nodes = table[analysis.node_columns(table)].rename(
@@ -250,11 +252,11 @@ def _idle_caption(table: pd.DataFrame) -> str:
     caption = (
         "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a "
         "run's rounds; node k is the worker of rank k - 1. Rounds that the end of an epoch cuts "
-        "short do not count."
+        "short do not count in a run that has whole ones."
     )
     change = (
-        "The change of the total is relative to the uniform allocation, with equal seeds if there "
-        "are any."
+        "The change of the total is relative to the uniform allocation without given lists, from "
+        "runs of equal seeds if there are any."
     )
     is_compared = table["change"].notna().any()
     intervals = (
@@ -271,7 +273,8 @@ def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
     """Turn rows of numbers into a table of text for the report. The rows are indexed by cells or by
     series of cells.
 
-    A setting that all rows share is named once, in the caption.
+    The worker count, the batch size and the number of seeds are named once, in the caption, if all
+    rows share them.
     """
     rows = _with_realised_batches(
         study, plots.in_order(study, rows.dropna(axis="columns", how="all"))
@@ -314,7 +317,7 @@ def _sentence(parts: Sequence[str]) -> str:
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table's rows in which the local batch of uneven workers is replaced by the list of
-    all workers' batches.
+    all workers' batches, if the rows are indexed by cells.
     """
     cells = analysis.cells(study.runs)
     if analysis.levels(rows) != analysis.levels(cells):

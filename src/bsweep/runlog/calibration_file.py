@@ -6,9 +6,9 @@ measure which precision and memory format are the fastest (`bsweep.train.choose_
 write the answer to the study's `calibration.json`. Workers on GPUs do not measure: they take the
 half precision of their GPU, channels last.
 
-All points of a study use the same answer, even if another one is faster for some of them. Otherwise
-a curve over batch sizes would also show the effect of the precision. So a study that already has
-runs goes on with what they used.
+On equal hardware, the points of a study use the same answer, even if another one is faster for some
+of them. Otherwise a curve over batch sizes would also show the effect of the precision. So a study
+in which runs have settled an `auto` keeps what they used.
 
 Runs on other hardware do not compare with these runs anyway, and the answer may be slow there. So
 other hardware gets its own calibration, in a second file beside the first. A sweep may be started
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 LEAST_STEPS = 1000  # For a sweep of fewer steps, a calibration takes more time than it saves.
 _BY_GPU = "chosen for this kind of GPU without measuring"
 _SETTLED = {
-    "runs": "the same as in all runs of this study",
+    "runs": "the same as in an earlier run of this study",
     "gpu": _BY_GPU,
     "itself": "the same as at the start of this run",
 }
@@ -62,9 +62,8 @@ class Numerics:
 
 
 PLAIN = Numerics("fp32", channels_last=False)
-"""The precision and memory format that `auto` stands for on CPUs if nothing was measured.
-
-A measured choice is never slower than this one.
+"""The precision and memory format that `auto` stands for on CPUs if there is no answer of a
+calibration.
 """
 
 
@@ -73,7 +72,8 @@ class Timed:
     """The measured seconds per step in one precision and memory format, one value for each measured
     local batch.
 
-    The seconds are without the exchange. Each value is that of the shortest of several steps.
+    The seconds are without the exchange. Each value is that of the shortest of several steps, on
+    the worker on which it is longest.
     """
 
     numerics: Numerics
@@ -86,7 +86,7 @@ class Calibration:
     format, and later the answer.
 
     `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
-    GPUs, and if other runs of the study have decided already.
+    GPUs, if another run of the study has decided already, and if the run itself resumes.
     """
 
     schema: int
@@ -125,8 +125,7 @@ class Calibration:
         """True if workers measured the precision and memory format, or took those that are known
         for their type of GPU.
 
-        Then a sweep with enough steps to pay for a measurement asked for them. False if the request
-        has no answer yet, or if the answer was taken over from earlier runs.
+        False if the request has no answer yet, or if the answer was taken over from earlier runs.
         """
         return bool(self.timed) or self.settled_by == "gpu"
 
@@ -143,8 +142,8 @@ class Calibration:
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
-        """Return the precisions and memory formats that `config` allows, each with its seconds per
-        example, the best first.
+        """Return the measured precisions and memory formats that `config` allows (all measured ones
+        if it allows none), each with its seconds per example, the best first.
 
         The best one is the plainest candidate that is slower than the fastest by no more than the
         noise and a small margin. The others follow by time.
@@ -227,7 +226,7 @@ def path_in(folder: Path, config: RunConfig) -> Path:
 
 
 def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
-    """Return a study's calibration for the given hardware, which may be measured or only requested.
+    """Return a study's calibration for the given hardware, which may be answered or only requested.
     Return None if there is none.
 
     The request may come from a machine of another kind. Then this hardware has no request of its
@@ -281,12 +280,12 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Write a request for a calibration, if one is needed and saves time. The workers of the first
-    point that runs then answer the request.
+    """Write a request for a calibration if a point's precision or memory format is `auto`, the
+    study has no calibration yet, and the points take enough steps to pay for a measurement.
 
-    It is needed if a point's precision or memory format is `auto`. It saves time if the points take
-    enough steps. If earlier runs or an earlier answer decide already, the request costs nothing and
-    is written anyway.
+    The workers of the first point that runs then answer the request. It is also written for fewer
+    than `LEAST_STEPS` steps if an earlier run decides (the request then has the answer), or if
+    workers on other hardware have answered one.
 
     Args:
         configs: Points of one study.
@@ -341,6 +340,8 @@ def is_asked(config: RunConfig) -> bool:
 def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
     """Return a run's precision and memory format: each as configured or, where it is `auto`, from
     the calibration or else from `default`.
+
+    In place of fp16 that the run's strategy refuses, `auto` stands for fp32.
     """
     found = default
     if calibration and calibration.settled:
@@ -366,7 +367,7 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:
     """Return a calibration that fixes the precision and memory format with which a run began;
-    return None for a new run.
+    return None if the run has written no `start` record of its own.
 
     So the run resumes with them. The hardware on which the run began does not matter.
     """
@@ -379,10 +380,11 @@ def begun(metrics: Path, config: RunConfig) -> Calibration | None:
 
 
 def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
-    """Yield the precision and memory format of each run on the given hardware whose configured
-    precision was `auto`.
+    """Yield the precision and memory format of each start of a run whose configured precision was
+    `auto`, on the given hardware or on hardware that is not known.
 
-    The runs' `start` records say what `auto` stood for.
+    If `hardware` is empty, all runs of the study count. Their `start` records say what `auto` stood
+    for.
     """
     for metrics in sorted(study_dir.glob(_RUNS)):
         if not hardware or hardware_of(metrics.parent) in ("", hardware):

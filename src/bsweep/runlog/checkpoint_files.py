@@ -6,8 +6,8 @@ A checkpoint is a folder. Its `complete.json` is written last, when all files of
 parameter servers are on the disk, and it is removed first. A folder without it is incomplete: a
 killed run left it, or a run is writing it now.
 
-`complete.json` has checksums of the other files and of the records until then. `soundest` holds the
-files against them before a run resumes.
+`complete.json` has checksums of the other files and of the records until then. `soundest` compares
+the files with them before a run resumes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ class Checkpoint:
 
     def facts(self) -> dict[str, Any] | None:
         """Return the content of the checkpoint's `complete.json`; None if the file is missing or
-        damaged.
-
-        Its schema is `Saved`.
+        does not fit its schema `Saved`.
         """
         try:
             facts = read_json(self._marker)
@@ -76,8 +74,9 @@ class Checkpoint:
         write_json(self._marker, {**facts, "facts_crc32": _crc32_of_facts(facts)})
 
     def damage(self, metrics: Path) -> str:
-        """Return a text that names the first damaged file of this checkpoint or of the run's
-        records. The text is empty if nothing is damaged, or if the checkpoint was never completed.
+        """Return a text that names the first damaged or missing file of this checkpoint, or else
+        says that the run's records are damaged. The text is empty if neither is damaged, or if the
+        checkpoint has no `complete.json`.
 
         Args:
             metrics: The run's `metrics.jsonl`.
@@ -139,8 +138,8 @@ def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
 
 
 def crc32_of_records(metrics: Path, num_bytes: int) -> int | None:
-    """Return the CRC-32 of the first `num_bytes` bytes of a run's records, or None if there are
-    fewer.
+    """Return the CRC-32 of the first `num_bytes` bytes of a run's records, or None if the file has
+    fewer or cannot be read.
     """
     try:
         with open_regular(metrics) as file:
@@ -151,10 +150,9 @@ def crc32_of_records(metrics: Path, num_bytes: int) -> int | None:
 
 
 def is_saving(paths: RunPaths) -> bool:
-    """Return True if a checkpoint of the run is being written now.
+    """Return True if the run has an incomplete checkpoint, which counts as being written now.
 
-    An incomplete checkpoint counts as being written: a run that goes on removes those that an
-    earlier attempt left incomplete.
+    A run that resumes from a checkpoint removes those that an earlier attempt left incomplete.
     """
     return any(not checkpoint.facts() for checkpoint in _all(paths))
 
@@ -168,7 +166,9 @@ def prune(paths: RunPaths) -> None:
 
 
 def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
-    """Remove a run's checkpoints later than the one from which it resumes, and incomplete ones."""
+    """Remove a run's checkpoints later than the one from which it resumes, and those that `prune`
+    removes.
+    """
     for other in _all(paths):
         if other.folder.name > checkpoint.folder.name:
             other.remove()
@@ -176,16 +176,18 @@ def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut a run's `metrics.jsonl` after `num_bytes` bytes; the resumed run writes the removed
-    records again.
+    """Cut a run's `metrics.jsonl` after `num_bytes` bytes, so that it ends where a checkpoint was
+    saved.
     """
     if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
         os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:
-    """Ask a run's workers to save a checkpoint and end, and ask the sweep that started them to
-    end.
+    """Ask a run to stop, by its file `stop`: its workers save a checkpoint, if the run saves any,
+    and end.
+
+    A sweep that trains the run then ends, too.
 
     Raises:
         OSError: If the file `stop` cannot be written.

@@ -21,9 +21,10 @@ from bsweep.runlog.shared_clock import file_system_time
 
 
 class WorkerLost(RuntimeError):
-    """The error of a process that cannot go on because a worker of its run has ended or has left.
+    """The error of a process that has lost another process of its run, or that the others have
+    given up as lost.
 
-    This error is a consequence of a failure, not its cause.
+    The launcher takes this error for a consequence of a failure, not for its cause.
     """
 
 
@@ -37,18 +38,19 @@ class Diverged(ArithmeticError):
 class Stopped(RuntimeError):
     """The error that ends the workers of a run that is stopped early.
 
-    The run's records say so, and a later attempt can go on from the saved state.
+    The run's records say so, and a later attempt can resume from the saved checkpoint.
     """
 
 
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
-    """Run an exchange in the block, and turn the error of a broken connection into `WorkerLost`.
+    """Turn an error of the type `broken` in the `with` block, which runs an exchange, into
+    `WorkerLost`, unless it is an error of this process's own GPU or memory.
 
-    Errors of this worker's own GPU or memory pass unchanged.
+    Inside the block the main thread counts as waiting for other processes.
 
     Args:
-        broken: The type of the errors that the exchange raises.
+        broken: The type of the errors that the exchange raises if a connection breaks.
     """
     try:
         with waits.for_others():
@@ -57,7 +59,7 @@ def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
         if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise
         raise WorkerLost(
-            f"the exchange failed, probably because another worker has ended: {error}"
+            f"the exchange failed, probably because another process of the run has ended: {error}"
         ) from error
 
 
@@ -66,13 +68,13 @@ _REPORTED = "bsweep_reported"
 
 @contextmanager
 def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
-    """Run the block; if an error ends it, write the error to `error.json` in this worker's log
-    folder.
+    """Write the error that ends the `with` block to `error.json` in this process's log folder,
+    unless the error is `Diverged` or `Stopped`.
 
-    The launcher reads that file. If several of these contexts are nested, only the innermost
-    writes. The launcher finds the first failed worker by the time in the file, and an outer context
-    would write a later time. An outer context may also see an error in closing, which is not the
-    cause.
+    The launcher reads that file. If an error passes several of these contexts, only the innermost
+    writes it. The launcher finds the first failed worker by the time in the file, and an outer
+    context would write a later time. An outer context may also see an error in closing, which is
+    not the cause.
     """
     try:
         yield
@@ -98,10 +100,11 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
 
 
 def _told_traceback(error: BaseException) -> str | None:
-    """Return the traceback that a user needs besides an error's message; None to show the last
-    lines of the process's output instead.
+    """Return the traceback of an error from the first line of the user's own code on; None if the
+    error did not pass through the user's code.
 
-    It is empty for a ValueError that bsweep's own code raised: its message says what to change.
+    The text is empty for a ValueError that bsweep's own code raised: its message says what to
+    change. For None, the launcher shows the last lines of the process's output.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and Path(frames[-1].filename).is_relative_to(_PACKAGE):
@@ -118,7 +121,8 @@ def said_by(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and message and, if the user's own code raised it, a traceback.
+    """Return an error's type and message and, if it passed through the user's own code, a
+    traceback.
 
     The traceback begins at the first line of the user's code.
     """

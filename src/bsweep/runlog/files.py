@@ -1,4 +1,4 @@
-"""The paths of all files in a run's folder, and the functions that write records and JSON files.
+"""The paths in a run's folder, and the functions that write records and JSON files.
 
 One record is one line, written whole and flushed, so that a kill can tear only the last line.
 `RunLog` cuts a torn line before it appends; readers leave it out and say so. `summary.json` is
@@ -24,7 +24,7 @@ from bsweep.runlog.records import SCHEMA, Record
 
 def no_such_study(study_dir: Path) -> str:
     """Return the error message for a study folder that does not exist. The message suggests a
-    folder of a similar name, beside it or in `results`.
+    folder of a similar name, beside it or in `results`, if there is one.
     """
     beside = dict.fromkeys([study_dir.parent, Path("results")])
     known = [
@@ -38,7 +38,7 @@ def no_such_study(study_dir: Path) -> str:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of all files in a run's folder."""
+    """The paths of the files and folders in a run's folder, except of those in a checkpoint."""
 
     folder: Path
 
@@ -65,12 +65,17 @@ class RunPaths:
 
     @property
     def final(self) -> Path:
-        """The trained weights of a completed run with `keep_weights`; see `bsweep.load_model`."""
+        """The file with the trained weights of a completed run with `keep_weights`; see
+        `bsweep.load_model`.
+        """
         return self.folder / "final.pt"
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the run's last two checkpoints, from which an unfinished run resumes."""
+        """The folder of the run's checkpoints, of which the last two complete ones are kept.
+
+        An unfinished run resumes from the latest one that is not damaged.
+        """
         return self.folder / "checkpoint"
 
     @property
@@ -80,8 +85,8 @@ class RunPaths:
 
     @property
     def stop(self) -> Path:
-        """The file that asks a run to stop: if it contains any text, the workers save a checkpoint
-        and end.
+        """The file that asks a run to stop by containing any text: the workers then save a
+        checkpoint, if the run saves any, and end.
         """
         return self.folder / "stop"
 
@@ -93,7 +98,8 @@ class RunPaths:
     def launcher_log(self) -> Path:
         """The file with the output of the launcher that started the run's processes.
 
-        The file is missing if the processes of another run trained this run too.
+        The file is missing with the launcher `inline`, which starts no processes, and if the
+        processes of another run trained this run too.
         """
         return self.logs / "launcher.log"
 
@@ -120,25 +126,26 @@ class RunPaths:
 
     @property
     def lifeline(self) -> Path:
-        """The file that tells the run's processes on other hosts whether to continue or to end.
+        """The file that tells the run's processes whether to continue or to end.
 
-        It names the launch that the processes belong to, see `bsweep.launch.lifeline`.
+        It names the launch that is at work, see `bsweep.launch.lifeline`.
         """
         return self.logs / "lifeline"
 
     @property
     def environment(self) -> Path:
-        """The shell file with the environment variables that the run's processes start with.
+        """The shell file with environment variables that a launcher passes to the run's processes.
 
-        Only the file's owner can read it, and it is removed when the processes have begun.
+        Only the file's owner can read it, and it is removed once the processes have read it.
         """
         return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
         """Return the folder with the output of the process `rank`: `stdout`, `stderr` and, if it
-        failed, `error.json`.
+        reported an error, `error.json`.
 
-        The parameter servers' numbers follow the workers' ranks.
+        The parameter servers' ranks follow the workers'. The launcher `inline` leaves `stdout` and
+        `stderr` to the terminal.
         """
         return self.logs / f"rank.{rank}"
 
@@ -152,7 +159,7 @@ class RunPaths:
         return self.rank_logs(rank) / "waits"
 
     def server_clocks(self, server: int) -> Path:
-        """Return the path of the CSV file that lists every push from a worker that a parameter
+        """Return the path of the CSV file that lists the pushes from workers that a parameter
         server has answered.
 
         Its columns are the time of the answer, the worker, the worker's clock, the slowest worker's
@@ -185,8 +192,8 @@ class RunLog:
     It opens the file for its first record. Only one process at a time may write.
 
     Raises:
-        OSError: From `write`, if the disk is full, or if somebody has removed or replaced the file
-            since the first record.
+        OSError: From `write` and `close`, if the disk is full; from `write`, also if somebody has
+            removed or replaced the file since the first record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -226,7 +233,9 @@ class RunLog:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file so that it exists whole or not at all, even after a power cut."""
+    """Write a JSON file whole or not at all, so that even after a power cut it has either its old
+    or its new content.
+    """
     write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
 
 

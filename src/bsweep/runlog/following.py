@@ -12,8 +12,8 @@ from bsweep.runlog.reading import Damaged, checked
 
 
 class Following:
-    """A reader of a `metrics.jsonl` that other processes write; they remove its last records when
-    they resume the run.
+    """A reader of a `metrics.jsonl` that other processes write; they may remove its last records
+    when they resume the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,10 +24,11 @@ class Following:
     def news(self) -> list[dict[str, Any]] | None:
         """Return the complete records that are new since the last call.
 
-        Return None if earlier records are no longer in the file; then follow the file anew.
+        Return None if earlier records are no longer in the file; the caller then makes a new
+        reader.
 
         Raises:
-            Damaged: As in `read_records`; each later call raises it too.
+            Damaged: As in `read_records`. If a record is damaged, each later call raises it too.
             Newer: As in `read_records`; each later call raises it too.
         """
         try:

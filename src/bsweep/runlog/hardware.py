@@ -1,6 +1,4 @@
-"""The description of a run's hardware. The times of two runs can be compared only if their
-descriptions are equal.
-"""
+"""The description of a run's hardware: its GPUs, its CPU and its number of cores."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ def hardware_words(meta: Mapping[str, Any]) -> str:
     """Return a text that names the GPUs, the CPU and the number of cores that a run's `meta.json`
     lists.
 
-    These are what makes times differ. Driver versions are not included; the provenance has them.
+    Without `--mix`, a report refuses runs for which this text differs. Driver versions are not in
+    it.
     """
     gpus = Counter(line.split(",")[0].strip() for line in meta.get("gpus") or ())
     parts = [f"{count} x {name}" for name, count in gpus.items()]

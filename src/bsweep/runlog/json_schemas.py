@@ -1,6 +1,5 @@
-"""The schemas of a run's JSON files, other than its records.
-
-`bsweep.runlog.reading` checks files against these types.
+"""The schemas of three JSON files of a run: `summary.json`, `meta.json`, and the `complete.json` of
+its checkpoints.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from bsweep.runlog.values import Amount, Finite, Natural, Seed
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of `summary.json`: how a run ended, its totals, and the losses of its last epoch.
-
-    The accuracies are the last epoch's, too.
+    """The content of `summary.json`: how a run ended, some of its settings, its totals, and the
+    losses and accuracies of its last epoch.
     """
 
     run_id: str
@@ -70,12 +68,12 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """The keys of `meta.json` that bsweep reads back: facts about the start of a run and its
+    """The keys of `meta.json` whose types bsweep checks: facts about the start of a run and its
     machine.
     """
 
     launched_at: Finite | None = None
-    wall_seconds_before: Amount | None = None  # of earlier attempts that the run goes on from
+    wall_seconds_before: Amount | None = None  # of earlier attempts that the run resumes
     command: str | None = None
     hosts: SpelledOut | None = None
     cpu: str | None = None

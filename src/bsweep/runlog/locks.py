@@ -4,9 +4,8 @@ a point.
 A claim is a file lock, which ends with its process. On a file system without locks it is a lease:
 a file that the owner touches regularly.
 
-The package filelock (version 4.2) would not replace this module. It cannot tell whether another
-process holds a claim, and its file lock falls back to a marker that outlives a dead host, not to
-its lease.
+The package filelock (version 4.2) would not replace this module: its file lock falls back to a
+marker that may outlive a dead host, not to its lease.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ logger = terminal.logger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
-"""The time without a heartbeat after which a lease's owner on another host seems dead.
+"""The seconds without a heartbeat after which a lease's owner seems dead.
 
-A process that wants the lease watches it for two more heartbeats first.
+A process that wants the lease watches it for two more heartbeats first. An owner on this host also
+seems dead once its process has ended.
 """
 _SETTLE_SECONDS = (
     1.0  # All processes that found a lease stale at the same time have written theirs by then.
@@ -51,7 +51,8 @@ _SAID: set[Path] = set()
 def claimed(path: Path) -> Iterator[bool]:
     """Try to claim the file `path`; yield True if this process now holds the claim, else False.
 
-    The claim ends with the context, and with the process, even if the process is killed.
+    The claim ends with the context. If the process is killed, a file lock ends at once, and a lease
+    on another host when its owner seems dead.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with create_regular(path) as lock:
@@ -92,7 +93,8 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
 
 
 def is_claimed(path: Path) -> bool:
-    """Return True if any process holds the claim of the file `path`.
+    """Return True if any process holds the claim of the file `path`; a lease whose owner seems dead
+    does not count.
 
     This function leaves nothing on the disk, but for a moment nobody else can take the claim.
     """
@@ -120,8 +122,8 @@ def _say_once(folder: Path) -> None:
         _SAID.add(folder)
         logger.warning(
             f"bsweep: {folder}: this file system has no locks (flock), so processes claim points "
-            "by lease files. When a process dies on another host, its points are free after "
-            f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s."
+            "by lease files. When a process dies on another host, its points are free about "
+            f"{STALE_SECONDS + 2 * HEARTBEAT_SECONDS:.0f} s later."
         )
 
 
@@ -209,15 +211,15 @@ def _beat(path: Path, lease: dict[str, object], is_over: threading.Event) -> Non
     """Touch the lease file `path` regularly until `is_over` is set; end this process if another
     process has taken the lease over.
 
-    That happens if this process was suspended. It ends at once, with all that it started, because
-    whatever it wrote would damage what the other process writes.
+    That happens if this process was suspended or cut off from the file system. It ends at once,
+    because whatever it wrote would damage what the other process writes.
     """
     while not is_over.wait(HEARTBEAT_SECONDS):
         if _read_lease(path) not in (None, lease):
             logger.error(
-                f"bsweep: {path}: another process has taken over this lease, because this process "
-                "was suspended or cut off for too long. This process ends now; the same command "
-                "runs what is left."
+                f"bsweep: {path}: another process has taken over this lease, probably because this "
+                "process was suspended or cut off for too long. This process ends now; the same "
+                "command runs what is left."
             )
             os._exit(1)
         with suppress(OSError):

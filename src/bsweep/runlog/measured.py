@@ -10,7 +10,8 @@ from bsweep.runlog.values import Amount, Finite, Natural
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The record of an evaluation: the model's loss and accuracy on the test set.
+    """The record of an evaluation: the model's loss and accuracy on the test set, or on the
+    validation examples if the run has some (`data.validation_share`).
 
     `num_steps`, `num_examples`, `epochs_done` and `train_seconds` count the training since the run
     began.
@@ -33,7 +34,7 @@ class NoiseScale:
     `gradient_square`.
 
     `variance` is that of one example's gradient; `gradient_square` is the squared norm of the true
-    gradient. Both are means over the steps since the last record, see
+    gradient. Both are means over the measured steps since the last record, see
     `bsweep.numerics.noise_scale`. Both are estimates, so either may be zero or negative.
 
     The estimates come from `num_gradients` gradients, each the mean over `gradient_batch` examples.

@@ -1,5 +1,4 @@
-"""The profile of a run: how long each part of a training step takes, and advice on the slowest
-part.
+"""The profile of a run: how long each part of a training step takes, and advice on the bottleneck.
 
 `bsweep.measure.profile_worker` measures the parts.
 """
@@ -33,8 +32,9 @@ _WORTH_NAMING = 0.2
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The mean seconds of each part of one worker's training step; None for what was not
-    measured.
+    """The mean seconds of one worker's training step and of its parts.
+
+    `wait_seconds` or `busy_seconds` is None if it was not measured.
     """
 
     parts: dict[str, Finite]
@@ -58,9 +58,10 @@ class Anatomy:
 
 
 def table(workers: Sequence[Anatomy]) -> str:
-    """Return a table, as text, of how long each part of a training step takes.
+    """Return a table, as text, of how long each measured part of a training step takes.
 
-    Each row has the mean over workers in milliseconds, its share of a step, and the slowest worker.
+    Each row has the mean over workers in milliseconds and its share of the sum of all parts; with
+    several workers, a row also has the slowest one and its time.
     """
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     rows = [["part of a step", "ms", "share", "slowest"]]
@@ -97,7 +98,11 @@ def _cells(seconds: Sequence[float], step: float) -> list[str]:
 
 
 def bottleneck(workers: Sequence[Anatomy]) -> str:
-    """Return a sentence that names the bottleneck of the workers' training steps, and a remedy."""
+    """Return sentences that name the bottleneck of the workers' training steps, and a remedy.
+
+    The bottleneck is what takes most of a step other than computing; it is computing if nothing
+    else takes a fifth of a step.
+    """
     step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
     share = {
         part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step
@@ -128,24 +133,27 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
 
 
 _SENTENCES = {
-    "waiting": "waiting: {share} of a step is the exchange, and most of it ({waiting} of a step) "
-    "is the wait for worker {slowest}. Give each worker the load that it can bear "
-    "(allocation=...), or find out what else runs on that machine.",
+    "waiting": "waiting: {share} of a step is the exchange, and half of it or more ({waiting} of a "
+    "step) is waiting, probably for worker {slowest}, which waits the least. Give each worker the "
+    "load that it can bear (allocation=...), or find out what else runs on that worker's machine.",
     "exchange": "exchange: {share} of a step is the exchange, of which waiting for other workers "
     "is {waiting} of a step. A larger local_batch or more "
-    "accumulation_steps make exchanges rarer, and compression=fp16 makes them smaller; "
-    "strategy.buckets and strategy=ddp overlap them with the backward pass.",
+    "accumulation_steps make exchanges rarer, and compression=fp16 makes gradients half as large; "
+    "strategy=ddp, and strategy=horovod with strategy.buckets above 1, overlap the exchange with "
+    "the backward pass.",
     "data": "data: {share} of a step is the preparation of examples. Keep the examples on the "
-    "device (data.device), make them smaller (data.side), or give workers more threads.",
+    "device if they fit (data.device), make images smaller (data.side, if the data set has it), or "
+    "give workers more threads.",
     "optimizer": "optimizer: {share} of a step is the update. A larger local_batch or more "
-    "accumulation_steps make updates rarer; optimizer=sgd costs the least.",
-    "loop": "loop: {share} of a step is neither computation nor exchange. A larger local_batch "
-    "makes this share smaller.",
-    "launch": "launch: the GPU is idle for {share} of a step, because the host launches kernels "
-    "more slowly than the GPU computes them. A larger local_batch or graph=true helps.",
+    "accumulation_steps make updates rarer; optimizer=sgd computes the least.",
+    "loop": "loop: {share} of a step belongs to no other part, such as the code of the training "
+    "loop. A larger local_batch makes this share smaller.",
+    "launch": "launch: the GPU is idle for {share} of a step, probably because the host launches "
+    "kernels more slowly than the GPU computes them. A larger local_batch or graph=true then "
+    "helps.",
     "computing": "computing: forward and backward passes take {share} of a step, and each other "
-    "part takes less than {least}. A faster precision, a smaller model or more workers make it "
-    "shorter.",
+    "part takes less than {least}. A faster precision, a smaller model, or a smaller local_batch "
+    "on more workers makes a step shorter.",
 }
 
 

@@ -40,7 +40,8 @@ _TYPES: Mapping[str, type] = {
 
 
 class Damaged(ValueError):
-    """The error about a file in a run's folder whose content is not what bsweep writes.
+    """The error about a file of a run or a study that cannot be read, or whose content is not what
+    bsweep writes.
 
     Likely causes are a full disk, a power cut, and an edit by hand.
     """
@@ -52,7 +53,7 @@ class Newer(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder.
+    """The records of a run, and the contents of its `summary.json` and `meta.json`.
 
     `summary` is None while the run trains, and after it was killed together with its launcher.
     """
@@ -70,11 +71,11 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
 
     Args:
         folder: The run's folder.
-        with_steps: False to leave out the `step` records, which are the most.
+        with_steps: False to leave out the `step` records, which are often the most.
 
     Raises:
-        Damaged: If a file other than the configuration is damaged, or if files contradict each
-            other.
+        Damaged: If `metrics.jsonl`, `summary.json` or `meta.json` is damaged, or if the first two
+            contradict each other.
         Newer: If a newer bsweep wrote a file.
     """
     paths = RunPaths(folder)
@@ -105,7 +106,7 @@ def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None
     """Raise Damaged unless the `epoch` records of a run are numbered 1, 2, 3 and so on, each number
     once.
 
-    An epoch is on record twice if two processes trained the run at the same time.
+    An epoch is on record twice if, for example, two processes trained the run at the same time.
     """
     epochs = (record["epoch"] for record in records if record["type"] == "epoch")
     for expected, epoch in enumerate(epochs, 1):
@@ -119,9 +120,9 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     """Raise Damaged unless the records of a completed run are complete: a start record, each epoch
     once, and as many epochs and steps as the end record says.
 
-    Records that an earlier version of bsweep wrote do not say the number of epochs and steps. After
-    a worker was lost, another worker may have written the records, and may have counted its own
-    steps.
+    Numbers that the end record of an earlier version of bsweep does not have are not compared.
+    After a worker was lost, steps are not compared: another worker may have written the records,
+    and may have counted its own steps.
     """
     refuse_repeated(records, metrics)
     if not any(record["type"] == "start" for record in records):
@@ -142,20 +143,22 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
 
 
 def read_told(folder: Path) -> Run:
-    """Return the content of a run's folder, with only those records that the tables of the analysis
-    need.
+    """Read a run's folder as `read_run` does, but leave out the `step` records unless the run's
+    batch size changed.
 
-    The `step` records are included only if the run's batch size changed.
+    The tables of the analysis need them only then.
     """
     run = read_run(folder, with_steps=False)
     return read_run(folder) if changes_batch(run.records) else run
 
 
 def odd_entries(paths: RunPaths, *others: Path) -> dict[Path, str]:
-    """Return the entries of a run's folder that are of a wrong kind, such as a pipe in the place of
-    a file, each with the reason as text. Opening such an entry might never end.
+    """Return those of a run's files and folders that are of a wrong kind, such as a pipe in the
+    place of a file, or whose kind cannot be found out, each with the reason as text. Opening a pipe
+    might never end.
 
-    A missing entry is not odd. If the folder itself is odd, the entries in it are not looked at.
+    The logs of processes and the files of checkpoints are not looked at. A missing entry is not
+    odd. If the run's folder itself is odd, the entries in it are not looked at.
 
     Args:
         paths: The paths of the run.
@@ -217,7 +220,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_summary(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the content of a run's `summary.json`; None while the run has not ended.
+    """Return the content of a run's `summary.json`; None if there is no such file, as while the run
+    trains.
 
     Raises:
         Damaged: As in `read_run`.
@@ -341,9 +345,11 @@ def numbered(
     kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
     by: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the records of one kind, such as `epoch`, sorted by their epoch, round or step number.
+    """Return the records of one kind, such as `epoch`, sorted by the number of their epoch, round
+    or step.
 
-    If a run was resumed, several records may have the same number; the last one is kept.
+    A record is left out if a later one has the same or a smaller number, as after a run was
+    resumed.
 
     Args:
         records: The records of a run, in the order of the file.
@@ -369,17 +375,17 @@ _NO_WARNINGS = ("reallocated", "target_reached", "batch_changed")
 
 
 def warnings_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the messages of a run's events that are warnings.
+    """Return the messages of a run's events, except of three kinds that are no warnings.
 
-    Three kinds of events are left out. The rounds already show that steps were reallocated, and a
-    reached target and a changed batch size are expected.
+    The rounds already show that steps were reallocated, and a reached target and a changed batch
+    size are expected.
     """
     events = (record for record in records if record["type"] == "event")
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
 
 
 def lost_workers(records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the messages about the workers that a run lost, one for each lost worker."""
+    """Return the messages of a run's events about lost workers, one for each lost worker."""
     return tuple(
         one["message"]
         for one in records

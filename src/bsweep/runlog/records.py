@@ -1,6 +1,7 @@
-"""The types of a run's records, which are the lines of `metrics.jsonl`, the source of all numbers.
+"""The types of a run's records, which are the lines of `metrics.jsonl`.
 
-`bsweep.runlog.reading` checks files against these types.
+Two of the types are defined in `bsweep.runlog.measured`. `bsweep.runlog.reading` checks files
+against all of them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _ToldLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """The settings of a run that the tables of the analysis read from its `start` record."""
+    """The settings in a run's `start` record whose types `bsweep.runlog.reading` checks."""
 
     num_workers: Processes
     local_batch: Count | None = None
@@ -98,7 +99,7 @@ Resolved = Annotated[Tree, _as(_Told)]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The record that a run writes when all its workers are ready to train.
+    """The record that a run writes whenever all its workers are ready to train or to resume.
 
     `config` is the resolved configuration. `device` names each kind of device that the workers
     have, once.
@@ -135,9 +136,10 @@ class Start:
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The record of a sampled step, with the mean training loss since the previous record of this
-    kind.
+    kind or, if that is of an earlier epoch, since the epoch began.
 
-    The mean is over all workers, or over rank 0's examples if workers do not step together.
+    The mean is over the examples of all workers, or of the worker that writes the record if workers
+    do not step together.
     """
 
     epoch: Natural
@@ -171,8 +173,8 @@ class ServerLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The bytes and the seconds of the exchanges in one epoch; a value that was not measured is
-    None.
+    """The bytes and the seconds of the exchanges in one stretch of training, such as an epoch; a
+    value that was not measured is None.
 
     `sent_bytes` and `received_bytes` are means over workers. `exchange_steps` counts the messages
     that had to follow one another, on the worker with the most. `exchange_seconds` is the time in
@@ -257,18 +259,20 @@ class Epoch:
 
     def __post_init__(self) -> None:
         if self.images_per_second * self.train_seconds >= MOST:
-            raise ValueError(f"an epoch has fewer than {MOST} examples")
+            raise ValueError(
+                f"images_per_second times train_seconds, an epoch's examples, must be below {MOST}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The record of one round: the local steps of several workers, and the synchronisation after
-    them.
+    """The record of one round of `diloco`: the local steps of the workers, and the synchronisation
+    after them.
 
     Each tuple has one entry for each of `workers`, the ranks that took part. In a round, each
     worker computes, is idle until the last worker arrives, and then waits for the exchange.
 
-    `began_seconds` is the time at which a worker began, on rank 0's clock, since rank 0's first
+    `began_seconds` is the time at which a worker began, on rank 0's clock, since the run's first
     round began. `exposed_exchange_seconds` is the time from the last arrival until a worker goes
     on, including its codec's computing. `exchange_seconds` is the time in which a worker's data
     travelled. `codec_seconds` is the time in which its codec computed; null without a codec. Both
@@ -351,10 +355,10 @@ class BatchChanged(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The last record of a run that its workers ended.
+    """The last record of an attempt that the workers ended themselves, without an error.
 
-    A run that trained all of its epochs, or reached its target, also says how many epochs and steps
-    it has trained, so that records that were lost are noticed.
+    The record of a completed run also says how many epochs and steps the run has trained, so that
+    lost records are noticed.
     """
 
     status: Status

@@ -32,13 +32,12 @@ from bsweep.runlog.records import SCHEMA, Status
 def write_summary(
     paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
 ) -> tuple[Status, str]:
-    """Write `summary.json`: how a run ended and the totals of its records.
-
-    This file is the last one that a run writes.
+    """Write a run's `summary.json`: how the run ended, and the totals of its records.
 
     Returns:
-        The status and the message in the file. They are the given ones, but the status is `failed`
-        if the records are damaged, or if a completed run's records are not complete.
+        The status and the message in the file. They are the given ones unless the records are
+        damaged, or a completed run's records are not complete. Then the status is `failed`, and the
+        message also names the damage.
     """
     try:
         records, _ = read_records(paths.metrics)
@@ -128,8 +127,8 @@ def _crc32(paths: RunPaths) -> int | None:
 
 
 def _known_crc32(paths: RunPaths) -> int | None:
-    """Return the CRC-32 of a run's `metrics.jsonl`; read the file only if it has changed since the
-    last call.
+    """Return the CRC-32 of a run's `metrics.jsonl`, None if there is no such file; read the file
+    only if its size or its time has changed since an earlier call.
 
     A command that watches a study asks for it every few seconds.
     """

@@ -31,7 +31,8 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
             if not isinstance(one, str | int | float | None) or not _is_bounded(one):
                 raise ValueError(
                     f"{str(one)[:40]} cannot be the value of a setting, which is a text, true, "
-                    "false, null, a finite number (an integer below 2^63), or a list of these"
+                    "false, null, a finite number (integers between -2^63 and 2^63), or a list of "
+                    "these"
                 )
     return tree
 
@@ -39,7 +40,7 @@ def plain(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_bounded(value: object) -> bool:
     """Return False if the value is a number that tables cannot store, else True.
 
-    Those are integers of 64 bits or more, infinity, and NaN.
+    Those are integers whose magnitude is 2^63 or more, infinities, and NaN.
     """
     return not isinstance(value, int | float) or abs(value) < (
         2**63 if isinstance(value, int) else math.inf

@@ -1,10 +1,11 @@
 """The file in which a process of a run says, while it makes no progress, whether it waits for other
 processes or works.
 
-Each second, a thread of the process writes to a file whether the main thread waits for other
-processes or works. Only a process that is stopped, as by SIGSTOP or on a host that hangs, gives no
-sign. So the launcher can name the process for which the others wait, whatever the clocks of hosts
-say.
+Progress means that the main thread begins to wait, as it does in each exchange. After a second
+without progress, a thread writes whether the main thread waits for other processes or works. A
+process without progress gives no sign only if it is stopped, as by SIGSTOP or on a host that hangs,
+or cannot write its file. So the launcher can name the process for which the others wait, whatever
+the clocks of hosts say.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SIGN_SECONDS = 1.0
-"""The time between two signs, which all differ."""
+"""The seconds between two signs of a process without progress; no two signs are equal."""
 
 WAITS, WORKS = "waits", "works"
 
@@ -47,8 +48,8 @@ def for_others() -> Iterator[None]:
 
 @contextmanager
 def shown(path: Path) -> Iterator[None]:
-    """Write each second to the file `path`, while the block makes no progress, whether the main
-    thread waits or works.
+    """Write to the file `path` whether the main thread waits or works, each second in which it
+    makes no progress inside the block.
 
     Args:
         path: The file, whose folder exists. Read it with `sign_in`.

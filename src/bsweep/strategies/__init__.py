@@ -1,12 +1,11 @@
-"""The strategies, each in its own file; a strategy is the way in which all workers of a run agree
-on one model.
+"""The strategies; a strategy is the way in which all workers of a run agree on one model.
 
-A strategy takes each worker's gradients or parameters as one vector. After a step, or a round,
-every worker has the same updated model. `Traffic` reports what that took in bytes and seconds.
-`base` defines the interface. An ability that only some strategies have is a class that they inherit
-(`Rounds`, `InBackward`), and the loop tests for that class.
+Most strategies exchange each worker's gradients or parameters as one vector. All workers have the
+same model at the end of an epoch at the latest. `Traffic` reports the bytes and seconds of the
+exchanges. `base` defines the interface. An ability that only some strategies have is a class that
+they inherit (`Rounds`, `InBackward`), and the loop tests for that class.
 
-A strategy must not know the training loop, nor the study that its run is part of. The launcher
+A strategy must not know the training loop, nor other runs of its study. The launcher
 starts the further processes that a strategy needs (parameter servers); their code is here.
 """
 
@@ -37,7 +36,7 @@ def __getattr__(name: str) -> Any:
 def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
     """Return the strategy object of one worker, built from the run's configuration.
 
-    The strategy's module is imported only here, because Horovod may not be installed.
+    This imports the strategy's module. Horovod is imported only if the strategy exchanges over it.
     """
     strategy: Strategy = resolve(config.strategy.builds)(config, config.strategy, place, paths)
     return strategy

@@ -42,7 +42,8 @@ class AllReduce(TorchStrategy, Summing):
         All workers map its memory, if `strategy.transport` allows that and they can share memory.
 
         Raises:
-            ValueError: If `strategy.transport=shared_memory` and the workers cannot share memory.
+            ValueError: If `strategy.transport=shared_memory` and several workers cannot share
+                memory.
         """
         wanted = self._strategy.transport
         reason = "" if wanted == "network" else self._why_not_shared(parameters)
@@ -92,7 +93,7 @@ class AllReduce(TorchStrategy, Summing):
         call this method together.
 
         Raises:
-            WorkerLost: If one of them has ended meanwhile.
+            WorkerLost: If the group cannot be made, probably because one of them has ended.
         """
         with worker_lost():
             try:

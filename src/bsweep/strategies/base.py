@@ -1,4 +1,4 @@
-"""The interface between the training loop and strategies, by which workers agree on one model."""
+"""The base classes of strategies, which define the methods that the training loop calls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from bsweep.runlog.records import Event, Round, Traffic
 
 @dataclass
 class Meter:
-    """A meter of one worker's exchanges since the last call of `Strategy.traffic`: their bytes and
-    seconds.
+    """A meter of the bytes, messages and seconds of one worker's exchanges, and of its codec.
 
-    No step waits for a GPU to finish an exchange in order to time it.
+    On a GPU it marks times by events, which only `read_clocks` waits for.
     """
 
     sent_bytes: int = 0
@@ -47,13 +46,13 @@ class Meter:
 
     @contextmanager
     def exchange(self, tensor: Tensor) -> Iterator[None]:
-        """Time the `with` block, in which this worker exchanges `tensor` with the other workers.
+        """Time the `with` block, in which this worker exchanges `tensor` with workers or servers.
 
         The time begins when this worker is ready to send, so it includes the wait for other
         workers.
 
         Args:
-            tensor: The tensor that travels; its device is timed.
+            tensor: The tensor that travels; the time is taken on its device.
         """
         begin = mark(tensor.device)
         yield
@@ -66,7 +65,7 @@ class Meter:
         So a codec's computing does not appear as waiting for other workers.
 
         Args:
-            gradients: The tensor that is encoded; its device is timed.
+            gradients: The tensor that is encoded; the time is taken on its device.
         """
         begin, num_before = mark(gradients.device), len(self._exchanges)
         yield
@@ -75,9 +74,10 @@ class Meter:
         )
 
     def read_clocks(self) -> None:
-        """Add the newly timed exchanges to `seconds`, and the codec's computing to `codec_seconds`.
+        """Add the times of new exchanges to `seconds`, and the codec's computing to
+        `codec_seconds`.
 
-        This waits until a GPU has finished the work that is timed.
+        On a GPU, this waits until the GPU has finished the work that is timed.
         """
         seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
         for begin, end, within in self._codecs:
@@ -88,30 +88,35 @@ class Meter:
 
 
 class Strategy(ABC):
-    """The base of all strategies: the object by which one worker agrees with the others on one
-    model.
+    """The base class of all strategies: the object by which one worker agrees with the others on
+    one model.
 
-    The loop scales each worker's loss by its share of the global batch. So the plain sum of the
-    workers' gradients is the gradient of the global mean, also for uneven shares.
+    By default, the loop divides each worker's summed loss by the examples of all workers. So the
+    plain sum of the workers' gradients is the gradient of the global mean, also for uneven shares.
 
     An ability that only some strategies have is a class of its own. These strategies inherit it,
     and the loop tests for it.
     """
 
     in_step = True
-    """True if all workers synchronise at each step, False if only at the end of some rounds or
-    epochs.
+    """True if all workers synchronise at each step, False if workers may make steps between two
+    synchronisations.
     """
 
     loss_scale = 1.0
-    """The factor on each worker's loss: `num_workers` if the strategy averages gradients or
-    parameters over workers, 1 if it sums gradients.
+    """The factor by which `loss_divisor` scales each worker's loss, unless a strategy overrides
+    that method.
 
-    It is not the loss scale of fp16, which is `Vector.scale`.
+    It is 1 if the strategy sums gradients. It is `num_workers` if each worker's gradient must be as
+    large as that of the global mean, for example to be averaged. It is not the loss scale of fp16,
+    which is `Vector.scale`.
     """
 
     transport: Transport | None = None
-    """The way in which gradients travel, `shared_memory` or `network`; None if there was no choice.
+    """The way in which gradients travel, `shared_memory` or `network`; None if the strategy does
+    not say.
+
+    `allreduce` says it if several workers compute on CPUs.
     """
 
     warnings: tuple[Event, ...] = ()
@@ -119,21 +124,21 @@ class Strategy(ABC):
     """
 
     stop_reason: str | None = None
-    """The reason why the run must stop after the present round, or None if the run continues.
+    """The reason why the run must stop at the end of a round, or None if the run continues.
 
-    It is the same on all workers. The run is saved, and may be resumed.
+    It is the same on all workers. The run is saved then, and may be resumed.
     """
 
     hides_exchange = False
-    """True if gradients are exchanged while the workers still compute.
+    """True if the meter times only the part of an exchange that follows this worker's computing.
 
-    Then only the part of the exchange after the computing is timed.
+    `traffic` then returns no `exchange_seconds`.
     """
 
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
-        """Create this worker's meter of exchanges, and store its rank and the number of workers.
+        """Create this worker's meter, and store its rank, the number of workers and their ranks.
 
         A subclass connects the workers in its own `__init__`, because `gather` is called before
         `prepare`.
@@ -154,7 +159,8 @@ class Strategy(ABC):
         """Return a tensor of zeros, of the size of `parameters`, that will hold this worker's
         gradients.
 
-        All workers call it together, before `prepare`. Only `gather` may have been called before.
+        All workers call it together, before `prepare`. Before it, they call only the methods that
+        gather values.
 
         Args:
             parameters: All parameters of the model, a 1-D floating-point tensor on the worker's
@@ -182,8 +188,10 @@ class Strategy(ABC):
         """
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
-        """Return the number by which this worker divides the sum of its losses before the backward
-        pass.
+        """Return the number of examples by which this worker divides the sum of its losses before
+        the backward pass.
+
+        If an example has several labels, the loop multiplies the number by that of the labels.
 
         Args:
             num_own: The examples of the step on this worker.
@@ -198,7 +206,7 @@ class Strategy(ABC):
         """Return the number of examples per optimizer step from which the learning-rate rule
         computes the rate.
 
-        These are the examples of all workers if they step together.
+        By default these are the examples of one step of all workers.
 
         Args:
             shares: Each worker's share of the step or round, by rank.
@@ -210,17 +218,15 @@ class Strategy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Update this worker's model from its gradient. Most strategies first exchange the gradient
-        with the other workers.
-        """
+        """Update this worker's model from its gradient, in some strategies after an exchange."""
 
     def rehearse(self) -> None:  # noqa: B027
-        """Make a trial step and exchange before training, and leave the model and the optimizer
-        unchanged.
+        """Try a step, with its exchange if it has one, before training; leave the model and the
+        optimizer unchanged.
 
         This opens the connections and loads the kernels before the first step is timed. Afterwards
-        the parameters, the optimizer, and all memory and counts are as before. All workers call it
-        together.
+        the parameters, the optimizer, and what the strategy and its codec remember and count are as
+        before. By default nothing is done. All workers call it together.
         """
 
     @abstractmethod
@@ -228,7 +234,7 @@ class Strategy(ABC):
         """Collect a few values from each worker, and return all of them as the rows of one tensor
         in the order of the ranks.
 
-        All workers call it together, each with a few values.
+        All workers call it together, each with the same number of values. Lost workers have no row.
 
         Args:
             values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
@@ -255,7 +261,7 @@ class Strategy(ABC):
         """Return the JSON objects that all workers pass, as a list in the order of the workers'
         ranks.
 
-        All workers call it together, each with a small object. The objects travel as bytes.
+        All workers call it together, each with a small object.
 
         Args:
             value: This worker's object.
@@ -276,11 +282,12 @@ class Strategy(ABC):
         ]
 
     def traffic(self) -> Traffic:
-        """Return the bytes and the seconds of all exchanges since this method was last called. All
-        workers call it together.
+        """Return the bytes and the seconds of the exchanges since this method was last called, as
+        far as they were measured.
 
-        All workers leave an exchange at the same time, and the last to arrive waits for nobody. So
-        its time is the exchange alone; what the others took beyond that is waiting.
+        All workers call it together. It assumes that all workers leave an exchange at the same
+        time, and that the last to arrive waits for nobody. So the shortest time of an exchange is
+        the exchange alone; what other workers took beyond that is waiting.
 
         Returns:
             Bytes and seconds, the same on all workers.
@@ -319,8 +326,9 @@ class Strategy(ABC):
     def state(self) -> dict[str, Any]:
         """Return the part of the strategy's state that all workers share, for a checkpoint.
 
-        It consists of tensors, numbers, texts, and lists of them. Parameters, optimizer and random
-        numbers are saved in any case. All workers have synchronised before the call.
+        It consists of tensors, numbers, texts, None, and lists, tuples and dictionaries of them.
+        Parameters, optimizer and random numbers are saved in any case. The call is made between two
+        rounds, on one worker.
 
         Returns:
             The values by name; empty if there are none.
@@ -350,7 +358,8 @@ class Strategy(ABC):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore the part of the strategy's state that only this worker knows, from a checkpoint.
 
-        It is called after `load_state`, and not for the state of a worker that was lost.
+        It is called after `load_state`. It is not called on a worker that was lost before the
+        checkpoint, nor if another number of workers saved it.
 
         Args:
             state: The values of this worker from a checkpoint, by name.
@@ -358,55 +367,55 @@ class Strategy(ABC):
         self.meter = Meter(**state["meter"])
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Make processes that are not workers, such as parameter servers, save their state in a
-        checkpoint.
+        """Make helpers of the workers, such as parameter servers, save their state in a checkpoint.
 
         All workers call it together.
 
         Args:
-            checkpoint: The checkpoint in which the processes write files of their own.
+            checkpoint: The checkpoint in which each helper writes a file of its own.
 
         Returns:
-            The SHA-256 of each such file in hexadecimal digits, by file name; on one worker.
+            The SHA-256 of each such file in hexadecimal digits, by file name; each file is in the
+            answer of one worker.
 
         Raises:
-            OSError: If a process could not write its file.
+            OSError: If a helper could not write its file. Other workers may not raise it.
         """
         return {}
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        """Make processes that are not workers, such as parameter servers, restore a checkpoint's
-        state.
+        """Make helpers of the workers, such as parameter servers, restore a checkpoint's state.
 
-        Return True if all of them could. All workers call it together.
+        All workers call it together.
 
         Args:
             checkpoint: The checkpoint that the run resumes from.
 
         Returns:
-            False if a process could not; the run then fails.
+            False on at least one worker if a helper could not; the run then fails.
         """
         return True
 
     def close(self) -> None:  # noqa: B027
-        """Release the connections, threads and hooks that this strategy holds, after training."""
+        """Release connections, threads and hooks of this strategy after training."""
 
 
 class InBackward(Strategy):
     """A strategy that can exchange gradients while the backward pass still computes.
 
-    `Capabilities.exchanges_in_passes` says whether it does so in this run.
+    `Capabilities.exchanges_in_passes` says whether it does so in this run; None if bsweep does not
+    know.
     """
 
     see_part: Callable[[Tensor], None] | None = None
-    """The function that the strategy calls with each part of this worker's own gradient.
+    """The function to call with each part of this worker's own gradient, or None.
 
     The strategy passes each part as a flat tensor, before it sums the part over workers. The
-    function is set before `wrap`, or is None.
+    function is set before `wrap`.
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that training calls in each forward pass: the model or a wrapper around
+        """Return the module that the passes of training steps call: the model or a wrapper around
         it. This method is called after `prepare`.
 
         Args:
@@ -425,13 +434,13 @@ class InBackward(Strategy):
 
     @abstractmethod
     def before_last_pass(self) -> None:
-        """Prepare to exchange gradients during the last backward pass of this step.
+        """Prepare for the last pass of this step, in which gradients may be exchanged.
 
         That pass completes the gradient, so each part may travel as soon as it is ready.
         """
 
     def passes(self) -> AbstractContextManager[None]:
-        """Return the context manager that surrounds each forward and backward pass of this worker.
+        """Return the context manager that surrounds each pass of a training step.
 
         An exchange may fail within a pass. The context may turn its error into `WorkerLost`.
 

@@ -1,4 +1,4 @@
-"""A measurement of the differences between the clocks of several hosts."""
+"""A measurement of the differences between the workers' clocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ NUM_GATHERS = 8
 def offsets(
     gather: Callable[[Tensor], Tensor], clock: Callable[[], float] = time.monotonic
 ) -> Tensor:
-    """Return the seconds by which each worker's clock is ahead of the first worker's clock.
+    """Return an estimate of the seconds by which each worker's clock is ahead of the first worker's
+    clock.
 
     All workers that are not lost call it together; the result is float64 (workers,).
 
     Nobody leaves a gather before all have entered it. That bounds worker i's offset on both sides.
     It is at most worker i's time of leaving less the first worker's time of entering. It is at
-    least worker i's time of entering less the first worker's time of leaving. These are the two
-    messages of NTP (RFC 5905). The tightest bounds of several gathers count. The error is less than
-    half the time that the fastest gather took.
+    least worker i's time of entering less the first worker's time of leaving. NTP (RFC 5905) has
+    such bounds from two messages. The tightest bounds of several gathers count, and the estimate is
+    their mean. Its error is at most the mean of the times that worker i and the first worker took
+    for one gather, whichever gather this is.
     """
     stamps = torch.zeros(2, NUM_GATHERS, dtype=torch.float64)
     for number in range(NUM_GATHERS):

@@ -3,8 +3,8 @@ native one of Gloo or NCCL.
 
 Their costs for p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
 10.1177/1094342005051521; Rabenseifner, doi 10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p
-n b; halving-doubling 2 log2(p) a and the same n terms; tree 2 log2(p) (a + n b). Each algorithm
-leaves every worker with the same sum, bit for bit.
+n b; for p a power of two, halving-doubling 2 log2(p) a and the same n terms; tree 2 log2(p)
+(a + n b). After a ring, a tree or a halving-doubling, all workers hold the same sum, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsweep.config.strategies import Algorithm
 
 
 class Wire:
-    """A worker's connection to the other workers, with counts of its messages and their bytes."""
+    """A worker's connection to the other workers, with counts of its exchange steps and bytes."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int) -> None:
         self.group, self.rank, self.num_workers = group, rank, num_workers
@@ -36,7 +36,7 @@ class Wire:
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send the tensor `send` to worker `to` and receive `receive` from worker `source` at the
-        same time.
+        same time. An empty tensor is not sent.
         """
         # Post the receive first. On a slow link, a peer hears that it may send only after
         # everything that was sent before.
@@ -61,7 +61,7 @@ class Wire:
     def inbox(self, like: Tensor) -> Tensor:
         """Return a buffer in which a tensor of the size and type of `like` can be received.
 
-        All calls use the same memory.
+        A call uses the memory of an earlier call again if this is large enough.
         """
         if (
             self._inbox.dtype != like.dtype
@@ -75,7 +75,7 @@ class Wire:
 def native(vector: Tensor, wire: Wire) -> None:
     """Sum `vector` over workers with the all-reduce of Gloo or NCCL.
 
-    Its bytes are counted as those of a ring, the algorithm that Gloo uses and NCCL usually uses.
+    Its bytes are counted as those of a ring, the algorithm that Gloo uses and NCCL often uses.
     """
     dist.all_reduce(vector, group=wire.group)
     exchange_steps = 2 * (wire.num_workers - 1)
@@ -124,7 +124,8 @@ def halving_doubling(vector: Tensor, wire: Wire) -> None:
     """Sum `vector` over workers by recursive halving and doubling.
 
     Partners halve the part that each still sums, then double the part whose sum each knows. Workers
-    beyond a power of two send their vector to a partner first and receive the sum from it.
+    beyond the largest power of two send their vector to a partner at the beginning, and receive the
+    sum from it at the end.
     """
     rank = wire.rank
     power = 2 ** (wire.num_workers.bit_length() - 1)

@@ -1,7 +1,7 @@
-"""torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which exchanges buckets of
-gradients during the backward pass.
+"""The strategy `ddp`: torch's DistributedDataParallel (Li et al., arXiv 2006.15704), which
+exchanges buckets of gradients during a step's last backward pass.
 
-The exchange is hidden in the backward pass. So its duration, and how long workers wait for one
+The exchange overlaps with the backward pass. So its duration, and how long workers wait for one
 another, is not measured.
 """
 
@@ -124,10 +124,11 @@ class DDP(TorchStrategy, InBackward):
         return None, None
 
     def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
-        """Return a new state of torch's PowerSGD, which sends the gradients of the first step
+        """Return a new state of torch's PowerSGD, which sends the gradients of the first two steps
         uncompressed.
 
-        DDP settles its buckets in that step, and PowerSGD keeps memory for each bucket.
+        torch asks for these two steps, because DDP may change its buckets in them, and PowerSGD
+        keeps memory for each bucket.
         """
         rank = self._config.powersgd_rank
         return powerSGD_hook.PowerSGDState(

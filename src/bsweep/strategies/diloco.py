@@ -1,14 +1,15 @@
-"""DiLoCo (Douillard et al., arXiv 2311.08105): workers take many local steps, then an outer
-optimizer applies the mean of their parameter changes.
+"""DiLoCo (Douillard et al., arXiv 2311.08105): workers take local steps, then an outer optimizer
+applies the weighted mean of their parameter changes.
 
 The outer gradient is the weighted mean of (anchor - parameters) over workers. It is a vector like
 any gradient. So one of the existing exchanges sums it, with that exchange's codec if there is one.
 The outer optimizer, the same on every worker, moves the anchor, and all workers continue from the
-new anchor. With one plain SGD step a round, an outer rate of 1 and no outer momentum this is
-synchronous SGD; with more steps it is local SGD.
+new anchor. With an outer rate of 1, no outer momentum and weights by examples, one step of SGD
+without momentum a round is synchronous SGD at that learning rate; with more steps this is local
+SGD.
 
-Compared with plain training a worker also holds the anchor and the outer momentum. The outer
-gradient uses the memory of the gradients.
+Compared with plain training a worker also holds the anchor and, if there is one, the outer
+momentum. The outer gradient uses the memory of the gradients; `eager` needs more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bsweep.strategies.summing import Summing
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The losses, example counts and times of workers that arrive at a synchronisation, one row for
+    """The losses, counts and times of the workers that arrive at a synchronisation, one row for
     each worker.
 
     Times are in seconds on the first worker's clock.
@@ -237,7 +238,7 @@ class DiLoCo(Rounds):
             self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """Return this worker's losses, example and step counts, and times at the end of a round.
+        """Count the round that ends, and return this worker's sums, counts and times of it.
 
         The result is float64 (10,), with times on this worker's clock.
         """
@@ -263,14 +264,14 @@ class DiLoCo(Rounds):
         )
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
-        """Sum the weighted parameter changes of all workers into the outer gradient.
+        """Sum the weighted parameter changes of the workers into the outer gradient, and return the
+        data of those workers that took part.
 
-        Return the data of those workers that took part.
-
-        If a worker is lost during the exchange, the others sum again without it; the parameters are
-        unchanged until then. The exchange can also fail although all workers are alive, after a
-        pause of the network or of a worker. Then they try once more, and double the timeout of
-        every later message.
+        With `strategy.on_loss=fail`, a failed exchange raises `WorkerLost`. Otherwise, if a worker
+        is lost during the exchange, the others sum again without it; the parameters are unchanged
+        until then. The exchange can also fail although all workers are alive, after a pause of the
+        network or of a worker. Then they try once more, and double the timeout of every later
+        message.
         """
         may_try_again = True
         while True:
@@ -302,7 +303,8 @@ class DiLoCo(Rounds):
             if self.members == members:
                 if not may_try_again:
                     raise problem or WorkerLost(
-                        "the exchange failed twice on another worker, although no worker was lost"
+                        "the exchange failed twice although no worker was lost, the second time on "
+                        "another worker"
                     )
                 may_try_again = False
                 self._message_timeout *= 2
@@ -324,7 +326,7 @@ class DiLoCo(Rounds):
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
     def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """Return the weight of this worker's parameter change in the mean over the workers
+        """Return the factor of this worker's parameter change in the weighted sum over the workers
         `members`.
 
         With FedNova (Wang et al., arXiv 2007.07481), a worker that takes more steps does not pull
@@ -364,8 +366,8 @@ class DiLoCo(Rounds):
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
 
     def _forget_momentum(self) -> None:
-        """Set the momentum of this worker's SGD to zero before a round, as FedNova's formula
-        assumes.
+        """Set the momentum of this worker to zero before a round, as FedNova's formula assumes, if
+        the optimizer is SGD.
 
         Momentum of the last round would move a worker with few steps far.
         """
@@ -424,9 +426,10 @@ class DiLoCo(Rounds):
         self._is_broken = True
         goes_on = self._strategy.on_loss == "continue"
         message = (
-            f"{self._config.process_name(lost)} was lost in round {self._round}: no sign of life "
-            f"for strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
-            + ("the others continue" if goes_on else "stopped after the round")
+            f"{self._config.process_name(lost)} was lost in round {self._round} or after it: no "
+            "sign of life for "
+            f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
+            + ("the others continue" if goes_on else "the run stops at the end of a round")
         )
         self.records.append(Event(event="worker_lost", message=message))
         if not goes_on:

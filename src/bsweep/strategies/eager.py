@@ -1,14 +1,14 @@
 """DiLoCo whose exchange after a round overlaps with the steps of the next round (eager updates,
 Kale et al., arXiv 2502.12996).
 
-At the end of a round, the sum of the previous round has arrived. It moves the anchor as it would
-without overlap. The next round does not begin at the anchor, but ahead of it. It begins where an
-outer step would lead if the other workers moved in this round as they did in the last one. At the
-end of an epoch all workers wait for the exchange under way and agree on one model, which can then
-be evaluated.
+At the end of a round, a worker waits for the sum of the previous round, which then moves the anchor
+as it would without overlap. The next round does not begin at the anchor, but ahead of it. It begins
+where an outer step would lead if the other workers moved in this round as they did in the last one.
+At the end of an epoch or of the run all workers wait for the exchange under way and agree on one
+model, which can then be evaluated.
 
-A worker holds three more vectors: the sum under way, its own part of that sum, and the start of its
-round.
+A worker holds three more vectors than without overlap: the sum under way, its own part of that sum,
+and the start of its round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from bsweep.strategies.diloco import Arrivals, DiLoCo
 class _Travelling:
     """A finished round whose outer gradient is still being summed over the workers.
 
-    At its end, workers waited until `waited_until` for the last worker to arrive.
+    `waited_until` is when the last worker arrived at the end of the round before. Workers that
+    ended this round earlier waited until then.
     """
 
     epoch: int
@@ -181,7 +182,7 @@ class EagerDiLoCo(DiLoCo):
 
     def _look_ahead(self, outer_gradient: Tensor) -> None:
         """Set this worker's model to the parameters that an outer step by `outer_gradient` would
-        give, without making this step. The next round begins with these parameters.
+        give, without making this step. The epoch's next round begins with these parameters.
         """
         (tensor,), group = self._anchor.tensors, self._outer_optimizer.param_groups[0]
         velocity = self._outer_optimizer.state[tensor].get("momentum_buffer")

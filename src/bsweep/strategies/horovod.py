@@ -1,9 +1,10 @@
-"""The strategy `horovod`, which sums gradients by Horovod's ring all-reduce (Sergeev and Del Balso,
-arXiv 1802.05799).
+"""The strategy `horovod`, which sums gradients by Horovod's all-reduce (Sergeev and Del Balso,
+arXiv 1802.05799), or combines them by its Adasum.
 
 Horovod's `DistributedOptimizer` is not used: it refuses channels_last gradients and reduces tensor
-by tensor. Here the vector is summed in one call, or in a few `buckets`. The buckets travel while
-the backward pass still computes earlier layers.
+by tensor. Here the vector is summed in one call, or in a few `buckets`. Several buckets travel
+while the backward pass still computes earlier layers. With a codec, the codec sends its own
+tensors.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Horovod(Summing, InBackward):
         bucket.num_missing = 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
-        """Start Horovod's sum of the tensor `part` over workers.
+        """Start Horovod's sum (or Adasum) of the tensor `part` over workers.
 
         Return the handle of this operation and the tensor that will hold the sum.
         """
@@ -164,7 +165,7 @@ class Horovod(Summing, InBackward):
 
 
 class HostCopies:
-    """Buffers in host memory, to which GPU tensors are copied before Horovod sends them.
+    """Buffers in host memory, to which GPU tensors are copied if Horovod was built without NCCL.
 
     The same buffers serve each step. They are pinned, so that the GPU copies to them without the
     CPU.
@@ -189,8 +190,9 @@ class HostCopies:
 
 
 class _Bucket:
-    """A part of the flat gradient vector that is exchanged as soon as all gradients in it are
-    computed.
+    """A part of the flat gradient vector that one operation of Horovod sums.
+
+    One of several buckets travels as soon as all gradients in it are computed.
     """
 
     def __init__(self, index: int, start: int, stop: int) -> None:

@@ -1,9 +1,9 @@
-"""Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters every few
-steps.
+"""Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters every
+`sync_every` steps.
 
 Each worker's loss is multiplied by num_workers, so that its own gradient is as large as that of the
-global mean. Averaging after every step is then exactly synchronous SGD, also with momentum and
-uneven tails.
+global mean. With the optimizer `sgd`, averaging after every step is then synchronous SGD up to
+rounding, also with momentum and uneven tails.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bsweep.strategies.process_group import TorchStrategy
 
 
 class LocalSGD(TorchStrategy, Rounds):
-    """The strategy local SGD: a round is one step of each worker, and after some rounds the workers
-    average their parameters.
+    """The strategy local SGD: a round is one step of each worker, and after some or all rounds the
+    workers average their parameters.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The user's own strategy: the object that `target(config, strategy, place, paths, **options)`
-returns. The target may be a class.
+"""The construction and the checks of the user's own strategy, which is the object that
+`target(config, strategy, place, paths, **options)` returns. The target may be a class.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
         raise ConfigError(
             f"launch={config.launch.name} with strategy.target={strategy.target}: {kind.__name__} "
             "exchanges over torch.distributed, which needs processes that torchrun starts. Use "
-            "launch=torchrun, or strategy=single."
+            "launch=torchrun or, with one worker, strategy=single."
         )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(
             f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: "
-            f"{kind.__name__} synchronises at each step. Inherit bsweep.strategies.Rounds, or use "
-            "strategy.sync_every=1."
+            f"{kind.__name__} has no rounds of several steps. Inherit bsweep.strategies.Rounds, or "
+            "use strategy.sync_every=1."
         )
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Parameter servers (Li et al., OSDI 2014): workers push gradients to the servers that hold the
 parameters, and pull updated parameters back.
 
-The bytes reported are those of gradients and parameters that cross between processes. The headers,
-40 bytes a push, are not counted.
+The bytes reported are those of gradients and parameters that cross between processes. The headers
+of requests and answers, together 40 bytes a push, are not counted.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class ParameterServer(TorchStrategy, Rounds):
         found = [part.remember(Kind.SAVE, checkpoint) for part in self._parts]
         if None in found:
             raise OSError(
-                "a parameter server could not write its file of the checkpoint; the server's "
-                "standard error says why"
+                "a parameter server could not write its file of the checkpoint; the standard error "
+                "of the server's process says why"
             )
         return {checkpoint.server(n).name: sha256 for n, sha256 in enumerate(found) if sha256}
 
@@ -146,11 +146,12 @@ class ParameterServer(TorchStrategy, Rounds):
             self._meet()  # nobody pushes before all have pulled
 
     def traffic(self) -> Traffic:
-        """Return the bytes and the seconds of all exchanges since this method was last called. All
-        workers call it together.
+        """Return the bytes and the seconds of the exchanges since this method was last called, and
+        the load of each server. All workers call it together.
 
-        A worker waits while a server holds its answer back. The rest of the time between its push
-        and the answer counts as the exchange.
+        A worker waits while a server holds its answer back, and for the other workers at the end of
+        an epoch. The rest of the time between its request and the last answer counts as the
+        exchange.
         """
         meter, self.meter = self.meter, Meter()
         meter.read_clocks()
@@ -198,7 +199,7 @@ class ParameterServer(TorchStrategy, Rounds):
         """Send a request to every server, wait for the answers, and copy the parameters in the
         answers to this worker's vector.
 
-        Each worker begins with another server.
+        Worker k begins with server k, modulo the number of servers.
         """
         first = self.rank % len(self._parts)
         for part in self._parts[first:] + self._parts[:first]:
@@ -211,10 +212,10 @@ class ParameterServer(TorchStrategy, Rounds):
                 self.meter.received_bytes += part.num_bytes
 
     def _server_reports(self) -> Tensor:
-        """Return the bytes, seconds and gradient pushes that each server counted since this method
-        was last called.
+        """Return the load that each server counted since this method was last called, on worker 0;
+        return zeros on other workers.
 
-        Only worker 0 asks the servers; other workers return zeros.
+        Only worker 0 asks the servers. `decode_load` names the numbers.
         """
         reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
         if self.rank == 0:
@@ -271,7 +272,7 @@ class _Part:
     def ask(self, request: Request) -> None:
         """Ask the server for the parameters of its shard.
 
-        If the request is a push, also send this worker's gradient.
+        If the request is a push, also send the shard's part of this worker's gradient.
         """
         payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
         (start, stop), *_ = self._ranges

@@ -1,9 +1,10 @@
-"""A gather of all workers' values that continues without workers that have died.
+"""A gather of all workers' values that leaves out workers that show no sign of life.
 
-It uses the store of torch.distributed. torchrun's own process keeps that store, so it outlives any
-worker. A thread of every worker writes a sign of life to the store, however long the worker's steps
-take. A worker without a new sign for `timeout_seconds` is left out by those that wait for it. The
-first worker to write the list of members of a gather decides it for all.
+It uses the store of torch.distributed. Only torchrun starts workers that may be lost, and its own
+process keeps that store, so that it outlives any worker process. A thread of every worker writes
+signs of life to the store, however long the worker's steps take. A worker without a new sign for
+`timeout_seconds` is left out by those that wait for it. The first worker to write the list of
+members of a gather decides it for all.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class RollCall:
         threading.Thread(target=self._show_life, args=(own_connection,), daemon=True).start()
 
     def gather(self, values: Tensor) -> Tensor:
-        """Collect a row of values from each worker that is alive, and return the rows as one tensor
-        in the order of ranks.
+        """Collect a row of values from each worker that still takes part, and return the rows as
+        one tensor in the order of ranks.
 
         Each worker passes a float64 CPU tensor (n,); the result is (members, n).
 
         Raises:
-            WorkerLost: If the others have given this worker up, or the store is gone.
+            WorkerLost: If the others have left this worker out, or the store does not answer.
         """
         self._number += 1
         try:

@@ -52,8 +52,8 @@ class Server:
         links: The connections to the workers, by rank.
         inbox: The queue in which the workers' requests are announced.
         paths: The paths of the run's folder.
-        number: This server's number. Every push is recorded in the CSV file of that number. A
-            resumed run appends to the file.
+        number: This server's number. Every answered push is recorded in the CSV file of that
+            number. A resumed run appends to the file.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Server:
                 self._tally = _Tally(len(self._links))
 
     def _begin(self) -> None:
-        """Reset the server's optimizer, counters and CSV file after a worker has sent initial
-        parameters.
+        """Reset the server's optimizer and counters after a worker has sent initial parameters, and
+        remove the rows of this process from the CSV file.
 
         So the setup before training does not count as an exchange, and earlier pushes do not count.
         """
@@ -154,7 +154,7 @@ class Server:
         )
 
     def _save(self, path: Path) -> bytes | None:
-        """Write this server's file of a checkpoint; return its SHA-256, or None if it failed."""
+        """Write this server's file of a checkpoint; return its SHA-256, or None if that failed."""
         self._file.flush()
         state = {
             "parameters": self._shard.parameters,
@@ -209,8 +209,8 @@ class Server:
         Return the requests that pushed the gradients.
 
         The order makes the sum independent of which worker was faster. The first gradient is
-        received into the shard's gradients, the others into buffers. While one is added, the next
-        two may arrive.
+        received into the shard's gradients, the others into buffers. While the gradient in one
+        buffer is added, the next may arrive in the other.
         """
         workers: Sequence[int] = (
             range(len(self._links)) if self._is_synchronous else (first.worker,)

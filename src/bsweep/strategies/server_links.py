@@ -2,8 +2,8 @@
 process.
 
 A worker asks, and the server answers every request except a goodbye. A worker has at most one open
-request to a server. The messages are point-to-point: the trees of collectives would hide how
-congested servers are, which bsweep measures.
+request to a server. The messages are point-to-point: collective operations would hide how congested
+servers are, which bsweep measures.
 """
 
 from __future__ import annotations
@@ -92,16 +92,17 @@ class ToServer(ABC):
     def ask(
         self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
     ) -> None:
-        """Send a request and, if given, the tensor `payload` to the server; start to receive the
-        answer.
+        """Start to send a request and, if given, the tensor `payload` to the server, and start to
+        receive the answer.
 
-        The answer's tensor is received into `into`, which may be the memory of `payload`.
+        The answer's tensor, if there is one, goes into `into`, which may be the memory of
+        `payload`.
         """
 
     @abstractmethod
     def wait(self) -> float:
         """Wait for the server's answer, and return the seconds for which the server delayed the
-        answer to wait for other workers.
+        answer to wait for other workers; a number below 0 if it could not save or restore.
         """
 
     @abstractmethod
@@ -146,7 +147,7 @@ class ToWorker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the threads and transfers of this connection, after the worker's goodbye message has
+        """Release this connection's thread and tensors after the worker's goodbye message has
         arrived.
         """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
+from bsweep.core.words import counted
 
 if TYPE_CHECKING:
     from bsweep.numerics.vector import Slice
@@ -70,7 +71,7 @@ def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
 def _assign(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> Iterator[tuple[int, Slice]]:
-    """Assign every slice of the parameter vector, whole or cut, to a server, as `strategy.sharding`
+    """Assign the slices of the parameter vector, whole or cut, to servers, as `strategy.sharding`
     says.
 
     Return pairs of a server's number and a slice that this server holds.
@@ -172,6 +173,7 @@ def _nothing_held(
         case "hashed_chunks":
             return (
                 f"strategy.num_servers={num_servers} with "
-                f"strategy.chunk_bytes={strategy.chunk_bytes}: only {num_busy} servers get chunks. "
-                "Use a smaller strategy.chunk_bytes, fewer servers, or strategy.sharding=memory."
+                f"strategy.chunk_bytes={strategy.chunk_bytes}: only {counted(num_busy, 'server')} "
+                "would hold chunks. Use strategy.sharding=memory, or try a smaller "
+                "strategy.chunk_bytes or fewer servers."
             )

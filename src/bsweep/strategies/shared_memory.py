@@ -2,7 +2,7 @@
 
 The memory is a file without a name (memfd_create), so that no limit of /dev/shm applies to it. It
 is freed with the last process that maps it, however that process ends. Other processes open it
-through /proc, and only processes of the same user can.
+through /proc, and only processes of the same user or of root can.
 
 Worker k sums the k-th part of all vectors and writes the sum into each of them. The parts do not
 overlap. So workers wait for one another only twice: before, for all gradients, and after, for all
@@ -74,7 +74,7 @@ def _first_reason(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
-    """Return a tensor whose memory is the file that another process has offered to share.
+    """Return a tensor whose memory is the file that a worker has offered to share.
 
     Raise OSError if the file is missing or is another one. That happens across containers, which
     number their processes separately.
@@ -82,7 +82,7 @@ def _mapped(offer: Mapping[str, Any], like: Tensor) -> Tensor:
     path = Path(offer["path"])
     if str(path.readlink()) != f"/memfd:{offer['name']} (deleted)":
         raise OSError(
-            f"{path} is not the memory that another worker offered to share, perhaps because the "
+            f"{path} is not the memory that a worker offered to share, perhaps because the "
             "workers run in different containers"
         )
     return torch.from_file(str(path), shared=True, size=like.numel(), dtype=like.dtype)
@@ -110,7 +110,8 @@ class Sum:
         self._total = vectors[0].new_empty(size)
 
     def __call__(self) -> None:
-        """Replace the vector of every worker by the sum of all workers' vectors.
+        """Replace the vector of every worker by the sum of all workers' vectors; all workers call
+        it together, and each sums its own part.
 
         Raise RuntimeError if another worker ended; the group detects that.
         """

@@ -88,7 +88,10 @@ class Summing(Strategy):
             self._codec.load_saved(state["codec"])
 
     def exchange(self) -> None:
-        """Replace this worker's gradients by the sum of all workers' gradients.
+        """Replace this worker's gradients by the sum of all workers' gradients, as the codec
+        decodes them if there is one.
+
+        Horovod's Adasum takes the place of the sum if it is configured.
 
         Raises:
             WorkerLost: If another worker ended; the gradients are then undefined.
@@ -113,15 +116,13 @@ class Summing(Strategy):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace `tensor` by the element-wise sum of all workers' tensors. Only a codec calls it
-        here; see `bsweep.compression.base.Group`.
+        """Replace `tensor` by the element-wise sum of all workers' tensors, for a codec; see
+        `bsweep.compression.base.Group`.
         """
 
     @abstractmethod
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        """Return the `payload` tensors of all workers, in the order of their ranks. Only a codec
-        calls it here.
-        """
+        """Return the `payload` tensors of all workers, in the order of their ranks, for a codec."""
 
 
 class _Metered:

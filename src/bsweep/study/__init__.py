@@ -6,5 +6,5 @@ after another or several at once (`parallel`). The folders tell how far a study 
 `overview`), how long the rest takes (`estimate`) and which sweeps work on it (`attendance`).
 
 This package must not interpret the measurements: it reads how runs ended and how long they took,
-and never loads the analysis. A point that fails is a result and never ends the sweep.
+and never loads the analysis. A point that fails does not end the sweep.
 """

@@ -66,8 +66,8 @@ Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
 
 
 def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Request, for each study, that the first point to run measures which precision and memory
-    format trains fastest.
+    """Request a calibration, which chooses the precision and memory format of runs, for each study
+    in which it is needed and saves time.
 
     See `calibration_file.request`.
 
@@ -106,8 +106,8 @@ def is_running(config: RunConfig) -> bool:
 
 
 def ended_elsewhere(config: RunConfig, progress: Progress) -> str | None:
-    """Return the final status of a point that another process ran, or None if the run is
-    unfinished.
+    """Return the final status of a point that another process ran, and show it to the user; return
+    None if the run is unfinished.
     """
     status = states.state_of_run(paths_of(config).folder).status
     if status not in (*states.RESULTS, *states.FAILURES):
@@ -141,8 +141,8 @@ def run_point(
     """Run one point to its end and return its status; skip a point that already has a result, such
     as completed.
 
-    A point that fails is a result and raises nothing. An earlier attempt that did not complete is
-    resumed if it left a checkpoint. Otherwise it is moved to the study's `.previous` folder.
+    A failure of the run is returned as a status. An earlier attempt without a result is resumed if
+    it left a checkpoint without damage. Otherwise it is moved to the study's `.previous` folder.
 
     Args:
         config: The point.
@@ -155,6 +155,7 @@ def run_point(
 
     Raises:
         StopRequested: If somebody asked the run to stop. The run may be resumed later.
+        OSError: If the files that this process keeps for the run cannot be written.
     """
     paths = paths_of(config)
     if result := result_of(config):
@@ -258,8 +259,8 @@ def _train_rest(
 
 
 def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
-    """Write the files that workers and launchers read from a run folder: the configuration, the
-    user's own code and facts about the launch.
+    """Write the files that workers and launchers read from a run folder, such as the configuration,
+    the user's own code and facts about the launch.
 
     Args:
         config: The point.
@@ -352,8 +353,8 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
 
 
 def _why_repeated(paths: RunPaths) -> str:
-    """Return what is damaged or missing in the folder of an earlier attempt, which is why the run
-    starts from its beginning; empty if that attempt left nothing to resume.
+    """Return a text on what is damaged or missing in the folder of an earlier attempt, so that the
+    run cannot resume; empty if nothing is, as when that attempt saved no checkpoint.
     """
     try:
         has_ended = read_ended(paths) is not None
@@ -368,8 +369,8 @@ def _why_repeated(paths: RunPaths) -> str:
 
 
 def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
-    """Prepare a run folder for resuming: remove the records and the checkpoints that were written
-    after `checkpoint`, and move the log files away.
+    """Prepare a run folder for resuming from `checkpoint`: remove what was written later, such as
+    records, checkpoints and the summary, and move the log files away.
     """
     facts = checkpoint.facts()
     assert facts, checkpoint

@@ -27,7 +27,7 @@ _NEW_SECONDS = 60.0  # within which a new sweep claims its name
 
 
 def claim_of_run(folder: Path) -> Path:
-    """Return the path of the file that a process locks before it touches the folder of a run."""
+    """Return the path of the file that a sweep locks before it changes the folder of a run."""
     return folder.parent / ".locks" / folder.name
 
 
@@ -52,7 +52,7 @@ def has_workers(folder: Path) -> bool:
 
 @contextmanager
 def run_claimed(folder: Path) -> Iterator[bool]:
-    """Yield True if this process alone may touch the folder of a run; False if another process
+    """Yield True if this process alone may change the folder of a run; False if another process
     runs the point.
     """
     with claimed(claim_of_run(folder)) as is_ours:
@@ -134,7 +134,9 @@ def _attending(study_dir: Path) -> list[Path]:
 
 
 def _forget_killed(study_dir: Path) -> None:
-    """Remove the files that killed sweeps have left behind in a study's folder."""
+    """Remove files that killed sweeps have left behind in a study's folder, such as the files by
+    which they registered.
+    """
     for path in _attending(study_dir):
         with suppress(FileNotFoundError):
             is_old = file_system_time(path.parent) - path.stat().st_mtime > _NEW_SECONDS

@@ -1,5 +1,5 @@
-"""The setting `resume_from`, by which a run continues from another run's checkpoint with other
-workers or batch sizes.
+"""The setting `resume_from`, by which a run continues from another run's checkpoint and may have
+other workers or batch sizes.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ def check_branch(config: RunConfig) -> None:
 
 
 def begin(config: RunConfig, paths: RunPaths) -> None:
-    """Copy the records and the latest checkpoint of the run that `resume_from` names to the folder
-    of a new run.
+    """Copy the latest checkpoint without damage of the run that `resume_from` names, and the
+    records until that checkpoint, to the folder of a new run.
 
     Raises:
-        ValueError: If each checkpoint of that run is damaged.
+        ValueError: If that run has no checkpoint without damage.
     """
     assert config.resume_from is not None
     source = RunPaths(Path(config.resume_from).expanduser())
     latest, damage = soundest(source)
     if latest is None:
-        raise ValueError(f"resume_from={source.folder}: {damage}. Give another run.")
+        why = damage or "that run no longer has a complete checkpoint"
+        raise ValueError(f"resume_from={source.folder}: {why}. Give another run.")
     facts = latest.facts() or {}
     copied = Checkpoint(paths.checkpoints / latest.folder.name)
     copied.folder.mkdir(parents=True)
@@ -99,9 +100,9 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
                 f"with {whose} strategy={run.strategy.name} and "
-                f"compression={run.compression.name}, each worker keeps its own state. The number "
-                "of workers can change only if all keep the same state: use single, horovod, "
-                "allreduce or ddp without a codec."
+                f"compression={run.compression.name}, not all state is the same on all workers. A "
+                "run can continue with other workers only if it is: use single, horovod, allreduce "
+                "or ddp, without a codec or powersgd."
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (

@@ -29,8 +29,8 @@ def check_point(config: RunConfig) -> list[str]:
     record.
 
     Raises:
-        ConfigError: If the data, the machine, Horovod or the user's own code do not allow the point
-            to run.
+        ConfigError: If a check finds that the point cannot run, for example because of its data,
+            this machine or the user's own code.
     """
     own.check(config)
     try:
@@ -112,7 +112,7 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
     See `check_point`.
 
     Raises:
-        ConfigError: If any point cannot run here. It lists the problems of all points.
+        ConfigError: If any point cannot run here. It lists what was found of each such point.
     """
     doubts: list[list[str]] = []
     problems: dict[str, None] = {}  # each once, in order
@@ -127,7 +127,9 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
 
 
 def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why hosts cannot run those of the given points that have no result yet."""
+    """Return the reasons why named hosts cannot run those of the given points that have no result
+    yet; return none inside horovodrun.
+    """
     if inside_horovodrun():
         return []
     try:
@@ -137,9 +139,9 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
 
 
 def refuse_newer(study_dir: Path) -> None:
-    """Raise ConfigError if a newer version of bsweep has written runs to the study.
+    """Raise ConfigError if the summary of a run in the study has the format of a newer bsweep.
 
-    This version would not recognize the runs of the newer one, and would repeat them.
+    This version would not recognize such runs as ended, and would repeat them.
     """
     for summary in study_dir.glob("*/summary.json"):
         try:

@@ -46,7 +46,7 @@ class Planned:
 
     @property
     def local_batch(self) -> float:
-        """The number of examples that a worker trains in a step, averaged over all workers."""
+        """The number of examples that a worker trains on in a step, averaged over all workers."""
         return self.examples_per_step / self.num_workers
 
 
@@ -150,7 +150,7 @@ def read_commands(study_dir: Path) -> list[Command]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        _warn(f"{path}: {error.strerror}. Its commands are left out: type them again")
+        _warn(f"{path}: {error.strerror}. Its commands are left out until it can be read")
         return []
     for number, line in enumerate(lines, 1):
         try:

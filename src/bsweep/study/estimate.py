@@ -1,6 +1,7 @@
 """Estimates of how long points will take, from points that have trained.
 
-A line is fitted to the seconds of a step over the local batch, for each number of workers.
+For each kind of point, a line is fitted to the seconds of a step over the local batch: one line for
+each number of workers, and one for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bsweep.study.states import State
 
 @dataclass(frozen=True)
 class Timed:
-    """A point together with the measured times of its steps.
+    """A point together with its measured times.
 
     `step_seconds` is the mean time of a step. `other_seconds` is the time that the point took
     besides its steps, or None if it did not run to its end.
@@ -28,10 +29,10 @@ class Timed:
 
 
 def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]:
-    """Return the measured times of each point that has finished an epoch: the mean seconds of a
-    step, and the seconds of the run besides its steps.
+    """Return the measured times of those points that have finished an epoch and did not run beside
+    others: the mean seconds of a step and, once completed, the seconds besides the steps.
 
-    Points that ran beside others (`launch.parallel`) are left out, as others slowed them down.
+    Points that ran beside others (`launch.parallel`) may have been slowed down by them.
 
     Args:
         points: The points to look at.
@@ -55,7 +56,8 @@ class Estimate:
     """A model that predicts how many seconds a study's points will take, fitted to points whose
     steps were timed.
 
-    `source` names in words the points that the estimate is based on, and its largest error on them.
+    `source` is a text on the points that the estimate is based on. With more than two points it
+    also has the largest error of the estimate on their steps.
     """
 
     def __init__(self, timed: Iterable[Timed], tried: Sequence[Timed] = ()) -> None:
@@ -107,8 +109,7 @@ class Estimate:
         """Return the pairs (local batch, seconds of a step) of timed points, grouped by (kind of
         point, number of workers).
 
-        Points of one kind differ only in batch, workers, seed, epochs and learning rate. The key
-        (kind, None) has the pairs of all numbers of workers.
+        The kind is `Planned.kind`. The key (kind, None) has the pairs of all numbers of workers.
         """
         found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
         for one in self._timed:
@@ -120,8 +121,7 @@ class Estimate:
         """Return the seconds that timed points took besides their steps, grouped by (kind of point,
         number of epochs).
 
-        Points of one kind differ only in batch, workers, seed, epochs and learning rate. The key
-        None has the seconds of all points.
+        The kind is `Planned.kind`. The key None has the seconds of all points.
         """
         found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
         for one in self._timed:
@@ -148,10 +148,11 @@ class Estimate:
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit a line to pairs (x, y) with the least squared relative errors, and return its offset and
-    slope, both at least 0.
+    """Fit a line to pairs (x, y) by least squares of the relative errors, and return its offset and
+    slope, of which neither is negative.
 
-    The line goes through 0 if all x are the same.
+    If one would be negative, or if all x are the same, the line goes through the weighted mean of
+    the pairs instead, with a slope or an offset of 0.
     """
     weights = [1 / y**2 for _, y in pairs]
     total = sum(weights)

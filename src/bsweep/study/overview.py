@@ -136,8 +136,8 @@ def _no_study(study_dir: Path) -> str:
 
 
 def plan_text(rows: Sequence[Row], source: str) -> str:
-    """Return a table of the state and the estimated remaining time of each point of a grid, as
-    text.
+    """Return a text with a table of the state and the estimated remaining time of each point of a
+    grid, followed by failures and totals.
     """
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
@@ -148,8 +148,8 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
-    """Return a text with the number of points in each state, and a line for each point that runs,
-    was interrupted, failed or lost a worker.
+    """Return a text with the number of points in each state, and lines on points that run, were
+    interrupted, have failed, are damaged or lost a worker.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
     if unknown := sum(row.planned is None for row in rows):
@@ -170,8 +170,10 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
         lines.append(
             "sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps)
         )
-    elif any(row.is_left for row in rows):
+    elif any(row.is_left and row.planned for row in rows):
         lines.append(f"no sweep is at work; `bsweep resume {study_dir}` runs the rest")
+    elif any(row.is_left for row in rows):
+        lines.append("no sweep is at work")
     return "\n".join(lines)
 
 
@@ -190,8 +192,8 @@ def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: An
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
-    """Return a text on how many points are in each state, and how long the points without a result
-    will take.
+    """Return a text on how many points are in each state and, if there is an estimate, how long the
+    points without a result will take.
     """
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]

@@ -1,8 +1,9 @@
 """The setting `launch.parallel`, by which several points run at the same time on one machine.
 
-Each point is pinned to GPUs or cores of its own. Each has a thread, which runs it as a sweep runs a
-single point. All processes that a thread starts inherit its pinning. The next point to begin is the
-first one in the grid that fits into the free GPUs and cores.
+Each point gets cores of its own and, if it trains on GPUs, GPUs of its own. Each has a thread,
+which runs it as a sweep runs a single point. The processes that a thread starts inherit its cores.
+The next point to begin is the first one in the grid that fits into the free GPUs and cores. A point
+that has to calibrate runs alone.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
 
 
 def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError if `launch.parallel` is given although a launcher of Hydra, such as
-    submitit, starts the points.
+    """Raise ConfigError if the points ask to run at once (`launch.parallel`) although a launcher of
+    Hydra, such as submitit, starts them.
     """
     if _asked(configs) > 1:
         raise ConfigError(
@@ -69,7 +70,8 @@ def why_not(configs: Sequence[RunConfig]) -> str:
     """Return a text on why points run one after another although `launch.parallel` asks for several
     at once.
 
-    The text is empty if `launch.parallel` was not given or the points do run at once.
+    The text is empty if `launch.parallel` does not ask for that, if there is only one point, or if
+    the points do run at once.
     """
     if len(configs) < 2 or _asked(configs) == 1 or is_possible(configs):
         return ""

@@ -1,5 +1,5 @@
-"""The display of a sweep's progress: printed lines, and on a terminal also a live line that is
-updated in place.
+"""The display of a sweep's progress: printed lines and, on a terminal where points run in turn, a
+live line that is updated in place.
 """
 
 from __future__ import annotations
@@ -130,10 +130,9 @@ class Progress:
             self._live.start()
 
     def poll(self) -> None:
-        """Read the records that the run has added since the last call, and show the progress that
-        they tell.
+        """Show the progress that the run's new records tell, at most five times a second.
 
-        The call is cheap enough to be made after every step.
+        A call is cheap enough to be made after every step.
         """
         if time.monotonic() - self._polled_at < _REFRESH_SECONDS:
             return
@@ -215,9 +214,10 @@ class Progress:
             self._number = self._sweep.num_done
 
     def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
-        """Print which precision and memory format `auto` stands for in this study, and why.
+        """Print which precision and memory format the run uses where a setting is `auto`, and why.
 
-        The line comes before the study's first point begins, or once that point has calibrated.
+        A study gets one such line, apart from those of runs that resume. It comes before the
+        study's first point begins, or once that point has calibrated.
 
         Args:
             start: The start record of a point that is about to train, as its workers may have
@@ -318,8 +318,8 @@ class Progress:
         )
 
     def _score(self) -> str:
-        """Return a text with the run's latest test accuracy or loss and its target; empty if it has
-        no target, or before its first evaluation.
+        """Return a text with the run's latest value of the metric that its target names, and the
+        target; empty without a target or before the first evaluation.
         """
         target = self._config.target
         if not target or target.metric not in self._scores:
@@ -349,7 +349,8 @@ class Progress:
     def _share_done(self) -> float:
         """Return the share of the run that is done, from 0 to 1.
 
-        It is the largest of the shares of epochs, rounds and seconds, whichever may end the run.
+        It is the largest of the shares of epochs, rounds and seconds, of which each may end the
+        run; before the first record of a step or epoch it is 0.
         """
         epochs = self._epochs_done() / self._config.epochs
         rounds = self._rounds_done / (self._max_rounds or math.inf)
@@ -358,7 +359,7 @@ class Progress:
 
     def _eta(self) -> str:
         """Return a text with the estimated time that is left, of the whole sweep or only of this
-        point.
+        point; empty while no estimate is possible.
 
         This run's part is estimated from its own pace. The part of the other points is estimated
         from the mean time of those that are done.

@@ -19,8 +19,8 @@ from bsweep.core.ranks import inside_horovodrun, num_cores
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
-    """Return facts about the origin of a run: the versions of its code, its machine, and the
-    command that started it.
+    """Return facts about the origin of a run, such as the versions of its code, the machine of its
+    sweep, and the command that started it.
 
     The facts help to explain why two runs differ that should have agreed.
     """

@@ -28,8 +28,8 @@ _TRIED_STEPS = 10
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
-    """Measure for each worker of a point the seconds per step and the largest local batch that fits
-    into memory, and write them to the probe file that allocations read.
+    """Measure what an allocation needs to know of a point's workers, such as their seconds per step
+    and the largest local batch that fits, and write it to the probe file.
 
     No file is written if the workers failed.
 
@@ -75,7 +75,7 @@ class Tried:
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
-    """Train a point for a few steps in a temporary folder, and return how long a step takes.
+    """Train a point for at most ten steps in a temporary folder, and return how long a step takes.
 
     Args:
         config: The point.

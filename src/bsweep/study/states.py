@@ -20,8 +20,8 @@ from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
 RESULTS = ("completed", "diverged", "out_of_memory")
-"""The statuses with which a run, if repeated, would likely end again. Only `bsweep retry` repeats
-such runs.
+"""The statuses with which a run, if repeated, would likely end again. Unless its files are damaged,
+only `bsweep retry` repeats such a run.
 """
 
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
@@ -30,10 +30,10 @@ STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run: its status, and how much of its training is done.
+    """The state of a run, such as its status and how much of its training is done.
 
-    `epochs_done` includes a part of the current epoch while the run is under way. `num_epochs` is
-    None if no record tells it. `train_seconds` counts complete epochs only.
+    `epochs_done` includes a part of the current epoch until the run has a summary. `num_epochs` is
+    None if no record was read that tells it. `train_seconds` counts only epochs that are on record.
     """
 
     status: str = "new"
@@ -79,7 +79,8 @@ def read_states(study_dir: Path) -> dict[str, State]:
 def state_of_run(folder: Path) -> State:
     """Return the state of the run in a folder; its status is `new` if the folder has no run.
 
-    The state is `damaged` if a file is damaged and the same command would therefore repeat the run.
+    The state is `damaged` if the run cannot be read, for example because a file is damaged or was
+    written by a newer bsweep.
     """
     paths = RunPaths(folder)
     try:
@@ -179,7 +180,8 @@ def _was_beside_others(paths: RunPaths) -> bool:
 
 
 def counted(statuses: Iterable[str]) -> str:
-    """Return a text with the number of runs in each status, such as `3 completed, 1 failed`.
+    """Return a text with the number of runs in each status that occurs, such as `3 completed, 1
+    failed`.
 
     The statuses always have the same order.
     """

@@ -1,4 +1,4 @@
-"""A sweep: it checks all points of one command together, and then runs them to their ends.
+"""A sweep: it checks all points of one command together, and then runs those that are wanted.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
 `bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function
@@ -47,8 +47,8 @@ class Sweep:
         repeats: If True, earlier runs of the points are moved to `.previous` first.
 
     Raises:
-        ConfigError: If anything is wrong with a point of the grid. It lists all problems, and
-            nothing was started.
+        ConfigError: If a check of a point, of its study or of its hosts fails. The error lists all
+            problems that this kind of check found, and nothing was started.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Sweep:
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study's folder, and ask the first worker for a
-        calibration of its points; raise ConfigError if the sweep cannot write there.
+        """Register this sweep and its command in a study's folder, and request a calibration if its
+        points need one; raise ConfigError if the sweep cannot write there.
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,9 @@ class Sweep:
 
 
 def run_elsewhere(config: RunConfig) -> str:
-    """Run a point in the process that Hydra's launcher started for it, and return its status."""
+    """Run a point in the process that Hydra's launcher started for it, and return its status; do
+    nothing in a process that is not the first task of a SLURM step.
+    """
     if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
         return "the first task leads the sweep"
     return _run_checked(config, checks.check_point(config), Progress(1), launch.launch)

@@ -1,9 +1,10 @@
-"""The trackers (TensorBoard, MLflow, Weights & Biases), to which bsweep copies the records of runs.
+"""The trackers (TensorBoard, MLflow, Weights & Biases), to which bsweep copies the records of runs
+if it is asked to.
 
-The records in the run's folder stay the only source of all numbers: a tracker gets what they say
-and no more. `bsweep export` copies the records of runs that have trained. While a run trains,
-separate processes copy its records (`bsweep.trackers.live`). So no worker waits for a tracker or
-knows of one, and a tracker that fails does not end a run.
+The files in a run's folder stay the only source of its numbers: a tracker gets what they say and no
+more. `bsweep export` copies the records that it finds. If the configuration names trackers,
+separate processes copy a run's records while it trains (`bsweep.trackers.live`). So no worker waits
+for a tracker or knows of one, and a tracker that fails does not end a run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PACKAGES: Mapping[TrackerName, tuple[str, ...]] = {
 
 class Tracked(Protocol):
     """The interface for writing one run to a tracker; the run replaces an earlier one of the same
-    name.
+    name in the same study.
     """
 
     def config(self, settings: Mapping[str, Any]) -> None:
@@ -37,9 +38,9 @@ class Tracked(Protocol):
         """Store the numbers of one record in the tracker.
 
         Args:
-            numbers: The numbers by their names, `kind/name`.
+            numbers: The numbers by their names, such as `epoch/train_loss`.
             axis: The name of what `step` counts, such as `epoch`.
-            step: The number of the record.
+            step: The number of the epoch, the step or the round that the record is about.
             time: The time of the record, in seconds since 1970.
         """
 
@@ -58,23 +59,23 @@ class Tracked(Protocol):
 
 
 class Sink(Protocol):
-    """The interface of a tracker's module, such as `to_mlflow`, which writes runs to that
-    tracker.
-    """
+    """The interface of a module such as `to_mlflow`, which writes runs to one tracker."""
 
     def place(self, study_dir: Path) -> str:
-        """Return the folder, file or address where the tracker stores a study's runs by default."""
+        """Return the folder, file or address where bsweep lets the tracker store a study's runs
+        unless the user gives another place.
+        """
 
     def has(self, stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
-        """Return True if the tracker already stores this run with the same hash of the run's
-        files.
+        """Return True if the tracker says that it stores this run with the same hash of the run's
+        files; False for TensorBoard and Weights & Biases, which are not asked.
         """
 
     def open(self, stored_in: str, study: str, run_id: str, began_at: float) -> Tracked:
         """Create the run in the tracker, and return an object that writes to it."""
 
     def view(self, stored_in: str) -> str:
-        """Return the shell command that shows the runs in the tracker."""
+        """Return the shell command that shows the runs in the tracker, or sends them to it."""
 
 
 def sink(name: TrackerName) -> Sink:
@@ -85,6 +86,6 @@ def sink(name: TrackerName) -> Sink:
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise ValueError if the Python package of a tracker is not installed."""
+    """Raise ValueError if a Python package that a tracker needs is not installed."""
     for name in names:
         refuse_missing(name, _PACKAGES[name], name)

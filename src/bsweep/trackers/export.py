@@ -1,4 +1,4 @@
-"""The command `bsweep export`, which copies the records of all runs of a study to a tracker."""
+"""The command `bsweep export`, which copies the records of a study's runs to a tracker."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ def main(arguments: Sequence[str]) -> int:
     export`.
     """
     parser = argparse.ArgumentParser(
-        prog="bsweep export", description="Pass the records of a study to a tracker."
+        prog="bsweep export", description="Copy the records of a study's runs to a tracker."
     )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--to", type=_known, required=True, metavar="|".join(NAMES))
     parser.add_argument(
-        "--out", help="a folder, or for mlflow an SQLite file or an address (default: in the study)"
+        "--out",
+        help="a folder, or for mlflow an SQLite file or an address (default: in the study, or for "
+        "mlflow the address in MLFLOW_TRACKING_URI if it is set)",
     )
     options = parser.parse_args(arguments)
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
-        logger.error(f"bsweep: {options.study} holds no runs. Give the folder of one study.")
+        logger.error(
+            f"bsweep: {options.study} holds no runs with records. Give the folder of one study."
+        )
         return _BAD
     try:
         check_trackers([options.to])
@@ -62,8 +66,8 @@ def _known(name: str) -> str:
 
 
 def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
-    """Copy a run's records to a tracker unless the tracker has them; return a text such as
-    `12 records` or `there already`.
+    """Copy a run's records to a tracker unless the tracker says that it has them; return a text
+    such as `12 records` or `there already`.
     """
     run = escaped(paths.folder.name)
     if to.has(stored_in, study, run, records.fingerprint(paths)):

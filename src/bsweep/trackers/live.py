@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,7 +36,9 @@ _PATIENCE_SECONDS = 60  # the time for writing the rest when all runs have ended
 
 
 class _Follower:
-    """The handle of a parent process on the process that copies records to one tracker."""
+    """The object by which a sweep starts, feeds and ends the process that copies records to one
+    tracker.
+    """
 
     def __init__(self, name: TrackerName, study_dir: Path) -> None:
         self.name = name
@@ -74,8 +77,8 @@ class _Follower:
         return []
 
     def end(self) -> list[str]:
-        """Wait until the tracker's process has copied the remaining records and ended; return the
-        lines it printed.
+        """Let the tracker's process copy the remaining records and end, and kill it if that takes
+        more than a minute; return the lines that it printed, or warnings that it took too long.
         """
         assert self._process.stdin
         self._process.stdin.close()
@@ -110,13 +113,15 @@ def follow(config: RunConfig, paths: RunPaths) -> None:
 
 
 def news() -> list[str]:
-    """Return the messages, such as failures, that tracker processes printed since the last call."""
+    """Return the lines, such as failures, that trackers' processes have printed since the last
+    call.
+    """
     return [line for follower in list(_followers.values()) for line in follower.says()]
 
 
 def end() -> None:
-    """Wait until the processes of all trackers have copied all records and ended; log the messages
-    that they print.
+    """Let the processes of all trackers copy the remaining records and end, and kill each that
+    takes more than a minute; log the lines that they print.
     """
     while _followers:
         _, follower = _followers.popitem()
@@ -130,8 +135,8 @@ atexit.register(end)
 def failure(name: TrackerName, why: str, study_dir: Path) -> str:
     """Return the text of a warning which says that a tracker gets no more records, and why."""
     return (
-        f"warning: {name}: {why}. The records are complete, and can be exported later: bsweep "
-        f"export {study_dir} --to {name}"
+        f"warning: {name}: {why}. The folders of the runs have all records; export them when the "
+        f"runs have ended: bsweep export {shlex.quote(str(study_dir))} --to {name}"
     )
 
 
@@ -149,8 +154,8 @@ class _Run:
             records.forward(record, self._tracked)
 
     def go_on(self, is_last: bool) -> bool:
-        """Copy the run's new records to the tracker; return True while the run trains, False once
-        it has ended.
+        """Copy the run's new records to the tracker; return False if the run has a summary, which
+        means that it has ended, else True.
         """
         has_ended = self._paths.summary.exists()  # Look first, then read the last records.
         for record in self._new_records():
@@ -168,8 +173,8 @@ class _Run:
 
 
 def _folders() -> Iterator[Path | None]:
-    """Yield the path of each run folder that arrives on standard input, and None whenever the
-    input has been looked at.
+    """Yield the path of each run folder that arrives on standard input, and None after each wait
+    for input, which takes a second at most; end when the input ends.
     """
     os.set_blocking(0, False)
     selector, rest = selectors.DefaultSelector(), b""

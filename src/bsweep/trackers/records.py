@@ -25,7 +25,10 @@ _NO_NUMBERS = {"schema", "time"}
 
 
 def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
-    """Write one record of a run to a tracker."""
+    """Write one record of a run to a tracker, unless it is an `end` record.
+
+    `finish` tells the tracker how the run ended.
+    """
     kind, time = record["type"], record["time"]
     if kind == "start":
         tracked.config(
@@ -50,18 +53,18 @@ def finish(paths: RunPaths, tracked: Tracked, time: float) -> None:
 
 
 def fingerprint(paths: RunPaths) -> str:
-    """Return a hash of a run's records and summary; `bsweep export` skips a run if the tracker has
-    already stored the same hash.
+    """Return a hash of a run's records and summary; `bsweep export` skips a run if MLflow has
+    stored the same hash.
     """
     files = (content_of(path) or b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
 
 
 def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's records; if the run wrote a record again after it was resumed, return only the
-    later one.
+    """Return a run's records without those that were taken back when the run was resumed.
 
-    If several records of a kind have the same number, only the last one is kept.
+    A record with a number, such as that of its epoch, is left out if a later record of its kind has
+    the same or a smaller number.
     """
     kept: list[dict[str, Any]] = []
     least: dict[str, float] = {}  # the least number of each kind among the later records

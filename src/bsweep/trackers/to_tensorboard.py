@@ -1,6 +1,6 @@
 """The module that writes runs to the tracker TensorBoard, each to a folder with an event file.
 
-The event file has the run's settings as hyperparameters and as text.
+The event file also has the run's settings, as hyperparameters and as text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The module that writes runs to the tracker Weights & Biases, each to a folder on this machine.
 
-`wandb sync` sends the folder later. With WANDB_MODE=online, wandb sends each run at once.
+`wandb sync` sends the folder later. With WANDB_MODE=online, wandb also sends each run at once.
 """
 
 from __future__ import annotations

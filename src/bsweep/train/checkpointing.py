@@ -41,12 +41,13 @@ _GO_ON, _SAVE, _STOP = range(3)
 
 
 class Keeper:
-    """The schedule by which the workers of a run save checkpoints, all of them after the same step.
+    """The schedule by which the workers of a run save checkpoints, all of them after the same
+    round.
 
-    They save as often as `checkpoint_every` says, and when the run is to stop. The first worker
-    decides, by its clock and by whether a stop was requested. The others learn its decision in a
-    gather about once a second. Workers that are not synchronised at that time gather much more
-    rarely.
+    They save as often as `checkpoint_every` says, when the strategy stops the run and, unless
+    `checkpoint_every` is null, when a stop is requested. Within epochs the first worker decides, by
+    its clock and by whether a stop was requested. The others learn its decision in a gather about
+    once a second. Workers that are not synchronised at that time gather much more rarely.
     """
 
     def __init__(self, job: Job) -> None:
@@ -58,7 +59,8 @@ class Keeper:
         self._rounds_together = self._rounds_apart = 1
 
     def after_round(self, cursor: Cursor, clock: StepClock) -> float:
-        """Save a checkpoint if one is due after a round, and return the seconds that saving took.
+        """Save a checkpoint if one is due after a round, and return the seconds that this took, 0
+        if none was due.
 
         If the run is to stop, save a checkpoint and raise `Stopped`.
 
@@ -81,7 +83,8 @@ class Keeper:
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
-        """Save a checkpoint if one is due after an epoch, and return the seconds that saving took.
+        """Save a checkpoint if one is due after an epoch, and return the seconds that this took, 0
+        if none was due.
 
         `cursor` is already at the beginning of the next epoch.
         """
@@ -139,7 +142,7 @@ def _stop(job: Job, reason: str) -> NoReturn:
 def save(job: Job, cursor: Cursor) -> None:
     """Write a checkpoint of the run; all workers that still take part call this together.
 
-    If a checkpoint cannot be written, the run records a warning and goes on without it.
+    If the checkpoint cannot be written, the run records a warning, and this raises no error.
     """
     strategy = job.strategy
     checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
@@ -224,8 +227,8 @@ def _model_state(job: Job) -> dict[str, Any]:
 
 
 def load(job: Job) -> Cursor | None:
-    """Restore the run from its latest checkpoint, and return the position from which training
-    continues.
+    """Restore the run from its latest complete checkpoint, and return the position from which
+    training continues.
 
     Return None if there is no checkpoint. All workers call this together. The process that launched
     them has checked the files for damage. A worker that was lost when the others saved begins with
@@ -244,8 +247,9 @@ def load(job: Job) -> Cursor | None:
     is_read &= job.strategy.load_elsewhere(checkpoint)
     if not bool(job.strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
         raise ValueError(
-            f"{checkpoint.folder} cannot be read (see the lines above). Remove this folder, and "
-            "the run resumes from an earlier checkpoint or starts from its beginning."
+            f"{checkpoint.folder} cannot be read; the run's logs have the reason. Remove this "
+            "folder and start the same sweep again: the run resumes from an earlier checkpoint, or "
+            "starts from its beginning."
         )
     assert shared is not None
     return _put_back(job, shared, own)
@@ -273,8 +277,8 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
     workers saved.
 
     `every` holds the own states of all earlier workers. Each new worker gets the mean of their
-    statistics; rank 0 alone gets the totals of all. Random numbers and the strategy's own state
-    begin anew.
+    floating-point buffers; rank 0 alone gets the sums of all. Random numbers and the strategy's own
+    state begin anew.
     """
     buffers = [
         torch.stack(alike).mean(dim=0) if alike[0].is_floating_point() else alike[0]

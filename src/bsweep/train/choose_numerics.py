@@ -1,7 +1,7 @@
-"""The calibration, which measures in which precision and memory format a study's model trains
-fastest.
+"""The calibration, which decides in which precision and memory format a study's models train.
 
-It runs before the study's first point. It times whole steps as the run makes them, but without the
+On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs,
+nothing is measured. The calibration times whole steps as the run makes them, but without the
 exchange, which costs the same in all precisions and formats. All workers of the point measure at
 the same time, because they will train at the same time. The slowest worker's time counts.
 """
@@ -53,7 +53,8 @@ def agree(
 ) -> Numerics:
     """Choose the run's precision and memory format, the same for all workers, and return them.
 
-    All workers call this together. They measure unless an earlier calibration can be used.
+    All workers call this together. They measure only on CPUs, and only if a calibration was
+    requested that has no answer yet.
 
     Args:
         config: The configuration of the run.
@@ -198,7 +199,8 @@ def _times(
     """Time the training step in each precision and memory format, and return the seconds by batch
     size.
 
-    The batch sizes are the smallest, and the largest ones that all workers have time to measure.
+    The batch sizes are the smallest and, from the largest down, those of the others for which all
+    workers have enough time and this worker has enough memory.
     """
     smallest, *larger = batches
     found: _Times = {}

@@ -1,7 +1,8 @@
-"""The position of a worker in its run: how many epochs, examples and steps are trained.
+"""The progress of a worker's training: how many epochs, examples and steps are done.
 
-Only the training loop changes the position, and a checkpoint stores it. It counts examples, because
-batches may change. It counts steps only to number the records.
+Only the training loop changes it, and a checkpoint stores it. It counts examples, because batches
+may change. It counts steps to number the records, and to choose the steps in which the gradient
+noise is measured.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ import torch
 from torch import Tensor
 
 Scores = tuple[float | None, float | None]
-"""The test loss and test accuracy of an evaluation; None if not finite or not known."""
+"""The loss and the accuracy of an evaluation, each None if it is not finite or not known."""
 
 
 @dataclass
 class Cursor:
-    """A worker's position in its run, with the sums of losses and the step times collected so
-    far.
-    """
+    """The progress of a worker's training, with its sums of losses, step times and scores."""
 
     num_train: int  # examples of an epoch
     # This worker's sums in the epoch up to the last log record: losses, correct answers and labels,
@@ -42,8 +41,8 @@ class Cursor:
 
     @classmethod
     def of(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
-        """Return a cursor, which is a worker's position in its run, with all sums of losses at
-        zero.
+        """Return a cursor, which has the progress of a worker's training, with all sums of losses
+        at zero.
 
         The keyword arguments are the values of a saved cursor. Without them, the cursor is at the
         start of the run.
@@ -58,7 +57,7 @@ class Cursor:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples that all workers together have trained on since the run began."""
+        """The number of examples from the beginning of epoch 1 to this position, of all workers."""
         return (self.epoch - 1) * self.num_train + self.position
 
     def epochs_done(self, more_examples: float = 0) -> float:
@@ -68,9 +67,9 @@ class Cursor:
         return self.epoch - 1 + (self.position + more_examples) / self.num_train
 
     def add_evaluation(self, scores: Scores, reached: str) -> None:
-        """Store in this cursor the test loss and accuracy of the current model.
+        """Store in this cursor the loss and the accuracy that an evaluation has just measured.
 
-        Also store `reached`, the sentence that says when the target was reached.
+        Also store `reached`, the sentence that says when the target was reached, or "".
         """
         self.evaluated_examples, self.reached = self.num_examples, reached
         self.scores.append(scores)
@@ -86,8 +85,8 @@ class Cursor:
         self.epoch, self.position, self.step_seconds = self.epoch + 1, 0, []
 
     def shared(self) -> dict[str, Any]:
-        """Return the values of this cursor that the first worker saves in a checkpoint and all
-        workers restore.
+        """Return the values of this cursor that one worker saves in a checkpoint and all workers
+        restore.
         """
         return {key: getattr(self, key) for key in _SHARED}
 

@@ -1,4 +1,6 @@
-"""Evaluations on the test set: when one is due, how it runs, and whether the target is reached."""
+"""Evaluations on test or validation examples: when one is due, how it runs, and whether the target
+is reached.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ Evaluated = tuple[Scores, str]
 
 
 def refuse_unknown(job: Job) -> None:
-    """Raise ValueError if the run's target is a test accuracy, but no accuracy is defined for the
-    labels.
+    """Raise ValueError if the run's target is an accuracy, but the model's correct answers cannot
+    be counted.
     """
     target = job.config.target
     if (
@@ -50,7 +52,7 @@ def is_due(job: Job, cursor: Cursor) -> bool:
 
 
 def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate the model in the middle of an epoch, without an effect on the training after it.
+    """Evaluate the model in the middle of an epoch, and leave the model as it was.
 
     Return the scores and the sentence about the target, as `take` does. Each worker gets back its
     own buffers, such as BatchNorm's statistics.
@@ -94,8 +96,8 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
 
 
 def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
-    """Check whether the run's test scores reach its target; if so, record an event and return a
-    sentence that says so, else return "".
+    """Check whether the scores of a run's evaluations confirm that it has reached its target; if
+    so, record an event and return a sentence that says so, else return "".
 
     A run with `stop_at_target` then ends, see `loop`.
     """
@@ -125,7 +127,7 @@ def final(job: Job) -> Scores:
 def evaluate(job: Job, part: Part) -> Scores:
     """Return the model's mean loss and its accuracy over a part of the data set.
 
-    The workers share the part: one worker counts each example once.
+    The workers share the part, so that each example counts once.
     """
     if job.config.average_batchnorm:
         average_batchnorm(job)
@@ -156,15 +158,17 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     return totals
 
 
-# The most images or tokens in one forward pass; they bound the memory of activations and logits.
+# The most images or tokens in one forward pass, unless a single example has more tokens; they bound
+# the memory of activations and logits.
 _EVALUATION_IMAGES = 500
 _EVALUATION_TOKENS = 4096
 
 
 def average_batchnorm(job: Job) -> None:
-    """Replace each worker's BatchNorm statistics by their mean over all workers.
+    """Replace the floating-point buffers of the model, such as BatchNorm's statistics, by their
+    mean over all workers.
 
-    Each worker had gathered them on its own part of the data.
+    Each worker had gathered these statistics on its own part of the data.
     """
     statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
     if job.place.num_workers == 1 or not statistics:

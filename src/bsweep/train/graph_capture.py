@@ -31,8 +31,8 @@ def do_nothing(reason: str) -> None:
 def captured(
     job: Job, on_broken_capture: Callable[[str], object] = do_nothing
 ) -> tuple[Job, list[Event]]:
-    """Return this worker's training job, with a CUDA graph if every worker can capture one, and a
-    list of warnings to record.
+    """Return this worker's training job, with a CUDA graph unless `graph=false` or a worker cannot
+    capture one, and a list of warnings to record.
 
     The graph holds the passes of full steps, but not those of an epoch's smaller last step. All
     workers call this together and return together, because some take longer to capture than others.
@@ -80,7 +80,7 @@ def captured(
 
 
 def no_graph(job: Job) -> str:
-    """Return the reason why the passes of this worker's steps cannot be captured as a CUDA graph;
+    """Return the reason why it is useless to try to capture this worker's passes as a CUDA graph;
     return "" if there is none.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes

@@ -23,8 +23,8 @@ class Inputs:
 
     @property
     def labels_per_example(self) -> int:
-        """The number of labels of one example: 1 for a class, otherwise the number of tokens or
-        floating-point values.
+        """The number of labels of one example: 1 for a class, and in general the number of elements
+        in the example's label tensor.
         """
         return self.dataset.train_labels[0].numel()
 
@@ -58,8 +58,9 @@ class Inputs:
     def of(self, examples: Tensor) -> Tensor:
         """Return examples of the data set converted to the model's inputs.
 
-        Images are normalised and in the model's memory format. Tokens become int64. Other numbers
-        are only converted to the model's type.
+        Images of whole numbers are normalised and in the model's memory format. Other whole
+        numbers, such as tokens, become int64. Floating-point numbers are only converted to the
+        model's type.
         """
         mean, std = self.dataset.mean, self.dataset.std
         if examples.is_floating_point():
@@ -69,7 +70,7 @@ class Inputs:
         return augment.normalize(examples, mean, std, dtype=self.dtype, memory_format=self.layout)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Return `labels` as training targets: classes and tokens as int64, other numbers in the
-        type of the model's parameters.
+        """Return `labels` as training targets: whole numbers as int64, floating-point numbers in
+        the type of the model's parameters.
         """
         return labels.to(self.dtype) if labels.is_floating_point() else labels.long()

@@ -32,7 +32,7 @@ from bsweep.train.noise_meter import NoiseHook
 
 @dataclass(frozen=True)
 class Job:
-    """The training job of one worker: all objects that its training loop and its steps use."""
+    """The training job of one worker: the objects that its training loop and its steps use."""
 
     config: RunConfig
     paths: RunPaths

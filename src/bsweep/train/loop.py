@@ -74,7 +74,9 @@ def _keep_weights(job: Job) -> None:
 
 
 def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
-    """Train the rest of the current epoch, evaluate the model, and return the epoch's record."""
+    """Train to the end of the current epoch or of the run, evaluate the model, and return the
+    epoch's record.
+    """
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
     order = order.to(job.dataset.train_labels.device)
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
@@ -230,9 +232,7 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
-    """Write a record of the gradient noise scale if enough steps were measured since the last such
-    record.
-    """
+    """Write a record of the gradient noise scale if one is due and a step was measured."""
     measured = job.noise.record(job.strategy.gather)
     if measured is None:
         return
@@ -304,7 +304,7 @@ def _log_step(
         _diverge(
             job,
             f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step "
-            f"{len(clock)}",
+            f"{len(clock)} of the epoch",
         )
 
 

@@ -1,10 +1,10 @@
 """The measurement of a run's gradient noise scale, mostly from gradients that training steps
 compute anyway.
 
-With several workers, each worker gives one gradient per step. A lone worker gives the gradients of
-its accumulation passes. If it has a single pass, the gradients of the batch's two halves are
-computed beside the step. Several workers need no finer division: more gradients per step would
-lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
+With several workers, each worker gives one gradient in a measured step. A lone worker gives the
+gradients of its accumulation passes. If it has a single pass, the gradients of the batch's two
+halves are computed beside the step. Several workers need no finer division: more gradients per step
+would lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from bsweep.strategies import InBackward, Strategy
 RECORD_STEPS = 10
 """The least number of steps between two records of the gradient noise scale.
 
-A lone worker with accumulation passes and no CUDA graph measures one step in so many.
+A lone worker with accumulation passes and no CUDA graph measures one step in so many, apart from an
+epoch's smaller last step.
 """
 
 NORM_STEPS = 3
 """The number of steps from one measured step to the next, if there are several workers.
 
-A measured step computes two norms of the whole gradient vector.
+An epoch's smaller last step is not measured. A measured step computes two norms of the whole
+gradient vector.
 """
 
 APART_STEPS = 100
@@ -60,11 +62,12 @@ class Measured:
 
 
 class NoiseHook:
-    """The interface by which the training loop passes the gradients of each step to a gradient
-    noise meter.
+    """The interface by which the training loop shows the gradients of its steps to a gradient noise
+    meter.
 
-    This base class does nothing; runs that do not measure noise use it. The methods are called in
-    the order in which they stand here, `after_pass` once for each pass.
+    This base class does nothing; runs that do not measure noise use it. In each step, the loop
+    calls the methods from `begin_step` to `after_step` in the order in which they stand here, and
+    `after_pass` once for each pass that is not part of a CUDA graph.
     """
 
     @property
@@ -91,29 +94,29 @@ class NoiseHook:
         """
 
     def after_pass(self, num_examples: int) -> None:
-        """Record the squared norm of one backward pass's gradient. The pass has already added this
-        gradient to the parameters' `grad`.
+        """Record the squared norm of one pass's gradient, if the step is measured by its passes.
+        The pass has already added this gradient to the parameters' `grad`.
 
         `num_examples` is the number of examples of the pass.
         """
 
     def before_exchange(self) -> None:
-        """Measure the squared norm of this worker's gradient before the workers sum their
-        gradients.
+        """Record the squared norm of this worker's gradient before the exchange, if the step is
+        measured by the workers' gradients and the strategy does not show them itself.
         """
 
     def after_step(self) -> None:
         """End the measurement of a step, after the optimizer has updated the model."""
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """Return the gradient noise measured since the last record if a new record is due, else
-        None.
+        """Return the gradient noise measured since the last record; None if no new record is due or
+        no step was measured.
 
         All workers call this together after each round. `gather` returns the tensors of all
         workers, one per row.
 
         Raises:
-            ValueError: If not every worker's optimizer took each step.
+            ValueError: If some workers' optimizers made fewer of the measured steps than others.
         """
         return None
 
@@ -230,7 +233,7 @@ class NoiseMeter(NoiseHook):
 
     def see_part(self, part: Tensor) -> None:
         """Record the squared norm of a part of this worker's gradient, just before the workers sum
-        that part.
+        that part, if several workers measure this step.
         """
         step = self._step
         if step is None or step.num_workers == 1:
@@ -239,8 +242,8 @@ class NoiseMeter(NoiseHook):
         step.add(norms * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
-        """Add the gradient noise of this step to the sums since the last record, unless the step's
-        gradients overflowed.
+        """Add the gradient noise of this step to the sums since the last record, if the step is
+        measured and its gradients did not overflow.
         """
         step, self._step = self._step, None
         if step is None or step.sum is None or step.own is None:
@@ -264,7 +267,8 @@ class NoiseMeter(NoiseHook):
             raise ValueError(
                 "the gradient noise scale cannot be measured with a strategy of your own in which "
                 "some workers skip steps of the optimizer. The measurement needs the sum of all "
-                "workers' gradients at each step. Leave measure.noise_scale out."
+                "workers' gradients at each step. Leave measure.noise_scale and all settings that "
+                "use the noise scale out, or use another strategy."
             )
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
@@ -305,10 +309,11 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Return the squared norm of a flat gradient as a tensor (1,). If layers are measured
-        separately, return the squared norm of each layer's part as a tensor (slices,).
+        """Return the squared norm of a flat gradient, or of each slice of it if the model's tensors
+        are measured by themselves.
 
-        If layers are measured separately, `flat` must be as long as the vector.
+        The result has the shape (1,) or (slices,). For slices, `flat` must be as long as the
+        vector.
         """
         parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
         return torch.stack([squared_norm(part) for part in parts])
@@ -328,7 +333,8 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     Call this after `Strategy.prepare` and before the strategy wraps the model.
 
     Raises:
-        ValueError: If a strategy of the user's own hides its gradients.
+        ValueError: If the user's own strategy synchronises in rounds, or may exchange within the
+            backward pass.
     """
     if not config.measures_noise:
         return NoiseHook()
@@ -336,8 +342,9 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(
             "the gradient noise scale cannot be measured with a strategy of your own that "
-            "synchronises in rounds or exchanges within the backward pass. The measurement needs "
-            "each worker's gradient before the exchange. Leave measure.noise_scale out."
+            "synchronises in rounds or may exchange within the backward pass. The measurement "
+            "needs each worker's gradient before the exchange. Leave measure.noise_scale and all "
+            "settings that use the noise scale out, or use another strategy."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
     meter = NoiseMeter(

@@ -25,8 +25,8 @@ Peer = Mapping[str, Any]
 
 
 def seat(place: Place, gpus: int) -> dict[str, Any]:
-    """Return a dictionary with this worker's host, its rank on that host, and the number of GPUs
-    that it sees.
+    """Return a dictionary with this worker's host, its rank on that host, the number of GPUs that
+    it sees, and its `CUDA_VISIBLE_DEVICES`.
 
     The workers compare these values before any worker takes a GPU.
 
@@ -59,9 +59,10 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
     lacking = [_lack(seat) for seat in last_of_hosts.values() if seat["local_rank"] >= seat["gpus"]]
     if lacking:
         raise ValueError(
-            f"{', '.join(lacking)}, but NCCL takes one worker for each GPU: give a host no more "
-            "slots than GPUs (launch.hosts, or horovodrun -H; parameter servers need no GPU), find "
-            "out with nvidia-smi why a host shows fewer GPUs, or set device=cpu."
+            f"{', '.join(lacking)}, but NCCL takes one worker for each GPU: use fewer workers, "
+            "give a host no more slots than GPUs (launch.hosts, or horovodrun -H; parameter "
+            "servers need no GPU), find out with nvidia-smi why a host shows fewer GPUs, or set "
+            "device=cpu."
         )
 
 
@@ -73,7 +74,8 @@ def _lack(seat: Peer) -> str:
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
-    """Return a dictionary with this worker's host, device, precision, GPU driver and NCCL version.
+    """Return a dictionary of facts about this worker's hardware and precision, such as its host,
+    its device and the versions of GPU driver and NCCL.
 
     The run records them.
     """
@@ -90,7 +92,8 @@ def equipment(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """Return the number of classes, the number of examples and a hash of labels of a data set.
+    """Return the number of classes, the number of training examples and a hash of some training
+    labels of a data set.
 
     Workers compare these facts, because hosts may have different files under the same path.
     """
@@ -104,7 +107,8 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def refuse_unequal(peers: Sequence[Peer]) -> None:
-    """Raise ValueError if a worker has another precision or other data than the first worker.
+    """Raise ValueError if a worker's precision or the facts about its data differ from those of the
+    first worker.
 
     Raises:
         ValueError: If a worker differs. The error is the same on all workers.

@@ -1,8 +1,8 @@
 """One training step of a worker, from its examples to the updated model.
 
 A worker computes the gradient of its part of the batch in one or more passes (forward + backward).
-`bsweep.train.graph_capture` may have captured these passes as one CUDA graph. Then the strategy
-exchanges gradients and updates the model.
+`bsweep.train.graph_capture` may have captured these passes as one CUDA graph. After the passes, the
+strategy updates the model.
 """
 
 from __future__ import annotations
@@ -124,11 +124,10 @@ def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
 
 @contextmanager
 def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
-    """Let the strategy exchange gradients during the forward and backward pass in the block, if it
-    can do so.
+    """Let the strategy exchange gradients during the pass in the block, if this is the last pass of
+    its step (`is_last`) and the strategy can do so.
 
-    Only strategies of the class `InBackward` exchange during a pass. `is_last` says that this is
-    the last pass of its step.
+    Only strategies of the class `InBackward` exchange during a pass.
     """
     if is_last and isinstance(strategy, InBackward):
         strategy.before_last_pass()

@@ -1,4 +1,5 @@
-"""A worker process that trains one point after another, in a team that `bsweep.launch.team` starts.
+"""A process that takes part in one point after another, as a worker or a parameter server, in a
+team that `bsweep.launch.team` starts.
 
 The team's folder may lie on a file system that several hosts share. On such a file system, opening
 a file shows its content as of the last close, while a folder's list of names may be out of date. So
@@ -27,7 +28,9 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 
 PATIENCE_SECONDS = 60
-"""The seconds after which the process exits if the launcher has not touched the lifeline file."""
+"""The seconds after which a waiting process exits if the launcher has not touched the lifeline
+file.
+"""
 
 SPOILT = b"!"
 """The byte that a process writes if it should train no further point.
@@ -61,16 +64,16 @@ class TeamPaths:
         return self.folder / "lifeline"
 
     def through(self, rank: int) -> Path:
-        """Return the path of the file to which the process `rank` appends one byte for each point
-        that it has trained.
+        """Return the path of the file to which the process `rank` appends one byte after each point
+        in which it took part.
 
-        The byte is `SPOILT` if the process should train no other point.
+        The byte is `SPOILT` if the process should train no further point.
         """
         return self.folder / f"through.{rank}"
 
 
 def train(paths: TeamPaths) -> None:
-    """Train one point after another in this process, until the launcher has no more points."""
+    """Take part in one point after another, until the launcher has no more points."""
     # This imports torch, which a parent that only uses the paths does not need.
     from bsweep.train import worker
 

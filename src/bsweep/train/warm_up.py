@@ -13,7 +13,8 @@ from bsweep.train.job import Job
 
 
 def make_steps(job: Job) -> None:
-    """Compute warm-up steps on a full batch and on the smaller last batch of an epoch.
+    """Make two warm-up steps, one on a full round's examples and one on as many as an epoch's last
+    round has.
 
     This leaves the model as it was. It loads and chooses kernels, opens connections and lays out
     DDP's buckets. All workers call it together.

@@ -1,5 +1,5 @@
-"""The entry point of a worker process, and the set-up of its training job (model, data,
-strategy).
+"""The entry point of a worker or server process, and the set-up of a worker's training job (model,
+data, strategy).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Work = Callable[[RunConfig, RunPaths, Place], object]
 
 
 def do_nothing() -> None:
-    """Do nothing; this is the default function to call after each training step."""
+    """Do nothing; this is the default function to call at each sign of life."""
 
 
 def train(
@@ -81,7 +81,8 @@ def train(
         paths: The paths in the run's folder.
         place: This worker's rank and host.
         launched_at: When the point was launched, by the clock of the run's file system.
-        on_step: Called after each step.
+        on_step: Called after each step and at the other signs of life that the worker shows, such
+            as after each batch of an evaluation.
         on_broken_capture: Called with the reason if the capture of a CUDA graph breaks off.
 
     Raises:
@@ -109,10 +110,11 @@ def train(
 def open_job(
     config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
 ) -> Iterator[Job]:
-    """Set up and yield this worker's training job, and close its run log and strategy afterwards.
+    """Set up and yield this worker's training job; afterwards close its run log and, unless the
+    worker has failed, its strategy.
 
-    All workers call this together. The strategy is closed only if all workers end in the same way.
-    NCCL closes a group by all processes of a node together. A worker that failed would wait there
+    All workers call this together. They may wait for one another when they close the strategy:
+    NCCL closes a group by all processes of a host together. A worker that failed would wait there
     for the others, while they wait for it in an exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
@@ -135,7 +137,8 @@ def set_up(
     All workers call this together.
 
     Raises:
-        ValueError: If a host has fewer GPUs than workers, or workers differ in precision or data.
+        ValueError: If, for example, a host has fewer GPUs than workers, or workers differ in
+            precision or data.
     """
     gpus = num_gpus(config.device)
     own.read_kept(config, paths.own)
@@ -175,8 +178,8 @@ def _build_job(
     strategy: Strategy,
     place: Place,
 ) -> Job:
-    """Return a training job with a newly initialised model, gradient vector and optimizer; every
-    call gives the same initial values.
+    """Return a training job with a newly initialised model, gradient vector and optimizer; calls
+    with the same numerics give the same initial values.
 
     All workers that share `strategy` call this together.
     """
@@ -260,7 +263,7 @@ def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:
 
 def _warnings_of_threads(job: Job) -> list[Event]:
     """Return a warning if this run resumes on a CPU with another number of threads than it had
-    before.
+    before; only the worker that writes the records returns one.
 
     Sums of several threads are added in another order, so the run's results change in their last
     bits. The configuration rarely names the number of threads: it follows from a host's cores.
@@ -274,10 +277,10 @@ def _warnings_of_threads(job: Job) -> list[Event]:
         return []
     message = (
         f"a worker computed with {counted(before[0], 'thread')} before, and resumes with {now}, "
-        "because it may use another number of cores: results may differ in their last bits from "
-        "those of a run that was never interrupted, and the speeds before and after do not "
-        "compare. Resume on as many cores as before, or give launch.threads_per_worker from the "
-        "beginning"
+        "probably because it may use another number of cores: results may differ in their last "
+        "bits from those of a run that was never interrupted, and the speeds before and after do "
+        "not compare. Resume on as many cores as before, or give launch.threads_per_worker from "
+        "the beginning"
     )
     return [Event(event="warning", message=message)]
 

@@ -52,16 +52,16 @@ def predict(
     Args:
         study: A study or its folder.
         target_accuracy: The test accuracy to reach, a fraction.
-        target_loss: The test loss to reach, in place of an accuracy. Without either, the target at
-            which the study's runs were ended is taken.
+        target_loss: The test loss to reach, in place of an accuracy. Without either, the one target
+            that the study's runs name is taken.
         objective: `fastest`, `cheapest` (in worker-seconds, or in money if a price is given),
             `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
-        batches: Global batch sizes of the grid. None takes those of the runs, and doublings between
-            them.
+        batches: Global batch sizes of the grid. None takes those of the runs, and doublings of the
+            smallest up to the largest.
         workers: Worker counts of the grid. None takes those of the runs.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
-            in more than batch size and workers.
+            in settings other than batch size, workers, learning rate and seed.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
 
     Returns:
@@ -69,9 +69,9 @@ def predict(
         warnings.
 
     Raises:
-        ValueError: If no run reached the target, points are missing, the grid has fewer than two
-            cells, or runs differ in more than batch size and workers. The message says what to do.
-        FileNotFoundError: If there is no such study.
+        ValueError: If an argument is wrong, no run reached the target, points are missing, the grid
+            has fewer than two cells, or the runs do not compare. The message says what is wrong.
+        FileNotFoundError: If there is no such folder of a study.
     """
     wanted = parse_objective(objective, price_per_worker_hour)
     known = (
@@ -109,7 +109,7 @@ def predict_from(
         choice=choice,
         cells=with_probabilities(predicted, objective),
         rate_rule=rate_rule(seen),
-        warnings=tuple(dict.fromkeys(_warnings(seen, fits, predicted, choice.place))),
+        warnings=tuple(dict.fromkeys(_warnings(seen, fits, predicted, choice.place, timings))),
         seen=seen,
         timings=timings,
         forecast=predicted,
@@ -151,13 +151,16 @@ def _grid(
     if len(of) < 2:
         raise ValueError(
             f"the grid has {'only one cell' if of else 'no cells'}: there is nothing to choose "
-            "from. Give --batches (global, each a multiple of the workers and no larger than the "
-            "training set) or --workers, as in --batches 32,64,128 --workers 1,2."
+            "from. Give --batches (global, each a multiple of the workers times the passes of a "
+            "step, and no larger than the training set) or --workers, as in --batches 32,64,128 "
+            "--workers 1,2."
         )
     return of
 
 
-def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> Iterator[str]:
+def _warnings(
+    seen: Observed, fits: Fits, predicted: Forecast, place: int, timings: Sequence[Timing]
+) -> Iterator[str]:
     yield from rates.warnings(seen, float(np.median(fits.steps.sigma)))
     runs, cells = seen.runs, predicted.cells
     num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
@@ -167,13 +170,14 @@ def _warnings(seen: Observed, fits: Fits, predicted: Forecast, place: int) -> It
             f"steps, S_min + E_min / B, has two parameters: {ENOUGH_BATCHES - num_reached} more "
             "would test the formula. Until then, the intervals depend on priors."
         )
-    known = sorted(set(runs.loc[runs["step_seconds"] > 0, "num_workers"]))
-    others = sorted(set(cells["num_workers"]) - set(known))
+    known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
+    others = sorted(set(cells["num_workers"]) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
-            f"the runs timed steps only on {_counts(known)}: the cost of an exchange on "
+            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
             f"{_counts(others)} is a guess with a wide interval. Time a few steps with these "
-            "numbers of workers, or give the file of `bsweep probe` by --probe."
+            "numbers of workers, or give the file of `bsweep probe` with such a number by bsweep "
+            "predict --probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (

@@ -6,7 +6,7 @@ runs of the cell share it. The noise is normal with standard deviation sigma, an
 runs. So the prediction for a measured cell depends on the model *and* on the cell's own runs, and a
 model that fits badly widens the intervals.
 
-Some runs are censored: they tell only that log y is above (or below) a bound. Such a run enters the
+Some runs are censored: they tell only that log y is above or below a bound. Such a run enters the
 likelihood by the probability of that event (Tobin, 1958), given the effect; the effect is
 integrated out.
 
@@ -86,8 +86,8 @@ def cell_runs(
     """Return the logarithms of the steps or seconds that one cell's runs took, and of the bounds of
     its censored runs.
 
-    `spacing` is the distance between the evaluations around each exact value, NaN where it is not
-    known.
+    `spacing` is the distance between the evaluations around each exact value, in the unit of the
+    value; NaN where it is not known.
     """
     known, most, least = (np.log(np.asarray(values, float)) for values in (exact, above, below))
     apart = np.nan_to_num(np.broadcast_to(np.asarray(spacing, float), known.shape) / np.exp(known))

@@ -1,11 +1,12 @@
 """Three estimates of the critical batch size: from the steps to a target, from the gradient noise
-scale, and from branches. Branches are runs that continue one checkpoint at several batch sizes.
+scale, and from branches. Branches are runs that begin at one checkpoint and have several batch
+sizes.
 
 The first is E_min / S_min of the law in `steps`. The definitions of the three differ, and the
 estimates normally agree within a factor of a few (McCandlish et al., arXiv 1812.06162). The noise
 scale describes the gradient along one run. Steps to a target integrate over whole runs. Branches
-begin at one checkpoint. Each estimate has an interval, or a verdict that says why it is not
-identifiable.
+begin at one checkpoint. An estimate that was measured and is identifiable has an interval; another
+one has a verdict that says why it is not.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TOLD = 0.7  # of the prior's width; a wider posterior owes too little to the ru
 class CriticalBatch:
     """An estimate of the critical batch size, in examples, with its 90 % interval.
 
-    `verdict` is empty, or says why the estimate is not identifiable.
+    `verdict` is empty, or says why the estimate was not measured or is not identifiable.
     """
 
     source: str
@@ -81,8 +82,8 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     because a mean of ratios is dominated by those whose denominator is near zero. The interval
     comes from resampling blocks of consecutive records of each run (circular block bootstrap;
     Politis and Romano, 1992), since neighbouring records are alike. The estimate is not
-    identifiable if the squared gradient is zero or less in more than one of twenty resamples, as
-    the ratio then has no upper end.
+    identifiable from fewer than eight records, or if the squared gradient or the variance is zero
+    or less in all records together or in more than one of twenty resamples.
 
     Args:
         records: The records, with the columns of `Study.noise_scales`.
@@ -95,7 +96,9 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     if len(known) < _FEWEST_RECORDS:
         lacking = _FEWEST_RECORDS - len(known)
         verdict = (
-            f"not identifiable: {lacking} records are missing" if len(known) else "not measured"
+            f"not identifiable: {lacking} {'record is' if lacking == 1 else 'records are'} missing"
+            if len(known)
+            else "not measured"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     rng = np.random.default_rng(seed)
@@ -103,7 +106,9 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     variance, square = known["variance"].sum(), known["gradient_square"].sum()
     is_bad = (sums[:, 1] <= 0) | (sums[:, 0] <= 0)
     if is_bad.mean() > INTERVAL[0] or square <= 0 or variance <= 0:
-        verdict = "not identifiable: the squared gradient may be zero; average more steps"
+        verdict = (
+            "not identifiable: the squared gradient or the variance may be zero; average more steps"
+        )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     ratios = np.where(is_bad, np.inf, sums[:, 0] / np.where(is_bad, 1, sums[:, 1]))
     low, high = np.quantile(ratios, INTERVAL, method="lower")
@@ -146,8 +151,8 @@ def _block_sums(values: Array, rng: np.random.Generator) -> Array:
 
 
 def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> CriticalBatch:
-    """Return the critical batch size as estimated from runs that continue one checkpoint at several
-    batch sizes.
+    """Return the critical batch size as estimated from branches, which are runs that continue one
+    checkpoint at several batch sizes.
 
     Args:
         branches: A row for each run, with `global_batch` and the columns of `to_target` computed
@@ -160,8 +165,8 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
     reached = branches[branches["reached"].astype(bool)]
     if (number_of := reached["global_batch"].nunique()) < 2:
         verdict = (
-            f"not identifiable: {2 - number_of} branch{'es are' if number_of == 0 else ' is'} "
-            "missing"
+            f"not identifiable: {counted(number_of, 'batch size')} reached the target from the "
+            "checkpoint, two are needed"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
     cells = {
@@ -179,7 +184,8 @@ def branches_of(seen: Observed) -> pd.DataFrame:
     The target is that of the prediction. It is given beforehand, so it is the same for any number
     of branches. A loss that the branches reached by chance would favour the branch from which it is
     taken. Branches that did not reach the target count as bounds. Branches of different checkpoints
-    would need separate fits; those of the latest checkpoint are taken.
+    would need separate fits; those of one checkpoint are taken, at which the last run of
+    `seen.continued` began.
     """
     found = seen.continued
     if found.empty:
@@ -197,8 +203,8 @@ def branches_of(seen: Observed) -> pd.DataFrame:
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:
-    """Return those records of the gradient noise scale that each run wrote before it reached the
-    target.
+    """Return those records of the gradient noise scale that each run wrote until it reached the
+    target; all records of a run that did not reach it.
     """
     ends = seen.runs.set_index("run_id")["steps_to_target"].fillna(np.inf)
     records = seen.study.noise_scales
@@ -214,6 +220,6 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
                 f"two estimates of the critical batch size disagree beyond their intervals: from "
                 f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
                 f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
-                "and an estimate from the steps to the target is wrong if the learning rates do "
-                "not suit the batch sizes."
+                "and an estimate from the steps to the target may be wrong if the learning rates "
+                "do not suit the batch sizes."
             )

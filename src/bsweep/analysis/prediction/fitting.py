@@ -47,8 +47,8 @@ def fit(
     steps, and estimate the critical batch size.
 
     If fewer than three batch sizes reached the target, another estimate of the critical batch
-    counts too: that of branches, or else that of the noise scale. Its prior includes a factor of
-    three for the difference of definitions.
+    counts too, if there is one: that of branches, or else that of the noise scale. It counts as a
+    prior that includes a factor of three for the difference of definitions.
 
     Args:
         seen: The runs.
@@ -58,7 +58,7 @@ def fit(
             rests on its wide default prior.
 
     Raises:
-        ValueError: If there are too few points. The message says how many are missing.
+        ValueError: If there are too few points. The message says what is missing.
     """
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
@@ -90,22 +90,21 @@ def _with_help(
 
 
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Predict the time to the target of each measured cell from the runs of all other cells, and
-    return a table of the errors.
+    """Predict the time to the target of measured cells (at most 16), each from the runs of all
+    other cells, and return a table of the errors.
 
     The columns are `CELL` and:
 
-    - `measured_seconds`: see `measured_log`.
-    - `is_bound`: True if no run of the cell reached the target. `measured_seconds` is then the mean
-      of the time that its runs trained, a lower bound.
+    - `measured_seconds`: the exponential of `measured_log`.
+    - `is_bound`: True if no run of the cell reached the target. `measured_seconds` is then the
+      geometric mean of the time that its runs trained, a lower bound.
     - `predicted_seconds`: the predicted median.
     - `low` and `high`: the ends of the 90 % prediction interval of the mean over the cell's runs.
     - `error`: predicted over measured, less 1. For a bound it is 0 if the prediction lies above.
     - `is_inside`: True if the interval contains the measurement. For a bound, True if the interval
       does not end below it.
 
-    Cells are left out if the others are too few to predict from. If there are many cells, only some
-    are predicted.
+    A cell has no row if the others are too few to predict from.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     groups = list(seen.runs[was_trained].groupby(CELL))

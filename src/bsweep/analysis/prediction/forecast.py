@@ -43,7 +43,7 @@ class Forecast:
 
 def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
     """Return the default grid of a prediction: the worker counts of the runs, each with the batch
-    sizes of the runs and with doublings of the smallest one.
+    sizes of the runs and with doublings of the smallest one, as far as `grid` keeps the pairs.
 
     The doublings go from the smallest global batch of the runs to the largest.
     """
@@ -60,11 +60,11 @@ def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
 def grid(
     seen: Observed, batches: Sequence[int], workers: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Return the cells (global batch, workers, passes) that can be trained, among all pairs of the
-    given batch sizes and worker counts.
+    """Return cells (global batch, workers, passes) for those pairs of the given batch sizes and
+    worker counts whose batch divides evenly and is no larger than the training set.
 
-    A pair is kept if every worker gets equal batches in the number of passes that most runs take,
-    and if the batch is no larger than the training set.
+    A batch divides evenly if every worker gets equal whole batches, in the most frequent number of
+    passes among the runs.
     """
     passes = int(seen.runs["passes"].mode()[0])
     num_train = seen.runs["num_train"].max()
@@ -91,13 +91,14 @@ def forecast(
     - `typical_low` and `typical_high`: the ends of the interval of the median over seeds.
     - `steps` and `step_seconds`: medians, each with the ends of its interval.
     - `worker_seconds`, and `money` (NaN without a price).
-    - `joules`: the energy of training steps, see `power`. NaN where no run recorded
-      `energy_joules`.
+    - `joules`: the energy of training steps, see `power`. NaN if no run recorded `energy_joules`.
     - One column for each of `PARTS`, such as `fixed_seconds`: the part of `seconds` that it takes.
       The parts are the fixed cost of passes, computing on as many examples as the smallest batches
       need, computing on the further ones that a larger batch needs, exchange, and waiting for
-      slower workers. If no run recorded waiting, that part is NaN and is contained in the exchange.
-    - `num_runs`, `num_reached` and `measured_seconds`: see `measured_log`.
+      slower workers. If no run on several workers recorded waiting, that part is NaN and is
+      contained in the exchange.
+    - `num_runs` and `num_reached`: the numbers of the cell's runs, and of those that reached the
+      target. `measured_seconds`: the exponential of `measured_log`.
     - `is_unreached`: True if runs of the batch size trained to their end and none reached the
       target.
     - `is_extrapolated`: True if the cell lies beyond the batches or workers of the runs.
@@ -177,11 +178,11 @@ def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.Dat
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:
-    """Return the mean of the log seconds that the runs of one cell took to the target.
+    """Return the most likely mean of the log seconds that the runs of one cell take to the target.
 
     The scatter between runs is the one that the fits found. Runs that did not reach the target
     count as longer than they trained, because the mean of the others alone would favour fast runs.
-    The result is NaN where no run reached it.
+    The result is NaN where the time of no run is known exactly, but by a bound at most.
     """
     return mean_log(
         to_target_of(runs, "seconds"), float(np.median(np.hypot(steps.sigma, step_time.sigma)))
@@ -192,8 +193,8 @@ def unreached(runs: pd.DataFrame) -> set[int]:
     """Return the global batch sizes at which runs trained to their end and no run reached the
     target.
 
-    A completed run does not count if it trained on fewer examples than the quickest run took to the
-    target. It was too short to tell.
+    A completed run does not count if it trained on fewer examples than each run that reached the
+    target needed. It was too short to tell.
     """
     # NaN if no run reached the target.
     fewest = runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()
@@ -213,7 +214,8 @@ def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     """Return for each cell of a grid why it cannot be trained, `out of memory` or `diverged`, or an
     empty text.
 
-    Either a local batch of this size ran out of memory, or all runs of the cell diverged.
+    Either a local batch of this size or a smaller one ran out of memory, or all runs of the cell
+    diverged before they reached the target.
     """
     too_large = runs.loc[runs["status"] == "out_of_memory", "local_batch"].min()
     lost = (

@@ -30,7 +30,8 @@ Key = tuple[int, int, int]
 End = Literal["sure", "budget", "gain", "runs", ""]
 """The reason why a search for the best cell trains no further run; empty if it trains one.
 
-`sure`: the choice is sure. `budget`: no run fits the budget. `gain`: no run gains enough.
+`sure`: the choice is sure. `budget`: no run that gains enough fits the budget. `gain`: no run gains
+    enough.
 `runs`: no run is left.
 """
 
@@ -84,8 +85,9 @@ class Grid:
         )
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
-        """Return the predicted worker-seconds that a run still takes to the target, its start
-        included, if it reaches the target after `steps` steps in all.
+        """Return the predicted worker-seconds that a run still takes, its start and evaluations
+        included, if it reaches the target after `steps` steps in all or else ends at its most
+        steps.
         """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
@@ -99,8 +101,8 @@ class Next:
     reason why the search ends.
 
     If `ends` is not empty there is no next run; `offer` is then the run that would come next if one
-    were made. `gain` is the fraction that the run is expected to save, NaN before any run reached
-    the target.
+    were made, or None. `gain` is the fraction that the run is expected to save, NaN before any run
+    reached the target.
     """
 
     offer: Offer | None

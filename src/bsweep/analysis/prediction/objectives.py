@@ -44,7 +44,7 @@ class Objective:
     cell must keep.
 
     The chosen cell has the least `minimize` among cells on at most `max_workers` that finish before
-    the deadline with probability `SURE`.
+    the deadline with a probability of at least `SURE`.
     """
 
     minimize: Measure = "seconds"
@@ -59,7 +59,7 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
     With a price, worker-seconds become money.
 
     Raises:
-        ValueError: If the text or the price is wrong. The message names what is wrong.
+        ValueError: If the text or the price is wrong, or a needed price is missing.
     """
     if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
         raise ValueError(
@@ -100,10 +100,11 @@ class Choice:
     """The recommended cell, as the number of its row in the prediction's table, and how sure the
     recommendation is.
 
-    `probability_best` is the probability that no cell is better. `probability_close` is the
+    `probability_best` is the probability that no allowed cell is better. `probability_close` is the
     probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
-    are the cells that the intervals do not tell from the recommended one, the likeliest first.
-    `probability_in_time` is the probability that one run meets the deadline.
+    are the allowed cells that are better than the recommended one with a probability of 0.05 or
+    more, the likeliest first. `probability_in_time` is the probability that one run meets the
+    deadline; None without a deadline.
     """
 
     place: int
@@ -122,7 +123,7 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     for each posterior draw and cell.
 
     Raises:
-        ValueError: If nothing is known of the measure.
+        ValueError: If no energy of the runs is known, and the objective is to minimize it.
     """
     logs = forecast.log_run_seconds if of_run else forecast.log_seconds
     if objective.minimize == "seconds":
@@ -133,20 +134,22 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     )
     if np.isnan(of_worker_second).any():  # only of joules: money has a price
         raise ValueError(
-            "objective joules: no run recorded its energy, because the hardware did not report it "
-            "(NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them). Use "
-            "cheapest, which counts worker-seconds."
+            "objective joules: the energy of no run is known. Either the hardware did not report "
+            "it (NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them), "
+            "or the runs shared their machine (launch.parallel). Use fastest or cheapest."
         )
     return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return a prediction's table of cells with added columns: whether the objective allows a cell,
-    and the probabilities that the cell meets the deadline and is the best.
+    """Return a prediction's table of cells with added columns: whether a cell is allowed, and the
+    probabilities that the cell meets the deadline, is the best and is close to the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
-    cells that are not allowed.
+    cells that are not allowed. A cell is allowed if it has no problem and keeps the objective's
+    limits. Cells with `is_unreached` are allowed only if no other cell that can be trained is left
+    within `max_workers`.
     """
     cells = forecast.cells
     allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
@@ -176,11 +179,12 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Choose the recommended cell: of the cells that keep the objective's limits, the one with the
-    least median of the measure to minimize.
+    """Choose the recommended cell: of the allowed cells, the one with the least median of the
+    measure to minimize. `with_probabilities` says which cells are allowed.
 
     Raises:
-        ValueError: If no cell is allowed. The message says what to change.
+        ValueError: If no cell is allowed, or the energy of the runs is not known. The message says
+            what to change.
     """
     table = with_probabilities(forecast, objective)
     allowed = np.flatnonzero(table["is_allowed"])
@@ -225,8 +229,8 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
         ["probability_in_time", "seconds"], ascending=[False, True]
     ).iloc[0]
     return (
-        f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g}. "
-        f"The nearest is global batch {nearest['global_batch']} on "
+        f"objective {objective.text!r}: no cell meets the deadline with a probability of {SURE:g} "
+        f"or more. The nearest is global batch {nearest['global_batch']} on "
         f"{counted(nearest['num_workers'], 'worker')}, with {nearest['probability_in_time']:.2f} "
         f"(median {number(nearest['seconds'])} s). Allow more time or more workers."
     )

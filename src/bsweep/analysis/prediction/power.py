@@ -24,7 +24,7 @@ _LEAST_SPREAD = 1.2  # the largest r over the smallest that is needed to tell P_
 
 def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
     """Return the power of one worker, in watts, for each cell of a table, measured or fitted; NaN
-    if no run recorded its energy.
+    if the energy of no run is known.
 
     `cells` has the columns `CELL` and `step_seconds`. The energy of runs, `energy_joules`, covers
     their training steps, as `train_seconds` does.

@@ -1,4 +1,6 @@
-"""Warnings on whether the learning rates suit the batch sizes, judged by the steps to a target."""
+"""Warnings on whether the learning rates suit the batch sizes, judged by the settings of runs and
+by the steps to a target.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _RULES = {
 
 
 def warnings(seen: Observed, sigma: float) -> Iterator[str]:
-    """Yield warnings on the learning rates of a prediction's runs, and on batch sizes whose runs
-    contradict the formula for the steps to a target.
+    """Yield warnings on the learning rates of a prediction's runs, and on batch sizes and worker
+    counts whose runs contradict the formula for the steps to a target.
     """
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
@@ -31,8 +33,9 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
             yield (
                 f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, "
                 "S_min + E_min / B, needs a rate that suits each batch. The prediction holds only "
-                "for this rule, and is a guess beyond the batches of the runs. Use "
-                "optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
+                "for this rule, and is a guess beyond the batches of the runs. Use a rule that "
+                "follows the batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for "
+                "each batch."
             )
     if (how := schedule(runs)) != "constant":
         yield (
@@ -54,10 +57,10 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
     """Yield warnings on batch sizes whose runs contradict every law of the form S_min + E_min / B
     for the steps to a target at batch B.
 
-    By that law examples to the target rise with the batch size and steps fall. Two batch sizes that
-    reached the target contradict it if they differ by more than chance. If only a bound is known
-    for the steps of one, any difference counts. The worst pair is reported for examples and for
-    steps.
+    By that law examples to the target rise with the batch size and steps fall. Two batch sizes
+    contradict it if they differ the other way by more than chance. If only bounds are known for the
+    steps of one, any such difference counts. Only the worst pair is reported, one for examples and
+    one for steps.
 
     Args:
         runs: The runs by global batch, as log steps to the target.
@@ -82,8 +85,8 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 found = (
                     f"batch {more:g} {needed} {number(float(np.exp(least)))} {examples_or_steps}, "
                     f"batch {less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B "
-                    f"cannot describe this: the learning rate (rule: {rule}) causes it rather than "
-                    "the batch."
+                    f"cannot describe this: the learning rate (rule: {rule}) is a likelier cause "
+                    "than the batch."
                 )
         if found:
             yield found
@@ -91,7 +94,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
 
 def _at_least(runs: CellRuns) -> float:
     """Return a lower bound of the mean log steps that runs need to reach the target. It is NaN if
-    only an upper bound is known of a run.
+    only an upper bound is known of a run, or if there are no runs.
     """
     known = [*runs.exact, *runs.above]
     return float(np.mean(known)) if known and not len(runs.below) else np.nan
@@ -103,7 +106,8 @@ def _at_most(runs: CellRuns) -> float:
 
 
 def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield warnings where the steps to a target differ between worker counts at one global batch.
+    """Yield warnings where the steps to a target differ significantly between worker counts at one
+    global batch.
 
     BatchNorm on local batches is a possible cause.
     """

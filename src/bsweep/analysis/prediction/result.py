@@ -53,10 +53,10 @@ class Prediction:
 
     @cached_property
     def leave_one_out(self) -> pd.DataFrame:
-        """A table that compares the time to the target measured in each cell with its prediction
-        from the other cells.
+        """A table that compares the time to the target measured in a cell with its prediction from
+        the other cells, for at most 16 cells.
 
-        It is computed on first use, with two fits for each cell.
+        It is computed on first use, with two fits or more for each of these cells.
         """
         return leave_one_out(self.seen, self.timings)
 
@@ -118,7 +118,7 @@ class Prediction:
 
     def sentence(self) -> str:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
-        which cells are equally good.
+        which cells are tied with it, or else which is the next best.
 
         Returns:
             A text of several sentences.
@@ -140,7 +140,7 @@ class Prediction:
 
         Returns:
             At most three lines: the recommended cell with its interval, how sure the recommendation
-            is, and the number of warnings.
+            is and which cells come near, and the number of warnings.
         """
         choice, best = self.choice, self.recommended
         first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
@@ -156,10 +156,11 @@ class Prediction:
         return [*lines, *[warned] * bool(count)]
 
     def next_run(self) -> str:
-        """Return which run to make next: the one that is expected to save most of the time or cost.
+        """Return which run to make next: the one that is expected to save most of the time or cost,
+        or a run of the recommended cell if none of its runs reached the target.
 
         Returns:
-            A cell and what its run is expected to save, or that no run is expected to save.
+            A cell and what its run is expected to save, or that no run is expected to save enough.
         """
         if not self.recommended["num_reached"]:
             return "the recommended cell itself, to its target"
@@ -332,11 +333,13 @@ _ADVERB = {
 
 
 def _basis(cell: pd.Series[Any]) -> str:
-    """Return a text that says whether the prediction of a cell rests on runs of the cell itself."""
+    """Return a text that says whether runs of the cell itself reached the target, did not reach it,
+    or do not exist.
+    """
     if cell["num_reached"]:
         return "Measured"
     return (
-        f"Its own {cell['num_runs']} runs did not reach the target"
+        f"Its own {counted(cell['num_runs'], 'run')} did not reach the target"
         if cell["num_runs"]
         else "Predicted without a run of this cell"
     )
@@ -377,8 +380,8 @@ def _as_text(table: pd.DataFrame) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value converted to types that JSON has: None for NaN, and Python's numbers for
-    numpy's.
+    """Return a value converted to types that JSON has: None for NaN and infinity, and Python's
+    numbers for numpy's.
     """
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}

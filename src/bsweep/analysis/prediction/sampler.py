@@ -3,10 +3,11 @@
 It suits a handful of parameters and likelihoods that take microseconds. The parameters are standard
 normal a priori; the caller maps them to what they mean. Points drawn from that prior are brought to
 the posterior through tempered likelihoods, L^t with t from 0 to 1 (Del Moral, Doucet and Jasra,
-2006). Each step halves the effective number of points, resamples them and moves them by
-differential evolution (ter Braak, 2006), which needs neither gradients nor a scale. The caller
-chooses no starting value, two modes are both found, and parameters that the data do not determine
-keep their prior. The seed is fixed, so the same data give the same draws.
+2006). Each rise of t leaves at least about half of the effective number of points. The points are
+then resampled and moved by differential evolution (ter Braak, 2006), which needs neither gradients
+nor a scale. The caller chooses no starting value, the points can cover several modes, and
+parameters that the data do not determine keep their prior. The same data and seed give the same
+draws.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def _moved(
     log_likelihood: Callable[[Array], Array],
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Move the sampler's points by Metropolis steps, and return all points with their log
-    likelihoods.
+    """Move each of the sampler's points by one Metropolis step, and return all points with their
+    log likelihoods.
 
     A point moves along a difference between two points of the other half (differential evolution).
     The moves keep the tempered posterior.

@@ -1,5 +1,5 @@
-"""The selection of the runs that a prediction uses; these may differ only in batch size, worker
-count, learning rate and seed.
+"""The selection of the runs that a prediction uses; of the settings that change their steps or
+seconds, these may differ only in batch size, worker count, passes, learning rate and seed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Observed:
     """The runs from which a prediction is made, with the target and the steps and seconds of each
     run.
 
-    `runs` has a row for each run, with the columns of `to_target` and three more, NaN where not
+    `runs` has a row for each run, with the columns of `to_target` and four more, NaN where not
     measured. `passes` is the forward passes of a step. `step_seconds` is the mean over all steps of
     a run. `exposed_seconds` is the part of a step that is waiting, or exchange that no computing
-    hid.
+    hid; `waiting_seconds` is the waiting alone.
 
-    `continued` holds the runs that went on from another run's checkpoint. Their first steps are the
-    other run's, so they tell only how long their own steps took. `rates` is the learning rate of
-    each global batch if several were tried.
+    `continued` holds the runs that began at another run's checkpoint. Their first steps are the
+    other run's, so the fit of steps to the target leaves them out. `rates` is the chosen learning
+    rate of each global batch if several were tried.
     """
 
     study: Study
@@ -58,7 +58,7 @@ class Observed:
 
     def steps(self) -> dict[float, CellRuns]:
         """Return the steps that the runs of each global batch took to the target. Runs that did not
-        reach it give bounds.
+        reach it, or reached it at their first evaluation, give bounds.
         """
         known = self.runs.dropna(subset="reached")
         return {
@@ -70,7 +70,7 @@ class Observed:
 
     def timings(self) -> list[Timing]:
         """Return the mean seconds of each run's steps and, for runs on several workers, of the
-        exposed part of the exchange.
+        exposed part of the exchange, where they were measured.
         """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
@@ -95,7 +95,8 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
     """Return the steps, or the seconds, that each of the given runs took to the target, as
     logarithms.
 
-    `amount` is `steps` or `seconds`. Runs that did not reach the target give bounds.
+    `amount` is `steps` or `seconds`. Runs that did not reach the target, or reached it at their
+    first evaluation, give bounds.
     """
     reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
     needed, trained = (
@@ -116,9 +117,9 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     with the steps and seconds that each took.
 
     Raises:
-        ValueError: If no runs are left, their workers do not take every step together, or they
-            differ in more than batch size, workers and seed. The message says in what they differ
-            and how to choose.
+        ValueError: If `where` fits no run, no runs are left, their workers do not take every step
+            together, or they differ in settings that matter. The message says why, and how to
+            choose runs.
     """
     runs = _chosen(study.runs, where or {})
     target = replace(target, part=evaluated_part(runs))
@@ -139,8 +140,8 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     is_continued = continues(joined)
     if is_continued.all():
         raise ValueError(
-            "all runs of the study resumed from a checkpoint of another run, so there is nothing "
-            "to predict from. Train some runs from their beginning."
+            "all selected runs began at a checkpoint of another run, so there is nothing to "
+            "predict from. Train some runs from their beginning."
         )
     known = joined[~is_continued]
     whole = known["train_seconds"] / known["num_steps"].astype(float)
@@ -196,10 +197,10 @@ def of_one_batch(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def told_apart(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the settings that divide runs into parts which cannot be compared with
-    each other.
+    """Return the names of the columns that tell the cells of runs apart and that matter to a
+    prediction, except batch size and workers.
 
-    Batch size and workers are not among them. See `keyed`.
+    One of them may be `lr`, in which comparable runs may differ. See `keyed`.
     """
     return [
         name for name in cell_keys(_compared(runs)) if name not in ("num_workers", "local_batch")
@@ -214,7 +215,7 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
     """Return the names of the strategies of those runs whose workers do not take every step
     together.
 
-    The steps of such runs are not counted.
+    A prediction refuses such runs.
     """
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
     consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
@@ -226,7 +227,7 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
         raise ValueError(
             f"the workers of the runs with {', '.join(names)} do not take every step together: a "
             "prediction needs steps that all workers take with one gradient of the global batch. "
-            "Choose other runs, as in --where strategy=horovod."
+            "Choose or train other runs, as in --where strategy=horovod."
         )
 
 
@@ -234,7 +235,7 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     """Raise ValueError if runs differ in a setting that affects the number of their steps to a
     target or the seconds of a step.
 
-    Batch size, workers and learning rate may differ.
+    Batch size, workers, passes of a step, learning rate and seed may differ.
 
     Returns:
         True if batch sizes were run with several learning rates.
@@ -270,8 +271,8 @@ def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
 
 
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
-    """Return a text with the `--where` options that select each set of comparable runs, the largest
-    set first.
+    """Return a text with the `--where` options that select sets of comparable runs (at most eight),
+    the largest set first.
 
     Args:
         all_runs: All runs of the study.
@@ -310,7 +311,8 @@ def _step_seconds(study: Study) -> pd.DataFrame:
     """Return for each run the mean seconds of a step, of the exposed exchange in a step (with its
     waiting), and of the waiting alone, indexed by `run_id`.
 
-    For a run that went on from another run's checkpoint, only its own steps count.
+    For a run that began at another run's checkpoint, only its own steps count, and only the first
+    of the three is known.
     """
     last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
     begun = study.runs.loc[continues(study.runs)].set_index("run_id")
@@ -333,8 +335,8 @@ def _step_seconds(study: Study) -> pd.DataFrame:
 
 
 def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
-    """Return a text that says why the runs are too few for a prediction, and which are missing;
-    empty if they are enough.
+    """Return a text that says why the runs are too few for a prediction, and what to do; empty if
+    they are enough.
 
     Args:
         seen: The runs.
@@ -358,11 +360,14 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
                 "all runs with timed steps shared the machine with other runs (launch.parallel), "
-                "and such times are left out: 1 cell is missing. Time some points alone, for "
+                "and such times are left out. Time some points alone, for "
                 "example with launch.parallel=1 and another seed, or include those times: "
                 "bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
-        return "no run has timed training steps: 1 cell is missing."
+        return (
+            "no run has timed training steps. Train some points again, or give the file of "
+            "`bsweep probe` by bsweep predict --probe."
+        )
     return ""
 
 
@@ -390,8 +395,7 @@ def _best_of(runs: pd.DataFrame, target: Target) -> str:
 def rate_rule(seen: Observed) -> str:
     """Return the name of the learning-rate rule of the runs from which a prediction is made.
 
-    If several rates were tried for a batch size, the text also gives the rate taken for each batch
-    size.
+    If several rates were tried, the text also gives the rate taken for each batch size.
     """
     rules: Sequence[str] = [
         str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
@@ -410,9 +414,9 @@ def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
     """Return the best learning rate among those that were tried for each global batch.
 
     The best is the one with which the largest share of runs reaches the target. Among equals it is
-    the one with the fewest steps. A run that did not reach the target counts with the steps that it
-    trained, a lower bound. If no run of a batch reached it, the rate with the best accuracy or loss
-    is taken.
+    the one with the fewest steps, by the mean of their logarithms. A run that did not reach the
+    target counts with the steps that it trained, a lower bound. If no run of a batch reached it,
+    the rate with the best accuracy or loss is taken.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
     best = runs["best"].fillna(runs["last"]).astype(float)  # a run may have one evaluation only

@@ -1,5 +1,5 @@
 """The fit of a formula for the seconds of a step, by local batch, workers and passes, to timed
-steps of a few cells.
+steps, passes and exchanges of a few cells.
 
 The form is that of Pollux (Qiao et al., OSDI 2021):
 
@@ -63,7 +63,7 @@ class Timing(NamedTuple):
     and worker count.
 
     The kind is a whole `step`, its passes alone (`compute`), the `exchange` alone, or the part of
-    the exchange that computing did not hide (`exposed`).
+    the exchange, with its waiting, that computing did not hide (`exposed`).
     """
 
     cell: Cell
@@ -113,8 +113,8 @@ class StepTimeFit:
         """Return the shares of fixed cost, computing and exchange in the predicted time of a step,
         each with one value for each posterior draw.
 
-        The fixed cost is that of the step's passes. Computing is the part that grows with the
-        batch.
+        The fixed cost is that of the step's passes. Computing is the part of the passes that grows
+        with the batch, and the exchange is the rest of the step.
         """
         whole = _seconds(self._coefficients(), [cell], ["step"])[:, 0]
         fixed = cell.passes * self.pass_seconds / whole
@@ -180,7 +180,8 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     """Return the timings of passes and of an exchange in the file `probe.json` that `bsweep probe`
     wrote.
 
-    They are the passes of the slowest worker at each local batch, and an exchange alone.
+    They are the passes of the slowest worker at each local batch that all workers timed, and an
+    exchange alone, if one was timed.
 
     Raises:
         ValueError: If the file is no probe, or no batch was probed on all workers.
@@ -258,7 +259,7 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
 
 def _doublings(value: float, measured: Sequence[float]) -> float:
     """Return by how many doublings a value, such as a local batch, lies above the largest or below
-    the smallest measured value.
+    the smallest measured value; 0 if it lies between them.
     """
     if not measured:
         return 0.0

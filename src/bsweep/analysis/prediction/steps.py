@@ -1,11 +1,11 @@
 """The fit of the law S(B) = S_min + E_min / B to the steps that runs with global batch B take to a
 target.
 
-S_min is the limit of steps at large batches, and E_min the limit of examples at small ones. Some of
-the runs may not have reached the target. The law is from McCandlish et al. (arXiv 1812.06162) and
-Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch size, tuned or by a
-rule within its range. All priors are weak. They are given as a median and a factor for one standard
-deviation:
+S_min is the limit of steps at large batches, and E_min the limit of examples at small ones. Runs
+that did not reach the target count by a bound. The law is from McCandlish et al. (arXiv 1812.06162)
+and Shallue et al. (JMLR 20:112). It holds for learning rates that suit each batch size, tuned or by
+a rule within its range. All priors are weak. They are given as a median and a factor for one
+standard deviation:
 
 - S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
 - critical batch E_min / S_min: B0, factor 10. If another measurement of it counts, that value and
