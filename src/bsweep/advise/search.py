@@ -77,13 +77,9 @@ class _Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-<<<<<<< HEAD
     """The content of `recommend.json`; `runs` are the ids of the runs made for the search, and
     `num_train` is the number of training examples, once a run has told it.
     """
-=======
-    """The content of `recommend.json`; `runs` are the ids of the runs made for searches."""
->>>>>>> main
 
     schema: Literal[1] = 1
     probes: tuple[_Probe, ...] = ()

@@ -39,16 +39,10 @@ def launch(
     Args:
         config: The point.
         paths: Its run folder, which must be prepared.
-<<<<<<< HEAD
-        on_poll: Called a few times a second; an exception that it raises ends the run.
-        entry: The module that each process runs; None: the one of the point's program.
-        pool: The processes of the point's sweep; None to start fresh processes.
-=======
         on_poll: Called again and again while the point runs, a few times a second or after each
             step; an exception that it raises ends the run.
-        entry: The module that says what the point's processes do.
+        entry: The module that says what the point's processes do; None: that of its program.
         pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
->>>>>>> main
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
