@@ -103,8 +103,8 @@ def _read_kept(path: Path) -> _Kept:
         reason = error.strerror if isinstance(error, OSError) else told
         raise ValueError(
             f"{path} is not a file of searches by this version of bsweep ({reason}): remove it. "
-            "The next search then times steps again, and its budget leaves out what earlier "
-            "searches spent."
+            "The next search then times steps again, and does not know what earlier searches "
+            "spent of the budget."
         ) from None
     return found
 

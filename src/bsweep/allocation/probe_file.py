@@ -108,8 +108,9 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 
 
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
-    """Return the settings of strategy and codec by dotted key, which must equal those of a probe
-    only if the allocation uses the probe's time of an exchange.
+    """Return the settings of strategy and codec by dotted key.
+
+    A probe must have been made with equal ones only if the allocation uses its time of an exchange.
     """
     return {
         "strategy.name": config.strategy.name,

@@ -187,7 +187,10 @@ def _gains(study: Study) -> Iterator[str]:
     for row in sharding_gains(study).reset_index().to_dict("records"):
         faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
         workers = words("num_workers", row["num_workers"])
-        yield f"Sharded by memory, VGG-16 trains {faster} than sharded by layer on {workers}."
+        yield (
+            f"With an equal part of the parameters on each server, VGG-16 trains {faster} than "
+            f"with whole layers on each server, on {workers}."
+        )
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
@@ -358,10 +361,10 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_published(study: Study) -> list[str]:
-    """Return a text on each of three published studies (of batch sizes, of sharding and of uneven
-    GPUs) that can be compared with the given study.
+    """Return a list of texts: one on each published study that can be compared with the given
+    study, out of three (of batch sizes, of sharding and of uneven GPUs).
 
-    Where it can be compared with none, the only sentence says so.
+    Where the given study can be compared with none, the only text says so.
 
     Args:
         study: The study.

@@ -80,8 +80,8 @@ class IdleModel:
         return np.asarray(seconds.max() - seconds)
 
     def steps_by_speed(self) -> list[int]:
-        """Return for each node the number of local steps with which, by the model, all nodes would
-        end a round at about the same time.
+        """Return each node's number of local steps with which all nodes would end a round at about
+        the same time, according to the paper's timing model.
 
         They are the baseline's steps times each node's speed relative to the slowest node.
 

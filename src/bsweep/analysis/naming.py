@@ -129,7 +129,7 @@ def evaluated_part(runs: pd.DataFrame) -> str:
 
 
 def heading(runs: pd.DataFrame, name: str) -> str:
-    """Return the heading of a column of scores or other numbers of the given runs, in words.
+    """Return the heading of a column of the given runs in words, such as `test accuracy`.
 
     Args:
         runs: The table `Study.runs`.

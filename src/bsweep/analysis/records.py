@@ -162,8 +162,9 @@ def _torch(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings of a run's configuration that have a column in the table of runs, by
-    the name of the column.
+    """Return settings of a run's configuration by their column in the table of runs.
+
+    Settings without a column are left out, and so are settings that the run id leaves out.
     """
     told = ((_column(key), key, value) for key, value in _flat(config).items())
     settings = {

@@ -134,7 +134,7 @@ def best_medians(study: Study) -> pd.DataFrame:
 
 
 def _of_completed(study: Study, name: str, values: pd.Series[Any]) -> pd.DataFrame:
-    """Return the mean of one value of each run over the seeds of each cell's completed runs."""
+    """Return, for each cell, the mean over seeds of one value of the cell's completed runs."""
     keys, known = cell_keys(study.runs), keyed(study.runs).assign(**{name: values.astype(float)})
     completed = known[known["status"] == "completed"]
     means = over_seeds(completed, keys, [name]).drop(columns="n")

@@ -34,8 +34,8 @@ _PLUGINS = {
     "ray": "hydra-ray-launcher",
     "ray_aws": "hydra-ray-launcher",
     "rq": "hydra-rq-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
+    "submitit_local": "'bsweep[slurm]'",
+    "submitit_slurm": "'bsweep[slurm]'",
 }
 
 

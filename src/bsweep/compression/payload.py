@@ -84,7 +84,8 @@ class Layers:
         return torch.stack([statistic(part) for part in values.split(self._sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Return a tensor in which each layer's number is repeated for all elements of the layer.
+        """Return a tensor in which the value of each layer is repeated for all elements of the
+        layer.
 
         `numbers` is (layers,), the result (n,).
         """

@@ -302,8 +302,8 @@ def read_kept(config: object, folder: Path, groups: Collection[str] | None = Non
 
 
 def forget() -> None:
-    """Unload the modules of the user's own code from this process, so that the next run does not
-    see the variables of this run.
+    """Unload the user's own modules that bsweep keeps a copy of from this process, so that the next
+    run does not see the variables of this run.
     """
     for source in _SOURCES.values():
         source.unload()

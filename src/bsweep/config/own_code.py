@@ -318,7 +318,9 @@ def _is_of_python(name: str) -> bool:
 
 
 def _is_installed(name: str) -> bool:
-    """Return True if an installed package, or a module without a package, has this name."""
+    """Return True if an installed package, or an installed module that lies in no package, has this
+    name.
+    """
     spec = PathFinder.find_spec(name, [sysconfig.get_path(kind) for kind in ("purelib", "platlib")])
     return spec is not None and spec.origin is not None
 

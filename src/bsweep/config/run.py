@@ -283,8 +283,8 @@ def is_left_out(key: str, value: object) -> bool:
 
 @functools.cache
 def _added_later(key: str) -> tuple[object, ...]:
-    """Return the values with which a run id leaves out a key that older versions did not have, so
-    that earlier runs keep their ids. Variants of a group may have different values.
+    """Return the values of a newer key with which the run id leaves the key out, so that earlier
+    runs keep their ids. Variants of a group may have different values.
     """
     group, _, name = key.partition(".")
     if key in _ADDED_LATER:

@@ -78,8 +78,10 @@ def _num_validation(config: DataConfig, num_train: int) -> int:
 
 
 def load(config: DataConfig, device: torch.device) -> Dataset:
-    """Return a data set for training on a device, with the examples for validation held out and
-    the training examples reduced to `config.subset` of them, if the card asks for it.
+    """Return a data set, its examples on a device or on the CPU, for training on that device.
+
+    `config.validation_share` of the training examples are held out for validation, and
+    `config.subset` of the others are kept, if these keys are set.
 
     Raises:
         ValueError: As in `prepare`.

@@ -115,9 +115,7 @@ def placed(
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free memory of a device in bytes; infinity for the CPU, on which data sets are
-    mapped from files.
-    """
+    """Return the free memory of a GPU in bytes; infinity for the CPU, where data can stay."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 

@@ -68,8 +68,8 @@ def begin(path: Path) -> None:
 
 
 def go_on(path: Path, run: Path) -> None:
-    """Record that the processes of a start now train the given run, in the lifeline file of the
-    start and in that of the run.
+    """Record which run a group of started processes trains now, in the lifeline file of these
+    processes and in that of the run.
 
     Watched processes end when another start writes its name to the run's file.
 

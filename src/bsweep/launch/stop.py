@@ -237,7 +237,7 @@ class Signals:
                     stopping.ask()
 
     def ask_all(self) -> None:
-        """Ask all points that other threads of this process run to stop, as a signal does."""
+        """Ask each point that runs in another thread of this process to stop, as a signal does."""
         self.have_come = True
         _all_are_to_stop.set()
         for stopping in _elsewhere.copy():

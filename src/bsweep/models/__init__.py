@@ -177,7 +177,7 @@ def _problem_with(
     card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool
 ) -> str | None:
     """Return why a model cannot learn from `number` examples of a data set; None if a trial finds
-    no reason.
+    no reason, or if the trial fails where workers may have other hardware.
     """
     import torch
 

@@ -37,7 +37,7 @@ _MIN_EPOCHS = 3  # The tables have two points of a course.
 
 
 def part_name(study: Study, part: str) -> str:
-    """Return a part of the data in the words of a label, such as `Validation` for the examples of
+    """Return the word for a part of the data in a label, such as `Validation` for the examples of
     the evaluations.
     """
     return "Training" if part == "train" else evaluated_part(study.runs).capitalize()

@@ -150,7 +150,7 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
 
 
 def _has_text(cells: pd.DataFrame) -> bool:
-    """Return True if some map has few enough columns for texts in its cells."""
+    """Return True if at least one heat map has few enough columns for numbers in its fields."""
     return bool(cells.groupby("where")["global_batch"].nunique().min() <= _MOST_COLUMNS)
 
 

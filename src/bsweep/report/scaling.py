@@ -100,8 +100,8 @@ def _row(
 
 
 def _ring_ratio(study: Study) -> str:
-    """Return a text with the range of a ratio over the cells in which workers sent bytes: these
-    bytes divided by those of a ring all-reduce.
+    """Return a text with the smallest and the largest ratio of the bytes that workers sent in a
+    cell to the bytes of a ring all-reduce.
 
     The text is empty if there are no such cells.
     """

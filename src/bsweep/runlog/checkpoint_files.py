@@ -102,8 +102,8 @@ class Checkpoint:
 
 
 def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
-    """Return the checkpoint that a run saves after `position` examples of an epoch; its folder need
-    not exist.
+    """Return the checkpoint that a run saves after `position` examples of an epoch, whether or not
+    it exists yet.
 
     Args:
         paths: The paths of the run.

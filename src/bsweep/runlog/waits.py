@@ -48,8 +48,8 @@ def for_others() -> Iterator[None]:
 
 @contextmanager
 def shown(path: Path) -> Iterator[None]:
-    """Write to the file `path` whether the main thread waits or works, each second in which it
-    makes no progress inside the block.
+    """Write to the file `path`, once a second while the main thread makes no progress in the `with`
+    block, whether the thread waits for other processes or works.
 
     Args:
         path: The file, whose folder exists. Read it with `sign_in`.

@@ -384,7 +384,8 @@ class Strategy(ABC):
         return {}
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        """Make helpers of the workers, such as parameter servers, restore a checkpoint's state.
+        """Tell processes that help the workers, such as parameter servers, to restore a
+        checkpoint's state.
 
         All workers call it together.
 

@@ -27,7 +27,7 @@ _MAY_DIFFER = (
     "study", "results_dir", "local_batch", "global_batch", "num_workers", "accumulation_steps",
     "log_every_steps",
     "checkpoint_every", "keep_weights", "resume_from", "launch.", "strategy.", "allocation.",
-    "model.weights",
+    "model.weights", "data.download", "trackers",
 )  # fmt: skip
 
 
@@ -100,9 +100,9 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
         if not run.strategy.can.replicates or run.compression.builds:
             yield (
                 f"with {whose} strategy={run.strategy.name} and "
-                f"compression={run.compression.name}, not all state is the same on all workers. A "
-                "run can continue with other workers only if it is: use single, horovod, allreduce "
-                "or ddp, without a codec or powersgd."
+                f"compression={run.compression.name}, bsweep does not assume that all workers have "
+                "the same state, so no other workers can continue the run: use single, horovod, "
+                "allreduce or ddp, with compression=none and without strategy.hook=powersgd."
             )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (

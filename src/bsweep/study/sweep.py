@@ -1,4 +1,4 @@
-"""A sweep: it checks all points of one command together, and then runs those that are wanted.
+"""A sweep: it checks all points of one command together, and then runs the chosen ones.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
 `bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function

@@ -94,8 +94,8 @@ class NoiseHook:
         """
 
     def after_pass(self, num_examples: int) -> None:
-        """Record the squared norm of one pass's gradient, if the step is measured by its passes.
-        The pass has already added this gradient to the parameters' `grad`.
+        """Record the squared norm of one pass's gradient, if the noise of this step is measured by
+        comparing passes. The pass has already added this gradient to the parameters' `grad`.
 
         `num_examples` is the number of examples of the pass.
         """

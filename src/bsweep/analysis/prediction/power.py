@@ -23,8 +23,8 @@ _LEAST_SPREAD = 1.2  # the largest r over the smallest that is needed to tell P_
 
 
 def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
-    """Return the power of one worker, in watts, for each cell of a table, measured or fitted; NaN
-    if the energy of no run is known.
+    """Return the power of one worker, in watts, for each row of a table of cells, measured or
+    fitted; NaN in all rows if the energy of no run is known.
 
     `cells` has the columns `CELL` and `step_seconds`. The energy of runs, `energy_joules`, covers
     their training steps, as `train_seconds` does.

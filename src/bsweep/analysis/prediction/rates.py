@@ -45,9 +45,10 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
         )
     if seen.rates:
         yield (
-            "several learning rates were tried: each batch uses its best rate, by steps to the "
-            f"target ({rate_rule(seen)}). These runs were also used to choose the rates, so new "
-            "runs may need a few more steps than predicted. Use --where lr=... to keep one rate."
+            "several learning rates were tried: each batch uses its best rate, at which the "
+            "largest share of runs reaches the target; ties go to the fewest steps "
+            f"({rate_rule(seen)}). These runs were also used to choose the rates, so new runs may "
+            "need a few more steps than predicted. Use --where lr=... to keep one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)

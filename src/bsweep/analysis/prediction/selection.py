@@ -171,9 +171,10 @@ def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
             near = did_you_mean(name, [str(column) for column in shown])
             raise ValueError(f"--where {name}={value}: runs have no such column.{near}")
         texts = shown.loc[kept.index, name].map(setting_text)
+        among = " that the other --where select" if len(kept) < len(runs) else ""
         if not (texts == value).any():
             raise ValueError(
-                f"--where {name}={value}: no run has this value. Known values: "
+                f"--where {name}={value}: no run{among} has this value. Known values: "
                 f"{', '.join(sorted(set(texts)))}."
             )
         kept = kept[texts == value]

@@ -1,5 +1,5 @@
-"""The fit of a formula for the seconds of a step, by local batch, workers and passes, to timed
-steps, passes and exchanges of a few cells.
+"""A formula for the seconds of a step, by local batch, workers and passes, fitted to a few cells
+whose steps, passes and exchanges were timed.
 
 The form is that of Pollux (Qiao et al., OSDI 2021):
 
@@ -199,7 +199,7 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     if not shared:
         raise ValueError(
             f"{path}: a prediction needs a local batch that was timed on every worker, and there "
-            "is none. Run `bsweep probe` with workers on the same GPU or CPU model."
+            "is none. Run `bsweep probe` again, which times a batch of 1 on every worker."
         )
     slowest = {batch: max(of[batch] for of in of_workers) for batch in shared}
     timings = [
