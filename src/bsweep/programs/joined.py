@@ -88,11 +88,8 @@ class Run:
         self.num_epochs: int = point["epochs"]
         self.options: dict[str, Any] = dict(point["options"])
         """The values of `program.options`."""
-        self.checkpoint_folder = Path(point["checkpoint_folder"])
-        """A folder that outlives an interrupted run. Save there at the end of an epoch."""
-        self.resumed_from: Path | None = (
-            self.checkpoint_folder if point["first_epoch"] > 1 else None
-        )
+        self._folder = Path(point["checkpoint_folder"])
+        self.resumed_from: Path | None = self._folder if point["first_epoch"] > 1 else None
         """The checkpoint folder, if the run resumes from what is in it; None at a new start."""
         self._lr: float | None = point["lr"]
         self._first_epoch: int = point["first_epoch"]
@@ -112,7 +109,7 @@ class Run:
         self._wish = ""
         self._looked_at = self._flushed_at = float("-inf")
         self._scores: list[float] = list(point["scores"])
-        self._has_begun = False
+        self._has_begun = self._is_cut = False
         self._report("joined", pid=self._pid, python=sys.version.split()[0])
 
     @property
@@ -121,6 +118,18 @@ class Run:
         if self._lr is not None:
             self._report("reads_lr")
         return self._lr
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """A folder that outlives an interrupted run. Save there at the end of an epoch, on rank 0.
+
+        In an epoch that was cut short it is another folder, which a resumed run does not have.
+        """
+        if not self._is_cut:
+            return self._folder
+        cut = self._folder / "cut_short"
+        cut.mkdir(exist_ok=True)
+        return cut
 
     @property
     def should_stop(self) -> bool:
@@ -140,8 +149,9 @@ class Run:
             self._begin(epoch)
             yield epoch
             self._flush()
-            self._report("end_epoch", epoch=epoch)
-            self._decide(at_epoch_end=True)
+            self._report("end_epoch", epoch=epoch, files=files_in(self._folder))
+            if not self._stops:
+                self._decide(at_epoch_end=True)
             if self._stops:
                 break
         self._report("finished", reason=self._stops)
@@ -308,7 +318,8 @@ class Run:
         )
         if self._stops:
             self._flush()
-            self._report("stops", reason=self._stops)
+            self._is_cut = not at_epoch_end
+            self._report("stops", reason=self._stops, cuts=self._is_cut)
 
     def _is_asked(self) -> bool:
         try:
@@ -334,6 +345,16 @@ class Run:
 
 
 Mean = Callable[[float], float]
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the size and the modification time of each file in a program's checkpoint folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            status = path.stat()
+            found[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 class _Reports:
