@@ -4,6 +4,7 @@ between several groups.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 from bsweep.config.groups import StrategyConfig
@@ -110,7 +111,7 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
             yield f"{group}=program is the part of a program of your own: add program=own."
     if not c.program.is_own:
         return
-    unread = {
+    unread: dict[str, object] = {
         "precision": "auto",
         "channels_last": "auto",
         "graph": "auto",
@@ -118,11 +119,16 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
         "resume_from": None,
         "accumulation_steps": 1,
         "evaluate_every_examples": None,
+        "average_batchnorm": True,
+        "launch.slowdown": None,
+        "launch.memory_limit_mb": None,
     }
+    if c.checkpoint_every is not None:
+        unread["checkpoint_every"] = "auto"
     for key, default in unread.items():
-        if getattr(c, key) != default:
+        if (value := operator.attrgetter(key)(c)) != default:
             yield (
-                f"{key}={show(getattr(c, key))} with program=own: bsweep does not train here, so "
+                f"{key}={show(value)} with program=own: bsweep does not train here, so "
                 f"it cannot see to it. Leave {key} out; program.options.NAME=... passes a value "
                 "on to the program."
             )

@@ -100,6 +100,11 @@ class OwnProgramConfig(ProgramConfig):
         if not path.is_dir():
             raise ConfigError(f"program.folder={path}: there is no such folder.")
         words = shlex.split(self.command)
+        if self.python and shutil.which(self.python) is None:
+            raise ConfigError(
+                f"program.python={self.python}: there is no such program. Give the path of an "
+                "interpreter, such as /opt/env/bin/python."
+            )
         if not _is_braced(words[0]) and self._interpreter(words[0]) is None:
             near = did_you_mean(words[0], [one.name for one in path.iterdir()])
             raise ConfigError(

@@ -36,7 +36,7 @@ class Agreement:
         self._others: list[Connection] = []
         self._first: Connection | None = None
         self._gave_up = False
-        self._decided_at, self._decided_step = time.monotonic(), 0
+        self._decided_at, self._decided_step, self._last_gap = time.monotonic(), 0, 1
         self.next_step = 0
         """The number of steps after which the workers agree the next time."""
         if self._rank == 0 and self._num_others:
@@ -70,7 +70,8 @@ class Agreement:
         now = time.monotonic()
         rate = (num_steps - self._decided_step) / max(1e-6, now - self._decided_at)
         self._decided_at, self._decided_step = now, num_steps
-        gap = max(1, int(rate * _DECIDE_SECONDS))
+        # The first steps may seem fast, as on a GPU that still works on them: look again soon.
+        self._last_gap = gap = max(1, min(int(rate * _DECIDE_SECONDS), 2 * self._last_gap))
         return gap if most_steps is None else max(1, min(gap, most_steps - num_steps))
 
     def _listen(self) -> None:

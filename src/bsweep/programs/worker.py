@@ -149,6 +149,7 @@ def _started(
         **{_variable(name): str(value) for name, value in values.items() if value is not None},
         "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
         **{str(name): str(value) for name, value in program.environment.items()},
+        **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
         "BSWEEP_RANK": str(place.rank),
         "BSWEEP_LOCAL_RANK": str(place.local_rank),
         "BSWEEP_ADDRESS": _address(config),
