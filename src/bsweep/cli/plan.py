@@ -6,6 +6,7 @@ It also tells how far each point is and how long the rest will take. It writes n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bsweep.compose import hydra_grid, overrides
@@ -94,5 +95,6 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             if isinstance(tried, str):
                 logger.warning(f"bsweep: {point.run_id}: {tried}")
             else:
-                found.append(Timed(point, tried.step_seconds, tried.other_seconds))
+                told = replace(point, num_examples=config.epochs * tried.num_train)
+                found.append(Timed(told, tried.step_seconds, tried.other_seconds))
     return found
