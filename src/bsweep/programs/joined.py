@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -351,9 +352,10 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the size and the modification time of each file in a program's checkpoint folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        with suppress(FileNotFoundError):  # the program removes it meanwhile
             status = path.stat()
-            found[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
+            if stat.S_ISREG(status.st_mode):
+                found[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
     return found
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -293,8 +294,10 @@ class Recorder:
         if not saved or saved == self._saved or self._done >= self._config.epochs:
             return
         self._saved = saved
-        sha256 = {name: sha256_of(self._paths.program / name) for name in saved}
-        if files_in(self._paths.program) != saved:
+        sha256: dict[str, str] = {}
+        with suppress(FileNotFoundError):
+            sha256 = {name: sha256_of(self._paths.program / name) for name in saved}
+        if not sha256 or files_in(self._paths.program) != saved:
             return  # the program has begun to save the next one
         checkpoint = checkpoint_at(self._paths, self._done + 1, 0)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
