@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bsweep.config.run import RunConfig
+from bsweep.numerics.noise_scale import DECAY, Average
 from bsweep.programs.recorder import Recorder, new_reports
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Diverged, ProgramError
@@ -96,7 +97,6 @@ def test_the_number_of_examples_is_that_of_an_epoch_if_not_told(folder: Path) ->
     ready = {**READY, "facts": {}}
     recorded(folder, {"kind": "joined"}, ready, *epoch()).end()
     assert records(folder, "start")[0]["num_train"] == 16
-    assert records(folder, "metrics") == []
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,21 @@ def test_a_checkpoint_needs_files_that_are_still_those_of_its_epoch(folder: Path
     assert checkpoint.damage(folder / "metrics.jsonl") == ""
     saved.write_text("another")
     assert "damaged" in checkpoint.damage(folder / "metrics.jsonl")
+
+
+def test_noise_is_recorded_of_the_steps_since_the_last_report(folder: Path) -> None:
+    average, reports = Average(), []
+    for square, variance in ((1.0, 8.0), (3.0, 10.0), (5.0, 60.0)):
+        average = average.joined(square, variance, 1)
+        found = {"gradient_square": average.squared_norm, "variance": average.trace}
+        reports.append({"kind": "noise", "num_samples": average.num_samples, **found})
+    recorded(folder, READY, *epoch(reports[0], reports[0], reports[2]))
+    first, second = records(folder, "noise_scale")
+    assert (first["gradient_square"], first["variance"]) == (1.0, 8.0)
+    assert first["num_gradients"] == 2
+    assert second["gradient_square"] == pytest.approx((5 + DECAY * 3) / (1 + DECAY))
+    assert second["variance"] == pytest.approx((60 + DECAY * 10) / (1 + DECAY))
+    assert second["num_gradients"] == 4
 
 
 def test_half_a_line_of_a_report_waits_for_its_end(tmp_path: Path) -> None:

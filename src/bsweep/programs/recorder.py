@@ -16,6 +16,7 @@ from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.regular_files import sha256_of
+from bsweep.numerics.noise_scale import DECAY
 from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
@@ -46,6 +47,7 @@ class Recorder:
         self._examples = self._last_examples = 0  # of the epoch and of its last step, of a worker
         self._values: dict[str, float] = {}
         self._scores: dict[str, float] = {}
+        self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
         self._before = _Before(paths)
         self._epoch = self._done = self._before.num_epochs
         self._begun_at: float | None = None
@@ -213,15 +215,26 @@ class Recorder:
         )
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
+        """Record the mean of the gradient noise over the steps since the last such report."""
         before, workers = self._before, self._config.num_workers
+        names, now = ("gradient_square", "variance"), report["num_samples"]
+        # The weight of a step's measurement falls by DECAY with each later one, see `Average`.
+        earlier = self._noise["num_samples"] if self._noise["num_samples"] <= now else 0
+        if (num_new := now - earlier) == 0:
+            return
+        sums = {name: report[name] * _weight(now) for name in names}
+        for name in names:
+            sums[name] -= DECAY**num_new * self._noise[name] * _weight(earlier)
+        self._noise = report
+        num_examples, num_train = before.num_examples + self._examples * workers, self._num_train()
         self._write(
             NoiseScale(
                 epoch=self._epoch,
                 num_steps=before.num_steps + len(self._seconds),
-                num_examples=before.num_examples + self._examples * workers,
-                gradient_square=report["gradient_square"],
-                variance=report["variance"],
-                num_gradients=2 * report["num_samples"] * workers,
+                num_examples=num_examples,
+                epochs_done=num_examples / num_train if num_train else None,
+                **{name: value / _weight(num_new) for name, value in sums.items()},
+                num_gradients=2 * num_new * workers,
                 gradient_batch=self._config.examples_per_pass / 2,
             )
         )
@@ -432,6 +445,11 @@ def new_reports(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 def _command(config: RunConfig) -> str:
     return config.program.command if isinstance(config.program, OwnProgramConfig) else ""
+
+
+def _weight(num_samples: int) -> float:
+    """Return the sum of the weights of so many measurements of the gradient noise."""
+    return float(1 - DECAY**num_samples) / (1 - DECAY)
 
 
 def _whole(value: float | None) -> int | None:
