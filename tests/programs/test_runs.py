@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import Fork, bsweep
+from bsweep.analysis import load, noise_scale
+from tests.support.running import Fork, bsweep, forks, summaries
 
 TRAIN = """\
 import json, os, sys, time
@@ -228,3 +230,90 @@ def test_a_silent_program_is_a_timeout(tmp_path: Path) -> None:
     bsweep(*words, cwd=tmp_path)
     assert summary(tmp_path)["status"] == "timeout"
     assert "this is the log" in summary(tmp_path)["message"]
+
+
+def test_a_program_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    script = "import os, bsweep; assert os.environ['WHO'] == 'me'; exec(open('beside.py').read())\n"
+    (tmp_path / "there/train.py").write_text(script)
+    (tmp_path / "there/beside.py").write_text(TRAIN)
+    (tmp_path / "another").write_text(f'#!/bin/sh\necho another\nexec {forks().python} "$@"\n')
+    (tmp_path / "another").chmod(0o755)
+    options = (
+        "program.folder=there",
+        f"program.python={tmp_path / 'another'}",
+        "program.environment={WHO: me}",
+        "program.files=[train.py, beside.py]",
+    )
+    ran = bsweep(*started("local_batch=8", "epochs=1", "launch=inline", *options), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert next(tmp_path.glob("results/s/b*/logs/rank.0/stdout")).read_text().startswith("another")
+    kept = {path.name for path in tmp_path.glob("results/s/b*/own/program/*")}
+    assert kept == {"train.py", "beside.py"}
+
+
+def test_a_file_that_changes_during_a_sweep_is_refused(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN + "open('train.py', 'a').write('#')\n")
+    ran = bsweep(*started("local_batch=8,16", "epochs=1", "launch=inline"), cwd=folder)
+    assert ran.returncode == 1
+    ends = sorted(summary["status"] for summary in summaries(folder).values())
+    assert ends == ["completed", "failed"]
+    assert "train.py changed since the sweep began" in ran.stderr
+
+
+def test_a_program_that_nobody_started_records_a_run(tmp_path: Path) -> None:
+    call = 'bsweep.join(study="s", local_batch=8, epochs=2, num_train=64, options={"a": 1})'
+    (tmp_path / "train.py").write_text(
+        TRAIN.replace("bsweep.join(num_train=64, num_test=10, num_classes=2)", call)
+    )
+    command = [forks().python, "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    ends = time.monotonic() + 30
+    while not list(tmp_path.glob("results/s/b*/summary.json")):
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    assert summary(tmp_path)["status"] == "completed"
+    assert [epoch["test_loss"] for epoch in records(tmp_path, "epoch")] == [1.0, 0.5]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "cannot record the run" in again.stderr
+
+
+NOISE = """\
+import bsweep, torch
+run = bsweep.join(num_train=64)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+monitor = bsweep.NoiseScale(model, every=1)
+for epoch in run.epochs():
+    for _ in run.steps([[0] * 8] * 8):
+        batch = torch.randn(8, 4) + 0.2, torch.ones(8, dtype=int)
+        monitor.step(batch)
+    run.noise(monitor)
+    run.evaluated(test_loss=1 / epoch)
+"""
+
+
+def test_a_program_reports_its_noise_scale(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NOISE)
+    bsweep(*started("local_batch=8", "epochs=20", "launch=inline"), cwd=tmp_path)
+    study = load(tmp_path / "results/s")
+    (noise,) = noise_scale(study)["noise_scale"]
+    assert 0 < noise < 1000
+    assert [*study.noise_scales["num_steps"]] == [8 * epoch for epoch in range(1, 21)]
+
+
+def test_the_options_of_a_program_are_columns(folder: Path) -> None:
+    words = started("local_batch=8", "epochs=1", "launch=inline", "program.options.width=1,2")
+    assert bsweep(*words, cwd=folder).returncode == 0
+    study = load(folder / "results/s")
+    assert sorted(study.runs["program.options.width"]) == [1, 2]
+    assert study.epochs["exchange_seconds"].isna().all()
+
+
+def test_a_timing_probe_runs_few_steps(folder: Path) -> None:
+    words = started("local_batch=8,16", "launch=inline", "program.options.steps=1000")[1:]
+    ran = bsweep("plan", "--probe", *words, cwd=folder)
+    assert "tried for a few steps" in ran.stdout, ran.stderr
+    assert not (folder / "results").exists()
+    assert (folder / "steps0").read_text() == "10 True"

@@ -111,6 +111,22 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
             yield f"{group}=program is the part of a program of your own: add program=own."
     if not c.program.is_own:
         return
+    yield from _unread(c)
+    if c.measures_noise:
+        yield (
+            "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
+            "bsweep.join().noise() in the program instead."
+        )
+    if not isinstance(c.program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
+    try:
+        c.program.command_of(values_of(c))
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _unread(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that the user's own program does not read."""
     unread: dict[str, object] = {
         "precision": "auto",
         "channels_last": "auto",
@@ -138,17 +154,6 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
                 f"{group}={getattr(c, group).name} with program=own: your program decides about "
                 f"this. Leave {group} out."
             )
-    if c.measures_noise:
-        yield (
-            "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
-            "bsweep.join().noise() in the program instead."
-        )
-    if not isinstance(c.program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
-        return
-    try:
-        c.program.command_of(values_of(c))
-    except ConfigError as error:
-        yield from error.problems
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:

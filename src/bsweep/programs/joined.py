@@ -251,6 +251,7 @@ class Run:
         """Report the gradient noise scale that a `bsweep.NoiseScale` has measured so far."""
         found = monitor.noise
         if found is not None:
+            self._flush()
             self._report(
                 "noise",
                 gradient_square=float(found.squared_norm),
@@ -457,6 +458,9 @@ def join(
         study: Outside of bsweep: the name of the study that gets the run.
         **point: Outside of bsweep: `local_batch`, and as needed `num_workers`, `epochs`, `seed`,
             `lr` and `options`.
+
+    Returns:
+        The object that knows the point and takes what the program reports.
 
     Raises:
         RuntimeError: If bsweep did not start the program, and no study and batch are given.
