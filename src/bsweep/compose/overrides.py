@@ -119,8 +119,8 @@ def as_hydra_takes(argument: str) -> str:
     """Return a typed override, changed where needed to a form that Hydra accepts.
 
     The ~ of key=~/path becomes the home folder, as no shell expands it there. Words with letters
-    beyond ASCII, or with a '=', are quoted. Keys of `options` and of `program.environment` get a ++, as they need
-    not exist.
+    beyond ASCII, or with a '=', are quoted. Keys of `options` and of `program.environment` get a
+    ++, as they need not exist.
     """
     argument = re.sub(r"^((?:\w+\.options|program\.environment)(\.[\w.]+)?=)", r"++\1", argument)
     argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
