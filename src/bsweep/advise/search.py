@@ -142,9 +142,9 @@ class Search:
         self.others = [one for one in kept.probes if one.kind != self.kind]
         self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids = [*kept.runs]
-        self.num_train = kept.num_train
-        if kept.num_train is not None:
-            self._learn_num_train(kept.num_train)
+        self.num_train = kept.num_train if self.probes else None
+        if self.num_train is not None:
+            self._learn_num_train(self.num_train)
 
     @property
     def least(self) -> str:
@@ -273,6 +273,7 @@ class Search:
             ]
             for key, configs in self.cells.items()
         }
+        vars(self).pop("planned", None)  # it has the number of examples
 
     def _keep(self) -> None:
         probes = (*self.others, *self.probes.values())

@@ -4,6 +4,7 @@ training set.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 from bsweep.config.groups import StrategyConfig
@@ -111,28 +112,7 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
             yield f"{group}=program is the part of a program of your own: add program=own."
     if not c.program.is_own:
         return
-    unread = {
-        "precision": "auto",
-        "channels_last": "auto",
-        "graph": "auto",
-        "keep_weights": False,
-        "resume_from": None,
-        "accumulation_steps": 1,
-        "evaluate_every_examples": None,
-    }
-    for key, default in unread.items():
-        if getattr(c, key) != default:
-            yield (
-                f"{key}={show(getattr(c, key))} with program=own: bsweep does not train here, so "
-                f"it cannot see to it. Leave {key} out; program.options.NAME=... passes a value "
-                "on to the program."
-            )
-    for group, name in (("batching", "fixed"), ("allocation", "uniform"), ("compression", "none")):
-        if getattr(c, group).name != name:
-            yield (
-                f"{group}={getattr(c, group).name} with program=own: your program decides about "
-                f"this. Leave {group} out."
-            )
+    yield from _unread(c)
     if c.measures_noise:
         yield (
             "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
@@ -144,6 +124,37 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
         c.program.command_of(values_of(c))
     except ConfigError as error:
         yield from error.problems
+
+
+def _unread(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that the user's own program does not read."""
+    unread: dict[str, object] = {
+        "precision": "auto",
+        "channels_last": "auto",
+        "graph": "auto",
+        "keep_weights": False,
+        "resume_from": None,
+        "accumulation_steps": 1,
+        "evaluate_every_examples": None,
+        "average_batchnorm": True,
+        "launch.slowdown": None,
+        "launch.memory_limit_mb": None,
+    }
+    if c.checkpoint_every is not None:
+        unread["checkpoint_every"] = "auto"
+    for key, default in unread.items():
+        if (value := operator.attrgetter(key)(c)) != default:
+            yield (
+                f"{key}={show(value)} with program=own: bsweep does not train here, so "
+                f"it cannot see to it. Leave {key} out; program.options.NAME=... passes a value "
+                "on to the program."
+            )
+    for group, name in (("batching", "fixed"), ("allocation", "uniform"), ("compression", "none")):
+        if getattr(c, group).name != name:
+            yield (
+                f"{group}={getattr(c, group).name} with program=own: your program decides about "
+                f"this. Leave {group} out."
+            )
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:

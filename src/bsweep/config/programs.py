@@ -46,6 +46,9 @@ class ProgramConfig(Card):
         """
         return self
 
+    def keep(self, folder: Path) -> None:
+        """Save the files that the card names in a folder of a run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltinConfig(ProgramConfig):
@@ -100,6 +103,11 @@ class OwnProgramConfig(ProgramConfig):
         if not path.is_dir():
             raise ConfigError(f"program.folder={path}: there is no such folder.")
         words = shlex.split(self.command)
+        if self.python and shutil.which(self.python) is None:
+            raise ConfigError(
+                f"program.python={self.python}: there is no such program. Give the path of an "
+                "interpreter, such as /opt/env/bin/python."
+            )
         if not _is_braced(words[0]) and self._interpreter(words[0]) is None:
             near = did_you_mean(words[0], [one.name for one in path.iterdir()])
             raise ConfigError(
@@ -116,6 +124,17 @@ class OwnProgramConfig(ProgramConfig):
         text = json.dumps(digests, sort_keys=True).encode()
         sha256 = hashlib.sha256(text).hexdigest() if files else None
         return replace(self, folder=str(path), files=files, files_sha256=sha256)
+
+    def keep(self, folder: Path) -> None:
+        """Copy the files that count into the run id to a folder.
+
+        Args:
+            folder: The folder of a run's own code.
+        """
+        for name in self.files or ():
+            path = folder / "program" / (Path(name).name if ".." in name else name.lstrip("/"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.path / name, path)
 
     def _interpreter(self, word: str) -> str | None:
         """Return the path of the program that a command's first word names; None if it is not

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Agreement:
         self._others: list[Connection] = []
         self._first: Connection | None = None
         self._gave_up = False
-        self._decided_at, self._decided_step = time.monotonic(), 0
+        self._decided_at, self._decided_step, self._last_gap = time.monotonic(), 0, 1
         self.next_step = 0
         """The number of steps after which the workers agree the next time."""
         if self._rank == 0 and self._num_others:
@@ -69,7 +70,8 @@ class Agreement:
         now = time.monotonic()
         rate = (num_steps - self._decided_step) / max(1e-6, now - self._decided_at)
         self._decided_at, self._decided_step = now, num_steps
-        gap = max(1, int(rate * _DECIDE_SECONDS))
+        # The first steps may seem fast, as on a GPU that still works on them: look again soon.
+        self._last_gap = gap = max(1, min(int(rate * _DECIDE_SECONDS), 2 * self._last_gap))
         return gap if most_steps is None else max(1, min(gap, most_steps - num_steps))
 
     def _listen(self) -> None:
@@ -84,7 +86,10 @@ class Agreement:
         def accept() -> None:
             while len(self._others) < self._num_others:
                 with suppress(Exception):  # somebody else's connection is refused
-                    self._others.append(listener.accept())
+                    other = listener.accept()
+                    self._others.append(other)
+                    if self._gave_up:
+                        other.close()
             listener.close()
 
         threading.Thread(target=accept, daemon=True).start()
@@ -95,6 +100,9 @@ class Agreement:
             time.sleep(0.001)
             if time.monotonic() > ends:
                 self._gave_up = True
+                self._meeting.write_text("{}")  # who comes later does not wait
+                for other in self._others:
+                    other.close()
                 warnings.warn(
                     f"bsweep: {self._num_others - len(self._others)} workers do not use run.steps "
                     "or run.epochs, so no worker can be told to stop: call them on all ranks.",
@@ -108,21 +116,20 @@ class Agreement:
         return wish
 
     def _hear(self) -> tuple[str, int] | None:
+        """Return what rank 0 says; None if rank 0 does not use `steps`, or has ended.
+
+        Rank 0 may evaluate for long meanwhile.
+        """
         if self._gave_up:
             return None
+        self._first = self._first or self._connected()
         try:
-            self._first = self._first or self._connected()
-            if self._first is not None and self._first.poll(_WAIT_SECONDS):
+            if self._first is not None:
                 heard: tuple[str, int] = self._first.recv()
                 return heard
         except (OSError, EOFError):
-            return None
+            pass
         self._gave_up = True
-        warnings.warn(
-            "bsweep: rank 0 takes other steps than this worker, so this worker cannot know when "
-            "to stop: call run.steps and run.epochs on all ranks alike.",
-            stacklevel=2,
-        )
         return None
 
     def _connected(self) -> Connection | None:
@@ -132,6 +139,8 @@ class Agreement:
                 where = json.loads(self._meeting.read_text())
                 address = (str(where["address"][0]), int(where["address"][1]))
                 return Client(address, where["family"], authkey=bytes.fromhex(where["key"]))
-            except (OSError, ValueError):
+            except KeyError:  # rank 0 gave up
+                return None
+            except (OSError, ValueError, EOFError, AuthenticationError):
                 time.sleep(0.01)
         return None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -88,11 +89,8 @@ class Run:
         self.num_epochs: int = point["epochs"]
         self.options: dict[str, Any] = dict(point["options"])
         """The values of `program.options`."""
-        self.checkpoint_folder = Path(point["checkpoint_folder"])
-        """A folder that outlives an interrupted run. Save there at the end of an epoch."""
-        self.resumed_from: Path | None = (
-            self.checkpoint_folder if point["first_epoch"] > 1 else None
-        )
+        self._folder = Path(point["checkpoint_folder"])
+        self.resumed_from: Path | None = self._folder if point["first_epoch"] > 1 else None
         """The checkpoint folder, if the run resumes from what is in it; None at a new start."""
         self._lr: float | None = point["lr"]
         self._first_epoch: int = point["first_epoch"]
@@ -112,7 +110,7 @@ class Run:
         self._wish = ""
         self._looked_at = self._flushed_at = float("-inf")
         self._scores: list[float] = list(point["scores"])
-        self._has_begun = False
+        self._has_begun = self._is_cut = False
         self._report("joined", pid=self._pid, python=sys.version.split()[0])
 
     @property
@@ -121,6 +119,18 @@ class Run:
         if self._lr is not None:
             self._report("reads_lr")
         return self._lr
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """A folder that outlives an interrupted run. Save there at the end of an epoch, on rank 0.
+
+        In an epoch that was cut short it is another folder, which a resumed run does not have.
+        """
+        if not self._is_cut:
+            return self._folder
+        cut = self._folder / "cut_short"
+        cut.mkdir(exist_ok=True)
+        return cut
 
     @property
     def should_stop(self) -> bool:
@@ -140,8 +150,9 @@ class Run:
             self._begin(epoch)
             yield epoch
             self._flush()
-            self._report("end_epoch", epoch=epoch)
-            self._decide(at_epoch_end=True)
+            self._report("end_epoch", epoch=epoch, files=files_in(self._folder))
+            if not self._stops:
+                self._decide(at_epoch_end=True)
             if self._stops:
                 break
         self._report("finished", reason=self._stops)
@@ -240,6 +251,7 @@ class Run:
         """Report the gradient noise scale that a `bsweep.NoiseScale` has measured so far."""
         found = monitor.noise
         if found is not None:
+            self._flush()
             self._report(
                 "noise",
                 gradient_square=float(found.squared_norm),
@@ -308,7 +320,8 @@ class Run:
         )
         if self._stops:
             self._flush()
-            self._report("stops", reason=self._stops)
+            self._is_cut = not at_epoch_end
+            self._report("stops", reason=self._stops, cuts=self._is_cut)
 
     def _is_asked(self) -> bool:
         try:
@@ -334,6 +347,17 @@ class Run:
 
 
 Mean = Callable[[float], float]
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the size and the modification time of each file in a program's checkpoint folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # the program removes it meanwhile
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 class _Reports:
@@ -434,6 +458,9 @@ def join(
         study: Outside of bsweep: the name of the study that gets the run.
         **point: Outside of bsweep: `local_batch`, and as needed `num_workers`, `epochs`, `seed`,
             `lr` and `options`.
+
+    Returns:
+        The object that knows the point and takes what the program reports.
 
     Raises:
         RuntimeError: If bsweep did not start the program, and no study and batch are given.

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,15 @@ from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.regular_files import sha256_of
+from bsweep.numerics.noise_scale import DECAY
+from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
-from bsweep.runlog.errors import Diverged
+from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import End, Epoch, Event, Record, Start, Step
 from bsweep.runlog.shared_clock import file_system_time
-
-
-class ProgramError(RuntimeError):
-    """The error that says what the user's own program did wrong, and what to change in it."""
 
 
 class Recorder:
@@ -45,18 +44,20 @@ class Recorder:
         self._facts: dict[str, Any] = {}
         self._reads_lr = "{lr}" in _command(config)
         self._seconds: list[float] = []  # of the epoch's steps
-        self._examples = 0  # of the epoch, of this worker
+        self._examples = self._last_examples = 0  # of the epoch and of its last step, of a worker
         self._values: dict[str, float] = {}
         self._scores: dict[str, float] = {}
+        self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
         self._before = _Before(paths)
         self._epoch = self._done = self._before.num_epochs
         self._begun_at: float | None = None
         self._wall_seconds: float | None = None
         self._evaluating_seconds = 0.0
-        self._saved = self._files()
+        self._saved = files_in(paths.program)
         self._warned: set[str] = set()
         self.has_joined = False
         self.is_finished = False
+        self._is_cut = False
         self.stops = ""
         """Why the program was told to stop; an empty text if it was not."""
 
@@ -89,7 +90,7 @@ class Recorder:
         elif kind == "end_epoch":
             self._end_epoch(report)
         elif kind == "stops":
-            self.stops = report["reason"]
+            self.stops, self._is_cut = report["reason"], report["cuts"]
         elif kind == "finished":
             self.is_finished = True
 
@@ -113,10 +114,10 @@ class Recorder:
                 )
             )
         elif self._done < self._config.epochs and not self.stops:
+            fewer = f", or give epochs={self._done}" if self._done else ""
             raise ProgramError(
                 f"the program ended after {self._done} of {self._config.epochs} epochs: let "
-                "`for epoch in run.epochs()` run to its end, or give epochs="
-                f"{max(1, self._done)}"
+                f"`for epoch in run.epochs()` run to its end{fewer}"
             )
         else:
             if not self._before.has_scores and not self._config_times_steps:
@@ -151,18 +152,19 @@ class Recorder:
         self._evaluating_seconds = 0.0
 
     def _take_steps(self, report: Mapping[str, Any]) -> None:
-        local_batch = self._config.examples_per_pass
-        if wrong := [number for number in report["examples"] if number > local_batch]:
+        local_batch, given = self._config.examples_per_pass, report["examples"]
+        if wrong := [number for number in given if number > local_batch]:
             raise ProgramError(
                 f"a step of the program took {wrong[0]} examples of one worker, but the point has "
                 f"local_batch={local_batch}: use run.local_batch as the batch size of the loader"
             )
-        full = report["examples"][:-1] if self._seconds or len(report["examples"]) > 1 else []
-        if few := [number for number in full if number < local_batch]:
-            self._few_examples(few[0])
         begun = len(self._seconds)
+        before_last = [*([self._last_examples] if begun else []), *given[:-1]]
+        if few := [number for number in before_last if number < local_batch]:
+            self._few_examples(few[0])
+        self._last_examples = given[-1]
         self._seconds += report["seconds"]
-        self._examples += sum(report["examples"])
+        self._examples += sum(given)
         every = self._config.log_every_steps
         if len(self._seconds) // every > begun // every:
             self._write_step(begun)
@@ -213,20 +215,33 @@ class Recorder:
         )
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
+        """Record the mean of the gradient noise over the steps since the last such report."""
         before, workers = self._before, self._config.num_workers
+        names, now = ("gradient_square", "variance"), report["num_samples"]
+        # The weight of a step's measurement falls by DECAY with each later one, see `Average`.
+        earlier = self._noise["num_samples"] if self._noise["num_samples"] <= now else 0
+        if (num_new := now - earlier) == 0:
+            return
+        sums = {name: report[name] * _weight(now) for name in names}
+        for name in names:
+            sums[name] -= DECAY**num_new * self._noise[name] * _weight(earlier)
+        self._noise = report
+        num_examples, num_train = before.num_examples + self._examples * workers, self._num_train()
         self._write(
             NoiseScale(
                 epoch=self._epoch,
                 num_steps=before.num_steps + len(self._seconds),
-                num_examples=before.num_examples + self._examples * workers,
-                gradient_square=report["gradient_square"],
-                variance=report["variance"],
-                num_gradients=2 * report["num_samples"] * workers,
+                num_examples=num_examples,
+                epochs_done=num_examples / num_train if num_train else None,
+                **{name: value / _weight(num_new) for name, value in sums.items()},
+                num_gradients=2 * num_new * workers,
                 gradient_batch=self._config.examples_per_pass / 2,
             )
         )
 
     def _end_epoch(self, report: Mapping[str, Any]) -> None:
+        if self.stops == "asked" and self._is_cut:
+            return  # a resumed run trains this epoch as a whole
         workers = self._config.num_workers
         if not self._seconds:
             self._steps_from_wall(report["time"])
@@ -263,7 +278,7 @@ class Recorder:
         self._before.num_steps += len(self._seconds)
         self._before.num_examples += examples
         self._before.train_seconds += seconds
-        self._keep_checkpoint()
+        self._keep_checkpoint(report["files"])
 
     def _steps_from_wall(self, now: float) -> None:
         """Take the time of an epoch whose steps the program did not time from the clock."""
@@ -282,14 +297,21 @@ class Recorder:
         self._seconds = [max(0.0, now - (self._begun_at or now)) / steps] * steps
         self._examples = num_train // self._config.num_workers
 
-    def _keep_checkpoint(self) -> None:
-        """If the program saved files in this epoch, note that a later attempt can resume from
-        them.
+    def _keep_checkpoint(self, files: Mapping[str, Sequence[int]]) -> None:
+        """If the program saved files in this epoch, note that a later attempt can resume from them.
+
+        Args:
+            files: The size and the modification time of each file at the end of the epoch.
         """
-        saved = self._files()
+        saved = {name: (size, changed) for name, (size, changed) in files.items()}
         if not saved or saved == self._saved or self._done >= self._config.epochs:
             return
         self._saved = saved
+        sha256: dict[str, str] = {}
+        with suppress(FileNotFoundError):
+            sha256 = {name: sha256_of(self._paths.program / name) for name in saved}
+        if not sha256 or files_in(self._paths.program) != saved:
+            return  # the program has begun to save the next one
         checkpoint = checkpoint_at(self._paths, self._done + 1, 0)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
         with self._paths.metrics.open("ab") as records:
@@ -307,22 +329,10 @@ class Recorder:
                 "metrics_bytes": num_bytes,
                 "metrics_crc32": crc32_of_records(self._paths.metrics, num_bytes),
                 "time": file_system_time(self._paths.folder),
-                "sha256": {
-                    f"{base}/{name}": sha256_of(self._paths.program / name) for name in saved
-                },
+                "sha256": {f"{base}/{name}": value for name, value in sha256.items()},
             }
         )
         prune(self._paths)
-
-    def _files(self) -> dict[str, tuple[int, int]]:
-        """Return the size and the time of each file in the program's checkpoint folder."""
-        found = {}
-        for path in sorted(self._paths.program.rglob("*")):
-            if path.is_file():
-                status = path.stat()
-                name = str(path.relative_to(self._paths.program))
-                found[name] = (status.st_size, status.st_mtime_ns)
-        return found
 
     def _refuse_divergence(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -435,6 +445,11 @@ def new_reports(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 def _command(config: RunConfig) -> str:
     return config.program.command if isinstance(config.program, OwnProgramConfig) else ""
+
+
+def _weight(num_samples: int) -> float:
+    """Return the sum of the weights of so many measurements of the gradient noise."""
+    return float(1 - DECAY**num_samples) / (1 - DECAY)
 
 
 def _whole(value: float | None) -> int | None:

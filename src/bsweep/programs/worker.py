@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,20 +28,27 @@ from bsweep.core.fresh_process import end_with_parent
 from bsweep.core.ranks import Place
 from bsweep.programs import alone
 from bsweep.programs.joined import POINT
-from bsweep.programs.recorder import ProgramError, Recorder, new_reports
+from bsweep.programs.recorder import Recorder, new_reports
 from bsweep.runlog.checkpoint_files import checkpoints
-from bsweep.runlog.errors import Diverged
+from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.train.worker import do_nothing, enter
 
 _POLL_SECONDS = 0.1
+_QUOTED_LINES = 15
+_LOST = re.compile(r"(closed|reset) by peer|Broken pipe|HorovodInternalError|EOFError")
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
 
 def measure(
-    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
+    config: RunConfig,
+    paths: RunPaths,
+    place: Place,
+    on_step: Callable[[], None] = do_nothing,
+    *,
+    is_launched: bool = False,
 ) -> None:
     """Run the user's command as this worker until it ends, and record the run on rank 0.
 
@@ -49,6 +57,8 @@ def measure(
         paths: The paths in the run's folder.
         place: This worker's rank and host.
         on_step: Called a few times a second; an exception that it raises ends the command.
+        is_launched: True if a launcher writes this process's output to the worker's log files.
+            Otherwise the command's output goes there, and this process's own does not.
 
     Raises:
         ProgramError: If the program failed, or did not report what a run needs.
@@ -63,11 +73,12 @@ def measure(
         )
     with held(paths.worker_claim(place.rank), _LEFT):
         if place.rank:
-            _follow(_started(config, program, paths, place), paths, place, on_step, None)
+            child = _started(config, program, paths, place, is_launched)
+            _follow(child, paths, place, on_step, None)
             return
         launched_at = (read_json(paths.meta) or {}).get("launched_at")
         recorder = Recorder(config, paths, launched_at)
-        child = _started(config, program, paths, place)
+        child = _started(config, program, paths, place, is_launched)
         try:
             _follow(child, paths, place, on_step, recorder)
             recorder.end()
@@ -119,7 +130,11 @@ def record_process(
 
 
 def _started(
-    config: RunConfig, program: OwnProgramConfig, paths: RunPaths, place: Place
+    config: RunConfig,
+    program: OwnProgramConfig,
+    paths: RunPaths,
+    place: Place,
+    is_launched: bool,
 ) -> subprocess.Popen[bytes]:
     """Start the command of a worker."""
     folder = paths.rank_logs(place.rank)
@@ -134,6 +149,7 @@ def _started(
         **{_variable(name): str(value) for name, value in values.items() if value is not None},
         "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
         **{str(name): str(value) for name, value in program.environment.items()},
+        **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
         "BSWEEP_RANK": str(place.rank),
         "BSWEEP_LOCAL_RANK": str(place.local_rank),
         "BSWEEP_ADDRESS": _address(config),
@@ -142,13 +158,21 @@ def _started(
     }
     if program.python:
         environment["PYTHONPATH"] = _path_to_bsweep(folder)
-    return subprocess.Popen(
-        program.command_of(values),
-        cwd=program.path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=end_with_parent,
-    )
+    with ExitStack() as files:
+        stdout, stderr = (
+            None if is_launched else files.enter_context((folder / name).open("ab"))
+            for name in ("stdout", "stderr")
+        )
+        return subprocess.Popen(
+            program.command_of(values),
+            cwd=program.path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C asks bsweep to stop, which tells the program
+            preexec_fn=end_with_parent,
+        )
 
 
 def _point(
@@ -238,7 +262,8 @@ def _follow(
             seen = size
             if code is not None:
                 break
-            time.sleep(_POLL_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_SECONDS)
     finally:
         _end(child)
     if code:
@@ -264,25 +289,46 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _error(child: subprocess.Popen[bytes], code: int, paths: RunPaths, place: Place) -> Exception:
-    """Return the error that says how a command failed, with the last line that it printed."""
+def _error(
+    child: subprocess.Popen[bytes], code: int, paths: RunPaths, place: Place
+) -> ProgramError:
+    """Return the error that says how a command failed, with the last lines that it printed."""
     command = shlex.join(map(str, child.args))  # type: ignore[arg-type]
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     path = paths.rank_logs(place.rank) / "stderr"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    message = f"`{command}` ended with {how}{': ' if said else ''}{said}"
-    if re.search(r"OutOfMemoryError|CUDA out of memory|MemoryError|bad_alloc", said):
-        return MemoryError(message)
-    return ProgramError(message)
+    text = path.read_text(errors="replace").strip() if path.exists() else ""
+    *lines, said = text.splitlines()[-_QUOTED_LINES:] or [""]
+    if "MemoryError" in said:
+        how += ", out of memory"
+    return ProgramError(
+        f"`{command}` ended with {how}{': ' if said else ''}{said.strip()}; see {path}",
+        "\n".join([*lines, said] if lines else []),
+        is_consequence=_LOST.search(said) is not None,
+        number=-code if code < 0 else None,
+    )
 
 
 def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
+    signal.signal(signal.SIGTERM, _leave)
     try:
-        measure(config, paths, place)
+        measure(config, paths, place, is_launched=True)
     except Diverged:
         sys.stderr.flush()
         os._exit(1)  # the launcher ends the other workers; the record says why
+    except ProgramError as error:
+        if error.number is None:
+            raise
+        _leave(error.number, None)  # as a worker that crashes: another attempt may succeed
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """End the command, and then this process by the same signal."""
+    signal.signal(number, signal.SIG_DFL)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.terminate()
+    os.kill(os.getpid(), number)
+    raise SystemExit(1)
 
 
 def main() -> NoReturn:

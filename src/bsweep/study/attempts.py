@@ -269,6 +269,7 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
+    config.program.keep(paths.own)
     meta = {"launched_at": file_system_time(paths.folder), "wall_seconds_before": seconds_before}
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True

@@ -329,7 +329,8 @@ class Progress:
     def _rate(self, examples_per_second: float) -> str:
         if self._tokens_per_example:
             return f"{examples_per_second * self._tokens_per_example:.0f} tokens/s"
-        return f"{examples_per_second:.0f} images/s"
+        what = "examples" if self._config.program.is_own else "images"
+        return f"{examples_per_second:.0f} {what}/s"
 
     def _epochs_done(self) -> float:
         """Return the number of trained epochs, including a part of the current one."""
