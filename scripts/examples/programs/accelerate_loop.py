@@ -1,8 +1,8 @@
 """A script with Hugging Face Accelerate and the adapter for bsweep; pip install
 'bsweep[accelerate]'.
 
-bsweep run program=own launch=torchrun optimizer.lr=0.05 local_batch=16,32 num_workers=1,2 epochs=3 \
-    "program.command='python scripts/examples/programs/accelerate_loop.py'"
+bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
+    epochs=3 "program.command='python scripts/examples/programs/accelerate_loop.py'"
 """
 
 from pathlib import Path

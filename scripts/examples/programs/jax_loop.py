@@ -1,7 +1,7 @@
 """A plain JAX script with the adapter for bsweep; pip install 'bsweep[jax]'.
 
-bsweep run program=own launch=torchrun optimizer.lr=0.1 local_batch=16,32 num_workers=1,2 epochs=3 \
-    "program.command='python scripts/examples/programs/jax_loop.py'"
+bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.1 \
+    epochs=3 "program.command='python scripts/examples/programs/jax_loop.py'"
 """
 
 import os
@@ -65,9 +65,12 @@ def main() -> None:
             batch = images[chosen], labels[chosen]
             yield tuple(jax.make_array_from_process_local_data(split, part) for part in batch)
 
+    def state() -> Params:
+        return params
+
     for epoch in run.epochs():
         losses = []
-        for batch in steps(run, batches(epoch), lambda: params, examples=run.local_batch):
+        for batch in steps(run, batches(epoch), state, examples=run.local_batch):
             params, loss = train_step(params, *batch, run.lr or 0.1)
             losses.append(loss)
         local = jax.tree.map(np.asarray, params)

@@ -1,7 +1,7 @@
 """A Keras 3 script, with JAX below, and the callback for bsweep; pip install 'bsweep[keras,jax]'.
 
-bsweep run program=own launch=torchrun optimizer.lr=0.05 local_batch=16,32 num_workers=1,2 epochs=3 \
-    "program.command='python scripts/examples/programs/keras_callback.py'"
+bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
+    epochs=3 "program.command='python scripts/examples/programs/keras_callback.py'"
 """
 
 import os

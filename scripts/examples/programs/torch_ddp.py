@@ -1,8 +1,9 @@
 """A plain training script, torch with DistributedDataParallel, with five lines for bsweep;
 torch_ddp_before.py is the same without them.
 
-bsweep run program=own launch=torchrun optimizer.lr=0.05 local_batch=16,32 num_workers=1,2 epochs=3 \
-    "program.command='python scripts/examples/programs/torch_ddp.py --batch {local_batch} --lr {lr}'"
+bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
+    epochs=3 "program.command='python scripts/examples/programs/torch_ddp.py \
+    --batch {local_batch} --lr {lr} --seed {seed}'"
 """
 
 import argparse

@@ -6,6 +6,8 @@
                 ...
         run.evaluated(test_loss=loss, reduce="mean", mean=mean(accelerator))
         save(run, accelerator)
+
+Seen to work with Accelerate 1.15.0.
 """
 
 from __future__ import annotations

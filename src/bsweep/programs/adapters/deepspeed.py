@@ -7,6 +7,8 @@
             engine.backward(loss(engine(images), labels))
             engine.step()
         save(run, engine)
+
+Seen to work with DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     trainer.fit(module, loader, val_loader, ckpt_path=callback.checkpoint)
 
 A step is one of the optimizer. Scores are what the module logs as `val_loss` and `val_accuracy`,
-and with `on_epoch=True` as `train_loss` and `train_accuracy`.
+and with `on_epoch=True` as `train_loss` and `train_accuracy`. Seen to work with Lightning 2.6.6.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 
 Scores are what `Trainer` evaluates: `eval_loss`, and `eval_accuracy` of `compute_metrics`. The
 training loss is the mean that `Trainer` logs with `logging_strategy="epoch"`.
+
+Seen to work with Transformers 5.24.0.
 """
 
 from __future__ import annotations
