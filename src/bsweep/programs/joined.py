@@ -39,7 +39,8 @@ _LOGGED = {
 }
 
 Batch = TypeVar("Batch")
-Examples = int | Callable[[Any], int] | None
+Examples = int | Callable[[Any], int | None] | None
+Finish = Callable[[], object] | None
 
 
 class Noise(Protocol):
@@ -157,7 +158,9 @@ class Run:
                 break
         self._report("finished", reason=self._stops)
 
-    def steps(self, batches: Iterable[Batch], examples: Examples = None) -> Iterator[Batch]:
+    def steps(
+        self, batches: Iterable[Batch], examples: Examples = None, finish: Finish = None
+    ) -> Iterator[Batch]:
         """Yield the batches of an iterable, and time each step: loading the batch, and the body of
         the loop. The iteration ends early if the program should stop.
 
@@ -165,6 +168,8 @@ class Run:
             batches: A data loader, or any other iterable.
             examples: The number of examples of a batch, or a function that returns it for a batch.
                 None: the length of the batch's first tensor or list.
+            finish: A function that waits until the step is computed, for a framework that computes
+                later than it returns: `lambda: jax.block_until_ready(params)`. torch needs none.
         """
         self._see_size(batches)
         iterator = iter(batches)
@@ -178,18 +183,23 @@ class Run:
             except StopIteration:
                 return
             yield batch
-            self._after_step(begun, _size(batch, examples))
+            if finish:
+                finish()
+            self._after_step(begun, size_of(batch, examples))
 
     @contextmanager
-    def step(self, examples: int | None = None) -> Iterator[None]:
+    def step(self, examples: int | None = None, finish: Finish = None) -> Iterator[None]:
         """Time one training step, the `with` block, for loops that `steps` does not fit.
 
         Args:
             examples: This worker's examples of the step; None: the local batch.
+            finish: As for `steps`.
         """
         self._before_step()
         begun = self._clock.now()
         yield
+        if finish:
+            finish()
         self._after_step(begun, examples)
 
     def log(self, *, reduce: str | None = None, mean: Mean | None = None, **values: float) -> None:
@@ -416,8 +426,13 @@ class _Clock:
         return found
 
 
-def _size(batch: Any, examples: Examples) -> int | None:
-    """Return the number of examples in a batch; None if it cannot be seen."""
+def size_of(batch: Any, examples: Examples = None) -> int | None:
+    """Return the number of examples in a batch; None if it cannot be seen.
+
+    Args:
+        batch: What a data loader yields.
+        examples: As for `Run.steps`.
+    """
     if isinstance(examples, int):
         return examples
     if examples is not None:
