@@ -317,3 +317,10 @@ def test_a_timing_probe_runs_few_steps(folder: Path) -> None:
     assert "tried for a few steps" in ran.stdout, ran.stderr
     assert not (folder / "results").exists()
     assert (folder / "steps0").read_text() == "10 True"
+
+
+@pytest.mark.parametrize("command", ["probe", "profile"])
+def test_what_measures_builtin_training_refuses_programs(folder: Path, command: str) -> None:
+    ran = bsweep(command, *started("local_batch=8", "launch=inline")[1:], cwd=folder)
+    assert ran.returncode == 2
+    assert f"bsweep {command} measures bsweep's own training" in ran.stderr
