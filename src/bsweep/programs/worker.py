@@ -323,7 +323,8 @@ def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
 
 def _leave(number: int, frame: object) -> NoReturn:
     """End the command, and then this process by the same signal."""
-    signal.signal(number, signal.SIG_DFL)
+    with suppress(OSError):  # of SIGKILL
+        signal.signal(number, signal.SIG_DFL)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.terminate()
