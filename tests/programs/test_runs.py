@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import time
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ def test_a_program_records_what_it_reports(folder: Path) -> None:
     (start,) = records(folder, "start")
     assert (start["num_train"], start["num_test"], start["num_classes"]) == (64, 10, 2)
     assert start["learning_rate"] is None
+    assert [worker["host"] for worker in start["workers"]] == [platform.node()]
     epochs = records(folder, "epoch")
     assert [epoch["test_loss"] for epoch in epochs] == [1.0, 0.5]
     assert [epoch["num_steps"] for epoch in epochs] == [4, 4]
