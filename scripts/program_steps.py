@@ -23,7 +23,14 @@ from bsweep.programs.joined import Facts, Run
 def joined(folder: Path) -> Run:
     """Return the client of a lone worker, whose reports go to a file."""
     names = {"local_batch": 64, "global_batch": 64, "num_workers": 1, "seed": 0, "epochs": 1}
-    places = {"rank": 0, "local_rank": 0, "first_epoch": 1, "lr": None, "options": {}, "scores": []}
+    places: dict[str, object] = {
+        "rank": 0,
+        "local_rank": 0,
+        "first_epoch": 1,
+        "lr": None,
+        "options": {},
+        "scores": [],
+    }
     files = {"checkpoint_folder": str(folder), "reports": str(folder / "reports")}
     stop = {"stop_file": str(folder / "stop")}
     point = {**names, **places, **files, **alone.UNASKED, **stop}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bsweep.analysis import load, noise_scale
@@ -66,6 +68,7 @@ def test_a_program_records_what_it_reports(folder: Path) -> None:
     (start,) = records(folder, "start")
     assert (start["num_train"], start["num_test"], start["num_classes"]) == (64, 10, 2)
     assert start["learning_rate"] is None
+    assert [worker["host"] for worker in start["workers"]] == [platform.node()]
     epochs = records(folder, "epoch")
     assert [epoch["test_loss"] for epoch in epochs] == [1.0, 0.5]
     assert [epoch["num_steps"] for epoch in epochs] == [4, 4]
@@ -317,3 +320,51 @@ def test_a_timing_probe_runs_few_steps(folder: Path) -> None:
     assert "tried for a few steps" in ran.stdout, ran.stderr
     assert not (folder / "results").exists()
     assert (folder / "steps0").read_text() == "10 True"
+
+
+@pytest.mark.parametrize("command", ["probe", "profile"])
+def test_what_measures_builtin_training_refuses_programs(folder: Path, command: str) -> None:
+    ran = bsweep(command, *started("local_batch=8", "launch=inline")[1:], cwd=folder)
+    assert ran.returncode == 2
+    assert f"bsweep {command} measures bsweep's own training" in ran.stderr
+
+
+def test_a_program_that_was_killed_is_retried_where_it_saved(folder: Path) -> None:
+    words = started("local_batch=8", "epochs=3", "launch=torchrun", "launch.retries=1")
+    options = "program.options={saves: 1, dies_in: 2}"
+    ran = bsweep(*words, options, cwd=folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [epoch["epoch"] for epoch in records(folder, "epoch")] == [1, 2, 3]
+    assert [event["event"] for event in records(folder, "event")] == ["resumed", "retried"]
+    assert "SIGKILL" in records(folder, "event")[1]["message"]
+
+
+def test_the_worker_that_failed_first_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time, bsweep\n"
+        "run = bsweep.join(num_train=8)\n"
+        "if run.rank == 1:\n"
+        "    raise ZeroDivisionError('my own fault')\n"
+        "time.sleep(0.3)\n"
+        "raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
+    )
+    bsweep(*started("local_batch=8", "num_workers=2", "launch=torchrun"), cwd=tmp_path)
+    assert summary(tmp_path)["message"].startswith("rank 1 failed: ProgramError")
+
+
+def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time, bsweep\n"
+        "run = bsweep.join(num_train=8)\n"
+        "open('pid', 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    command = f"sh -c '{forks().python} train.py; true'"
+    words = started("local_batch=8", "launch=torchrun", command=command)
+    sweep, ends = Fork("bsweep", *words, cwd=tmp_path, has_forks=True), time.monotonic() + 60
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    sweep.kill()
+    left = psutil.Process(int((tmp_path / "pid").read_text()))
+    assert psutil.wait_procs([left], timeout=20)[1] == []

@@ -382,7 +382,7 @@ class Recorder:
                 device=facts.get("device") or "cpu",
                 precision=facts.get("precision") or "unknown",
                 channels_last=None,
-                workers=None,
+                workers=self._workers(),
                 threads=facts.get("threads"),
                 start_seconds=self._start_seconds,
                 learning_rate=self._rate(),
@@ -391,6 +391,16 @@ class Recorder:
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             self._log.write(record)
+
+    def _workers(self) -> tuple[dict[str, str], ...] | None:
+        """Return the host of each worker, by rank; None if a worker has not begun yet."""
+        ranks = range(self._config.num_workers)
+        try:
+            return tuple(
+                {"host": (self._paths.rank_logs(rank) / "host").read_text()} for rank in ranks
+            )
+        except FileNotFoundError:
+            return None
 
     @property
     def _start_seconds(self) -> float | None:

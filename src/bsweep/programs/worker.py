@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -139,6 +140,7 @@ def _started(
     """Start the command of a worker."""
     folder = paths.rank_logs(place.rank)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "host").write_text(platform.node())
     paths.program.mkdir(exist_ok=True)
     values = values_of(config)
     point = folder / "point.json"
@@ -323,7 +325,8 @@ def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
 
 def _leave(number: int, frame: object) -> NoReturn:
     """End the command, and then this process by the same signal."""
-    signal.signal(number, signal.SIG_DFL)
+    with suppress(OSError):  # of SIGKILL
+        signal.signal(number, signal.SIG_DFL)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.terminate()

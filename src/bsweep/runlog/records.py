@@ -124,7 +124,8 @@ class Start:
     )
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # True if all workers run full steps as a CUDA graph; None on CPUs
-    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
+    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`;
+    # of a program of the user's own only the hosts
     channels_last: bool | None  # the memory format of images
     transport: str | None = (
         None  # how gradients travel (network, shared_memory); None if there is no choice
