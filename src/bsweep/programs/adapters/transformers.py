@@ -4,8 +4,8 @@
     trainer = Trainer(model, TrainingArguments(**arguments(run)), callbacks=[BsweepCallback(run)])
     trainer.train(resume_from_checkpoint=run.resumed_from is not None)
 
-Scores are `eval_loss`, and `eval_accuracy` of `compute_metrics`. The training loss is the mean of an
-epoch, with `logging_strategy="epoch"`. Seen to work with Transformers 5.24.0.
+Scores are `eval_loss`, and `eval_accuracy` of `compute_metrics`. The training loss is an epoch's
+mean, with `logging_strategy="epoch"`. Seen to work with Transformers 5.24.0.
 """
 
 from __future__ import annotations
