@@ -20,7 +20,7 @@ from tests.support.running import bsweep
 def run_of(folder: Path, **others: Any) -> Run:
     """The part of a lone worker in a run of two epochs."""
     alone = {"global_batch": 4, "num_workers": 1, "rank": 0, "local_rank": 0}
-    settings = {"local_batch": 4, "seed": 0, "epochs": 2, "lr": None, "options": {}}
+    settings: dict[str, Any] = {"local_batch": 4, "seed": 0, "epochs": 2, "lr": None, "options": {}}
     files = {"checkpoint_folder": str(folder), "reports": str(folder / "reports")}
     point = {**alone, **settings, **files, "first_epoch": 1, "scores": [], **UNASKED, **others}
     return Run(point, Facts(num_train=10))

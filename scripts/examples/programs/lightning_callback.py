@@ -53,7 +53,7 @@ class Digits(LightningModule):
 
 def main() -> None:
     run = bsweep.join(num_train=1437, num_test=360, num_classes=10)
-    callback = BsweepCallback(run)
+    callback = BsweepCallback(run, saves=True)
     seed_everything(run.seed)
     train, test = digits()
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -63,8 +63,9 @@ def main() -> None:
         devices=num_local,
         num_nodes=run.num_workers // num_local,
         max_epochs=run.num_epochs,
-        callbacks=[callback, callback.saving()],
+        callbacks=[callback],
         logger=False,
+        enable_checkpointing=False,
         enable_progress_bar=False,
     )
     loader = DataLoader(train, batch_size=run.local_batch, shuffle=True, drop_last=True)

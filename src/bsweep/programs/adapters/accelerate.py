@@ -55,8 +55,11 @@ def mean(accelerator: Accelerator) -> Callable[[float], float]:
 
 
 def save(run: Run, accelerator: Accelerator) -> None:
-    """Save the state of what the accelerator prepared, at the end of an epoch."""
-    accelerator.save_state(str(run.checkpoint_folder))
+    """Save the state of what the accelerator prepared, at the end of an epoch. An epoch that was
+    cut short is not saved, since a resumed run repeats it. All workers call this.
+    """
+    if not run.should_stop:
+        accelerator.save_state(str(run.checkpoint_folder))
 
 
 def resume(run: Run, accelerator: Accelerator) -> None:

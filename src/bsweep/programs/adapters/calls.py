@@ -77,7 +77,7 @@ class Calls:
         """End the last epoch, at the end of the training."""
         next(self._epochs, None)
 
-    def _found(self, part: str, values: Mapping[str, Any]) -> dict[str, float]:
+    def _found(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if self._is_over:  # what comes after the last epoch belongs to none
             return {}
         names = {field: name for field, name in self._names.items() if field.startswith(part)}

@@ -60,8 +60,11 @@ def steps(run: Run, engine: DeepSpeedEngine, batches: Iterable[Any]) -> Iterator
 
 
 def save(run: Run, engine: DeepSpeedEngine) -> None:
-    """Save the engine's state, at the end of an epoch. All workers call this."""
-    engine.save_checkpoint(str(run.checkpoint_folder), tag="last")
+    """Save the engine's state, at the end of an epoch. An epoch that was cut short is not saved,
+    since a resumed run repeats it. All workers call this.
+    """
+    if not run.should_stop:
+        engine.save_checkpoint(str(run.checkpoint_folder), tag="last")
 
 
 def resume(run: Run, engine: DeepSpeedEngine) -> None:

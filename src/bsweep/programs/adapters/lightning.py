@@ -1,6 +1,6 @@
 """An adapter for Lightning: a callback that times the steps of a `Trainer` and reports its scores.
 
-    callback = BsweepCallback(bsweep.join())
+    callback = BsweepCallback(bsweep.join(), saves=True)
     trainer = Trainer(max_epochs=callback.run.num_epochs, callbacks=[callback])
     trainer.fit(module, loader, val_loader, ckpt_path=callback.checkpoint)
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 
 from bsweep.programs.adapters.calls import Calls
 from bsweep.programs.joined import Run, size_of
@@ -24,29 +24,24 @@ from bsweep.programs.joined import Run, size_of
 class BsweepCallback(Callback):
     """The callback of a run."""
 
-    def __init__(self, run: Run, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, run: Run, *, saves: bool = False, names: Mapping[str, str] | None = None
+    ) -> None:
         """Create it.
 
         Args:
             run: What `bsweep.join()` returned.
+            saves: True saves a checkpoint after each epoch, from which the run can resume.
             names: The logged names of values, see `Calls`.
         """
         self.run = run
+        self._saves = saves
         self._calls, self._num_steps = Calls(run, names), 0
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint from which the run resumes, as `saving` saves it; None at a new start."""
+        """The checkpoint from which the run resumes; None at a new start."""
         return self.run.resumed_from and self.run.resumed_from / "last.ckpt"
-
-    def saving(self) -> ModelCheckpoint:
-        """Return a callback that saves the state after each epoch, so that the run can resume."""
-        return ModelCheckpoint(
-            self.run.checkpoint_folder,
-            filename="last",
-            enable_version_counter=False,
-            save_on_train_epoch_end=True,
-        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._num_steps = trainer.global_step
@@ -67,6 +62,8 @@ class BsweepCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._calls.log(trainer.callback_metrics)  # complete only now
+        if self._saves and not self.run.should_stop:  # a resumed run repeats an epoch cut short
+            trainer.save_checkpoint(self.run.checkpoint_folder / "last.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._calls.end()

@@ -1,13 +1,11 @@
-"""An adapter for Hugging Face's `Trainer`: a callback that times its steps and reports its scores.
+"""An adapter for Hugging Face's `Trainer`: a callback that times steps and reports scores.
 
     run = bsweep.join()
     trainer = Trainer(model, TrainingArguments(**arguments(run)), callbacks=[BsweepCallback(run)])
     trainer.train(resume_from_checkpoint=run.resumed_from is not None)
 
-Scores are what `Trainer` evaluates: `eval_loss`, and `eval_accuracy` of `compute_metrics`. The
-training loss is the mean that `Trainer` logs with `logging_strategy="epoch"`.
-
-Seen to work with Transformers 5.24.0.
+Scores are `eval_loss`, and `eval_accuracy` of `compute_metrics`. The training loss is an epoch's
+mean, with `logging_strategy="epoch"`. Seen to work with Transformers 5.24.0.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ def arguments(run: Run) -> dict[str, Any]:
     """Return the arguments of `TrainingArguments` that a point decides: batch, epochs, seed and
     learning rate, an evaluation after each epoch, and checkpoints from which the run can resume.
     """
-    given = {} if run.lr is None else {"learning_rate": run.lr}
     return {
         "per_device_train_batch_size": run.local_batch,
         "num_train_epochs": run.num_epochs,
@@ -37,7 +34,7 @@ def arguments(run: Run) -> dict[str, Any]:
         "save_strategy": "epoch",
         "save_total_limit": 1,
         "output_dir": str(run.checkpoint_folder),
-        **given,
+        **({} if run.lr is None else {"learning_rate": run.lr}),
     }
 
 
@@ -65,6 +62,9 @@ class BsweepCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop |= self._calls.end_step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save &= not self._calls.run.should_stop  # a resumed run repeats this epoch
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.logging_strategy == "epoch":  # otherwise a mean of the last steps alone
