@@ -5,6 +5,7 @@ between several groups.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.program_point import values_of
@@ -141,8 +142,34 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
         return
     try:
         c.program.command_of(values_of(c))
+        if c.program.metrics:
+            c.program.metrics_of(values_of(c))
     except ConfigError as error:
         yield from error.problems
+    yield from _metrics_contradictions(c, c.program)
+
+
+def _metrics_contradictions(c: RunConfig, program: OwnProgramConfig) -> Iterator[str]:
+    given = [key for key, name in asdict(program.fields).items() if name is not None]
+    if program.metrics is None:
+        if given:
+            yield (
+                f"program.fields.{given[0]} without program.metrics: say what the program writes, "
+                "for example program.metrics=csv:log.csv, or leave it out."
+            )
+        return
+    if getattr(c.data, "num_train", None) is None:
+        yield (
+            f"program.metrics={program.metrics} needs the number of training examples: give "
+            "data.num_train=50000."
+        )
+    is_shared = "{" not in program.metrics and not program.metrics.startswith("mlflow:")
+    if is_shared and getattr(c.launch, "parallel", 1) != 1:
+        yield (
+            f"program.metrics={program.metrics} with launch.parallel: points that run at the same "
+            "time would write the same file. Give the program a place of its own for each point, "
+            "such as csv:{run_folder}/log.csv, also in its command."
+        )
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:
