@@ -30,7 +30,11 @@ from bsweep.runlog.records import SCHEMA, Status
 
 
 def write_summary(
-    paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
+    paths: RunPaths,
+    config: RunConfig,
+    status: Status,
+    message: str,
+    wall_seconds: float | None,
 ) -> tuple[Status, str]:
     """Write `summary.json`: how a run ended and the totals of its records.
 
