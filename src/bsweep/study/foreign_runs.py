@@ -5,7 +5,7 @@ exports of Weights & Biases, MLflow and TensorBoard.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,14 @@ class Found:
     began_at: float | None = None
 
 
-def read(kind: str, source: str, run_column: str) -> list[Found]:
+def read(kind: str, source: str, columns: Mapping[str, str]) -> list[Found]:
     """Return the runs in a source, in the order of the source or of their names.
 
     Args:
         kind: One of `KINDS`.
         source: The path of a file or a folder; for MLflow also an address.
-        run_column: The name that a table gives to the column that tells its runs apart.
+        columns: The source's names for values, by bsweep's. `run` is the column that tells the runs
+            of a table apart.
 
     Raises:
         ValueError: If the source has no runs, or is damaged.
@@ -53,12 +54,12 @@ def read(kind: str, source: str, run_column: str) -> list[Found]:
     if kind == "mlflow":
         found = _from_mlflow(source)
     elif kind == "tensorboard":
-        found = _from_tensorboard(Path(source))
+        found = _from_tensorboard(Path(source), columns.values())
     elif kind == "wandb-export":
         found = _from_wandb(Path(source))
     else:
         parse = csv_rows if kind == "csv" else json_rows
-        found = _from_table(parse(Path(source).read_bytes(), source), source, run_column)
+        found = _from_table(parse(Path(source).read_bytes(), source), source, columns["run"])
     if not found:
         raise ValueError(f"{source}: it holds no runs that --from {kind} can read.")
     return found
@@ -154,13 +155,14 @@ def _from_mlflow(source: str) -> list[Found]:
     return sorted(found, key=lambda one: one.began_at or 0.0)
 
 
-def _from_tensorboard(folder: Path) -> list[Found]:
+def _from_tensorboard(folder: Path, wanted: Iterable[str]) -> list[Found]:
     from bsweep.programs import rows_of_tensorboard as events
 
     found = []
     for path in sorted({events.run_folder(one) for one in events.event_files(folder)}):
         files = events.EventFiles(path, of_run=True)
         rows = files.new_rows(is_last=True)
+        files.refuse_ambiguous(wanted)
         name = str(path.relative_to(folder)) if path != folder else folder.resolve().name
         found.append(Found(name, str(path), rows, files.settings, began_at=files.begun_at))
     return [one for one in found if one.rows]

@@ -97,7 +97,15 @@ def make_study(
             )
     known = {**{key: key for key in KEYS}, **_OFTEN.get(kind, {}), **names}
     reader = _Reader(known, constants, pattern, study_dir)
-    found = read(kind, source, known["run"])
+    found = read(kind, source, known)
+    rows = [row.values for one in found for row in one.rows]
+    seen = {column for values in (*rows, *(one.settings for one in found)) for column in values}
+    for column in names.values():
+        if not {column, column.removesuffix("%")} & seen:
+            raise ValueError(
+                f"{source}: no run has {column}.{did_you_mean(column, list(seen))} It has "
+                f"{', '.join(sorted(seen))}."
+            )
     made = reader.all_of(found)
     for one in found:
         if one.name not in {run.name for run in made}:
