@@ -133,16 +133,16 @@ def test_tensorboard_scalars_of_a_step_are_an_epoch(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     names = ("program.fields.train_loss=Loss/train", "program.fields.test_accuracy=val/acc")
-    with SummaryWriter(tmp_path / "runs") as earlier:  # type: ignore[no-untyped-call]
-        earlier.add_scalar("val/acc", 0.125, 0)  # type: ignore[no-untyped-call]
+    with SummaryWriter(tmp_path / "runs") as earlier:
+        earlier.add_scalar("val/acc", 0.125, 0)
     written = Written(point(tmp_path, "tensorboard:runs", *names), 0)
     begun = time.time()
-    with SummaryWriter(tmp_path / "runs/new") as writer:  # type: ignore[no-untyped-call]
+    with SummaryWriter(tmp_path / "runs/new") as writer:
         for epoch, accuracy in enumerate((0.25, 0.5)):
             when = begun + 2 * epoch + 2
-            writer.add_scalar("Loss/train", 1.5, epoch, walltime=when)  # type: ignore[no-untyped-call]
-            writer.add_scalar("val/acc", accuracy, epoch, walltime=when)  # type: ignore[no-untyped-call]
-            writer.flush()  # type: ignore[no-untyped-call]
+            writer.add_scalar("Loss/train", 1.5, epoch, walltime=when)
+            writer.add_scalar("val/acc", accuracy, epoch, walltime=when)
+            writer.flush()
             found = written.reports()
     assert of("end_epoch", found) == []  # epoch 2 may get more; 1 was incomplete in its time
     found = [*found, *written.end()]
@@ -158,9 +158,9 @@ def test_a_tag_in_two_folders_is_not_guessed(tmp_path: Path) -> None:
         field = f"program.fields.test_accuracy={name}"
         written = Written(point(tmp_path, f"tensorboard:{place}", field), 0)
         for part, accuracy in (("train", 0.75), ("validation", 0.5)):
-            with SummaryWriter(tmp_path / place / part) as writer:  # type: ignore[no-untyped-call]
+            with SummaryWriter(tmp_path / place / part) as writer:
                 for epoch in (0, 1):
-                    writer.add_scalar("epoch_accuracy", accuracy, epoch)  # type: ignore[no-untyped-call]
+                    writer.add_scalar("epoch_accuracy", accuracy, epoch)
         if number:
             assert scores(written.end()) == [{"test_accuracy": 0.5}] * 2
         else:
@@ -226,7 +226,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     assert [one["epoch"] for one in of("end_epoch", written.end())] == [3, 4]
     again = Written(point(tmp_path, "csv:again.csv", "epochs=4", *NAMES), 2)
     write(tmp_path / "again.csv", "epoch,loss,acc", "0,2,0.5", "1,1,0.6")
-    with pytest.raises(ValueError, match="epoch 0 is the first one.*resumes after 2 epochs"):
+    with pytest.raises(ValueError, match=r"epoch 0 is the first one.*resumes after 2 epochs"):
         again.end()
 
 

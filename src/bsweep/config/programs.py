@@ -184,7 +184,8 @@ class OwnProgramConfig(ProgramConfig):
     @property
     def read_trackers(self) -> tuple[TrackerName, ...]:
         kind = (self.metrics or "").partition(":")[0]
-        return (kind,) if kind == "tensorboard" or kind == "mlflow" else ()
+        known: tuple[TrackerName, ...] = ("tensorboard", "mlflow")
+        return tuple(name for name in known if name == kind)
 
     def metrics_of(self, values: Mapping[str, Any]) -> tuple[str, str]:
         """Return the kind and the place of the metrics that the program writes.

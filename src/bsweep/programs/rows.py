@@ -168,7 +168,7 @@ def csv_rows(content: bytes, path: str) -> list[Row]:
         place = f"{path}:{reader.line_num}"
         if None in values:
             raise ValueError(
-                f"{place}: the row has {len(values) - 1 + len(values[None])} values, but the "  # type: ignore[call-overload]
+                f"{place}: the row has {len(values) - 1 + len(values[None])} values, but the "
                 f"header has {len(reader.fieldnames or ())} names."
             )
         given = {name.strip(): value.strip() for name, value in values.items() if value}

@@ -86,7 +86,10 @@ def client_of(place: str, folder: Path) -> MlflowClient:
         Unreadable: If MLflow cannot read the store.
     """
     path = (folder / Path(place).expanduser()).absolute()
-    address = path.as_uri() if path.is_dir() else f"sqlite:///{path}"
+    address = f"sqlite:///{path}"
+    if path.is_dir():
+        address = path.as_uri()
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer MLflows refuse to read it
     with _readable(place):
         return MlflowClient(tracking_uri=place if ":" in place else address)
 

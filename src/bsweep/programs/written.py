@@ -138,9 +138,9 @@ class Written:
             else f"train_seconds are wall times between the records of {self._place}, evaluations "
             f"included; that of the first epoch counts from {since}"
         )
-        about = {"facts": {}, "device": "unknown", "threads": None}
-        ready = {"kind": "ready", "seconds_ago": time.time() - self._ended_at, **about}
-        return [ready, _warning(text, "wall")]
+        ago = time.time() - self._ended_at
+        about: Report = {"facts": {}, "device": "unknown", "threads": None}
+        return [{"kind": "ready", "seconds_ago": ago, **about}, _warning(text, "wall")]
 
     def _put(self, rows: Sequence[Row]) -> list[Report]:
         """Add the values of rows to their epochs; return a warning if their times are unknown."""

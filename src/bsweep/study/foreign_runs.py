@@ -15,6 +15,11 @@ from bsweep.core.words import listed
 from bsweep.programs.rows import Row, csv_rows, json_rows
 
 KINDS = ("csv", "jsonl", "wandb-export", "mlflow", "tensorboard")
+SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+MEASURED = ("exchange_seconds", "wait_seconds", "energy_joules")
+WHOLE = ("sent_bytes", "received_bytes", "peak_memory_bytes")
+CURVE = ("epoch", "time", "train_seconds", "lr", *SCORES, *MEASURED, *WHOLE)
+"""The values that may differ between the epochs of a run, by bsweep's names."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def read(kind: str, source: str, columns: Mapping[str, str]) -> list[Found]:
         found = _from_wandb(Path(source))
     else:
         parse = csv_rows if kind == "csv" else json_rows
-        found = _from_table(parse(Path(source).read_bytes(), source), source, columns["run"])
+        found = _from_table(parse(Path(source).read_bytes(), source), columns)
     if not found:
         raise ValueError(f"{source}: it holds no runs that --from {kind} can read.")
     return found
@@ -75,19 +80,22 @@ def kind_of(source: str) -> str:
         if source.endswith(ending):
             return kind
     raise ValueError(
-        f"{source}: say what wrote it by --from {listed(KINDS).replace(' and ', ' or --from ')}."
+        f"{source}: say what wrote it by --from, which is {listed(KINDS).replace(' and ', ' or ')}."
     )
 
 
-def _from_table(rows: Sequence[Row], source: str, run_column: str) -> list[Found]:
+def _from_table(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Found]:
+    """Return the runs of a table: the rows with one name of a run or, if the table has no such
+    names, with equal settings.
+    """
+    has_names = any(columns["run"] in row.values for row in rows)
+    settings = [column for key, column in columns.items() if key not in CURVE]
     by_run: dict[str, list[Row]] = {}
     for row in rows:
-        name = str(row.values.get(run_column, ""))
+        told = [f"{name}={row.values[name]}" for name in settings if name in row.values]
+        name = str(row.values.get(columns["run"], "")) if has_names else ", ".join(told)
         by_run.setdefault(name, []).append(row)
-    return [
-        Found(name, rows[0].place if name else source, rows, merges=False)
-        for name, rows in by_run.items()
-    ]
+    return [Found(name, rows[0].place, rows, merges=False) for name, rows in by_run.items()]
 
 
 _CHART = re.compile(r"(?P<run>.+) - (?P<name>.+?)(?P<end>__MIN|__MAX)?")
@@ -127,6 +135,8 @@ def _chart_rows(row: Row) -> Iterator[tuple[str, Row]]:
     """Yield the values of each run in a row of a chart, with the name of the run."""
     names = {name: _CHART.fullmatch(name) for name in row.values}
     axes = {name: row.values[name] for name, match in names.items() if match is None}
+    if "Step" in axes:
+        axes["step"] = axes["Step"]
     for name, match in names.items():
         if match and not match["end"]:
             yield match["run"], replace(row, values={**axes, match["name"]: row.values[name]})

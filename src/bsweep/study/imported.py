@@ -23,17 +23,13 @@ from bsweep.programs.rows import Row, number_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Epoch, Event, Start, Status
 from bsweep.runlog.summary import write_summary
-from bsweep.study.foreign_runs import Found, read
+from bsweep.study.foreign_runs import CURVE, MEASURED, SCORES, WHOLE, Found, read
 
 _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", "num_test")
-_SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-_MEASURED = ("exchange_seconds", "wait_seconds", "energy_joules")
-_WHOLE = ("sent_bytes", "received_bytes", "peak_memory_bytes")
-_CURVE = ("epoch", "time", "train_seconds", "lr", *_SCORES, *_MEASURED, *_WHOLE)
 KEYS = (
     *("run", "seed", "num_classes", "run_seconds", "status"),
     *_COUNTS,
-    *_CURVE,
+    *CURVE,
 )
 """The names that a column of a source can get, besides `options.NAME`."""
 
@@ -152,7 +148,7 @@ class _Reader:
         return made
 
     def _made(self, found: Found, earlier: Sequence[RunConfig]) -> list[_Made]:
-        given = self._settings(found)
+        given = self._told(found)
         status = str(given.get("status", "completed")).lower()
         status = _STATUSES.get(status, status)
         if status in _GOING_ON:
@@ -160,9 +156,10 @@ class _Reader:
         if status not in get_args(Status):
             known = ", ".join((*get_args(Status), *_STATUSES))
             raise ValueError(f"{found.place}: status={status}: unknown. Known: {known}.")
+        given = self._checked(found, given)
         epochs, warnings = self._epochs(found, given)
         finite = [
-            all(math.isfinite(values[key]) for key in _SCORES if key in values) for values in epochs
+            all(math.isfinite(values[key]) for key in SCORES if key in values) for values in epochs
         ]
         if not all(finite):
             epochs, status = epochs[: finite.index(False)], "diverged"
@@ -173,14 +170,14 @@ class _Reader:
         num_train = given["num_train"]
         return [_Made(found.name, config, epochs, cast(Status, status), num_train, tuple(warnings))]
 
-    def _settings(self, found: Found) -> dict[str, Any]:
-        """Return the values of a whole run by bsweep's names.
+    def _told(self, found: Found) -> dict[str, Any]:
+        """Return the values of a whole run by bsweep's names, as the source has them.
 
         Raises:
-            ValueError: If a value is impossible, or what each run needs is missing.
+            ValueError: If a value changes within the run.
         """
         told: dict[str, Any] = {}
-        wanted = [key for key in self._names if key not in _CURVE]
+        wanted = [key for key in self._names if key not in CURVE]
         for row in (Row(found.settings, found.place, 0.0), *found.rows):
             if (lr := row.values.get(self._names["lr"])) is not None:
                 told.setdefault("lr", lr)  # a schedule may change it
@@ -191,7 +188,15 @@ class _Reader:
                         f"{row.place}: {self._names[key]}={value}, but it was {told[key]} before "
                         "in the same run: name the column that tells runs apart, --map COLUMN=run."
                     )
-        given: dict[str, Any] = {**self._constants, **self._in_name(found), **told}
+        return {**self._constants, **self._in_name(found), **told}
+
+    def _checked(self, found: Found, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a whole run as numbers.
+
+        Raises:
+            ValueError: If a value is impossible, or what each run needs is missing.
+        """
+        given = dict(told)
         for key in (*_COUNTS, "num_classes", "seed"):
             if key in given:
                 given[key] = _whole_number(found.place, key, given[key], key != "seed")
@@ -254,7 +259,7 @@ class _Reader:
         """
         name = self._names["epoch"]
         has_epochs = any(name in row.values for row in found.rows)
-        told = {self._names[key].removesuffix("%") for key in _CURVE if key != "epoch"}
+        told = {self._names[key].removesuffix("%") for key in CURVE if key != "epoch"}
         rows = [row for row in found.rows if told & row.values.keys()]
         if not has_epochs and not (found.merges and any("step" in row.values for row in rows)):
             if len(rows) > 1:
@@ -287,7 +292,7 @@ class _Reader:
             ValueError: If a value is impossible.
         """
         found: dict[str, float] = {}
-        for key in _CURVE:
+        for key in CURVE:
             name = self._names[key]
             at = time_at(row, name) if key == "time" else number_at(row, name, key)
             if key == "time" and at is None and row.has_own_time:
@@ -295,7 +300,7 @@ class _Reader:
             if at is None or key == "epoch":
                 continue
             is_amount = key not in ("train_loss", "test_loss", "time")
-            if (is_amount and at < 0) or (key not in _SCORES and not math.isfinite(at)):
+            if (is_amount and at < 0) or (key not in SCORES and not math.isfinite(at)):
                 raise ValueError(f"{row.place}: {name}={at:g} is impossible ({key}).")
             found[key] = at
         return found
@@ -487,12 +492,13 @@ def _start(run: _Made) -> Start:
 def _epoch(run: _Made, number: int, values: Mapping[str, float]) -> Epoch:
     config, seconds = run.config, values["train_seconds"]
     num_steps = math.ceil(run.num_train / config.examples_per_step)
+    measured: dict[str, Any] = {key: values.get(key) for key in (*SCORES, *MEASURED)}
+    measured |= {key: round(values[key]) if key in values else None for key in WHOLE}
     return Epoch(
         epoch=number,
         num_steps=num_steps,
         train_seconds=seconds,
-        **{key: values.get(key) for key in (*_SCORES, *_MEASURED)},
-        **{key: round(values[key]) if key in values else None for key in _WHOLE},
+        **measured,
         images_per_second=run.num_train / seconds if seconds else 0.0,
         step_seconds_p50=seconds / num_steps,
         step_seconds_p95=seconds / num_steps,
