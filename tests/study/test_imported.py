@@ -191,6 +191,8 @@ ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
         (ROWS.replace(",8,", ",0,"), CURVES, "runs.csv:2: local_batch=0 is not a whole number of"),
         (ROWS.replace("0.5", "50"), CURVES, "runs.csv:2: acc=50 is not a fraction"),
         (ROWS.replace(",2,", ",-2,"), CURVES, "runs.csv:2: s=-2 is impossible (train_seconds)"),
+        (ROWS.replace(",2,", ",1e300,"), CURVES, "runs.csv:2: s=1e+300 is impossible"),
+        (ROWS, (*CURVES, "--set", "lr=-1"), "runs.csv:2: optimizer.lr=-1.0: "),
         (ROWS + "a,3,8,2,0.5\n", CURVES, "run a has epoch 3, but no epoch 2"),
         (ROWS + "a,1,8,2,0.5\n", CURVES, "runs.csv:3: s of epoch 1 is there twice"),
         (ROWS + "a,2,16,2,0.5\n", CURVES, "runs.csv:3: batch=16, but it was 8 before in the same"),

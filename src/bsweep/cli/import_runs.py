@@ -18,31 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     """Make a study of runs that exist already, and return the exit code."""
     from bsweep.study import foreign_runs, imported
 
-    parser = argparse.ArgumentParser(
-        prog="bsweep import", description="Make a study of runs that another tool recorded."
-    )
-    add = parser.add_argument
-    add("source", help="a file, a folder or, for mlflow, an address")
-    add("--study", required=True, help="the study's name, such as mine, or its folder")
-    add("--from", dest="kind", metavar="|".join(foreign_runs.KINDS), help="what wrote the source")
-    add(
-        "--map",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="COLUMN=KEY",
-        help="the key of a column, such as batch=local_batch or width=options.width",
-    )
-    add(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a value of all runs, such as num_train=50000",
-    )
-    add("--names", help="the form of the runs' names, such as 'b{local_batch}_w{num_workers}*'")
-    options = parser.parse_args(arguments)
+    options = _parser(foreign_runs.KINDS).parse_args(arguments)
     try:
         names = {key: column for column, key in map(_pair, options.map)}
         constants = dict(map(_pair, options.set))
@@ -62,6 +38,34 @@ def run(arguments: Sequence[str]) -> int:
         return BAD_CONFIG
     print(f"bsweep report {shlex.quote(study)}")
     return 0
+
+
+def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bsweep import", description="Make a study of runs that another tool recorded."
+    )
+    add = parser.add_argument
+    add("source", help="a file, a folder or, for mlflow, an address")
+    add("--study", required=True, help="the study's name, such as mine, or its folder")
+    add("--from", dest="kind", metavar="|".join(kinds), help="what wrote the source")
+    add(
+        "--map",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN=KEY",
+        help="the key of a column, such as batch=local_batch or width=options.width",
+    )
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a value of all runs, such as num_train=50000",
+    )
+    add("--names", help="the form of the runs' names, such as 'b{local_batch}_w{num_workers}*'")
+    return parser
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -67,6 +67,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield from _graph_contradictions(c)
     yield from _target_contradictions(c)
     yield from _program_contradictions(c)
+    yield from _metrics_contradictions(c)
     yield from c.measure.problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
@@ -142,14 +143,15 @@ def _program_contradictions(c: RunConfig) -> Iterator[str]:
         return
     try:
         c.program.command_of(values_of(c))
-        if c.program.metrics:
-            c.program.metrics_of(values_of(c))
     except ConfigError as error:
         yield from error.problems
-    yield from _metrics_contradictions(c, c.program)
 
 
-def _metrics_contradictions(c: RunConfig, program: OwnProgramConfig) -> Iterator[str]:
+def _metrics_contradictions(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that does not fit the metrics that a program writes."""
+    program = c.program
+    if not isinstance(program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
     given = [key for key, name in asdict(program.fields).items() if name is not None]
     if program.metrics is None:
         if given:
@@ -158,6 +160,10 @@ def _metrics_contradictions(c: RunConfig, program: OwnProgramConfig) -> Iterator
                 "for example program.metrics=csv:log.csv, or leave it out."
             )
         return
+    try:
+        program.metrics_of(values_of(c))
+    except ConfigError as error:
+        yield from error.problems
     if getattr(c.data, "num_train", None) is None:
         yield (
             f"program.metrics={program.metrics} needs the number of training examples: give "

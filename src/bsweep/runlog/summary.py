@@ -30,11 +30,7 @@ from bsweep.runlog.records import SCHEMA, Status
 
 
 def write_summary(
-    paths: RunPaths,
-    config: RunConfig,
-    status: Status,
-    message: str,
-    wall_seconds: float | None,
+    paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float | None
 ) -> tuple[Status, str]:
     """Write `summary.json`: how a run ended and the totals of its records.
 

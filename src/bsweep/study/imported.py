@@ -9,6 +9,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,12 +18,13 @@ from bsweep.compose import hydra_grid, overrides
 from bsweep.config import parsing
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
-from bsweep.config.values import did_you_mean
+from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.core.words import counted
 from bsweep.programs.rows import Row, number_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Epoch, Event, Start, Status
 from bsweep.runlog.summary import write_summary
+from bsweep.runlog.values import MOST
 from bsweep.study.foreign_runs import CURVE, MEASURED, SCORES, WHOLE, Found, read
 
 _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", "num_test")
@@ -300,7 +302,7 @@ class _Reader:
             if at is None or key == "epoch":
                 continue
             is_amount = key not in ("train_loss", "test_loss", "time")
-            if (is_amount and at < 0) or (key not in SCORES and not math.isfinite(at)):
+            if (is_amount and at < 0) or (key not in SCORES and not abs(at) < MOST):
                 raise ValueError(f"{row.place}: {name}={at:g} is impossible ({key}).")
             found[key] = at
         return found
@@ -356,7 +358,11 @@ class _Reader:
         }
         taken = {config.run_id for config in earlier}
         for seed in [given["seed"]] if "seed" in given else range(len(earlier) + 1):
-            config = parsing.parse({**tree, "seed": seed})
+            try:
+                config = parsing.parse({**tree, "seed": seed})
+            except ConfigError as error:
+                lines = (f"{found.place}: {problem}" for problem in error.problems)
+                raise ConfigError(*lines) from None
             if config.run_id not in taken:
                 return config
         raise ValueError(
@@ -463,7 +469,8 @@ def _write(run: _Made, study_dir: Path, source: str) -> str:
         )
     write_summary(making, run.config, run.status, "", None)
     making.folder.rename(paths.folder)
-    making.folder.parent.rmdir()
+    with suppress(OSError):  # another import may use it
+        making.folder.parent.rmdir()
     name = f" from run {run.name}" if run.name else ""
     return f"{paths.folder}: {counted(len(run.epochs), 'epoch')}{name}"
 
