@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import bsweep
 from bsweep.programs.adapters.deepspeed import resume, save, settings, steps
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

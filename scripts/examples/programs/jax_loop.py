@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bsweep
 from bsweep.programs.adapters.jax import steps
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 Params = dict[str, jax.Array]
 
 

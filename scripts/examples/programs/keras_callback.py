@@ -14,7 +14,7 @@ import numpy as np
 import bsweep
 from bsweep.programs.adapters.keras import BsweepCallback
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bsweep
 from bsweep.programs.adapters.lightning import BsweepCallback
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

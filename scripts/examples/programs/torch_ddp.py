@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 import bsweep
 from bsweep.programs.adapters.transformers import BsweepCallback, arguments
 
-DIGITS = Path(__file__).parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

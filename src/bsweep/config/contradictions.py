@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.program_point import values_of
@@ -68,6 +69,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield from _graph_contradictions(c)
     yield from _target_contradictions(c)
     yield from _program_contradictions(c)
+    yield from _metrics_contradictions(c)
     yield from c.measure.problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
@@ -155,6 +157,37 @@ def _unread(c: RunConfig) -> Iterator[str]:
                 f"{group}={getattr(c, group).name} with program=own: your program decides about "
                 f"this. Leave {group} out."
             )
+
+
+def _metrics_contradictions(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that does not fit the metrics that a program writes."""
+    program = c.program
+    if not isinstance(program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
+    given = [key for key, name in asdict(program.fields).items() if name is not None]
+    if program.metrics is None:
+        if given:
+            yield (
+                f"program.fields.{given[0]} without program.metrics: say what the program writes, "
+                "for example program.metrics=csv:log.csv, or leave it out."
+            )
+        return
+    try:
+        program.metrics_of(values_of(c))
+    except ConfigError as error:
+        yield from error.problems
+    if getattr(c.data, "num_train", None) is None:
+        yield (
+            f"program.metrics={program.metrics} needs the number of training examples: give "
+            "data.num_train=50000."
+        )
+    is_shared = "{" not in program.metrics and not program.metrics.startswith("mlflow:")
+    if is_shared and getattr(c.launch, "parallel", 1) != 1:
+        yield (
+            f"program.metrics={program.metrics} with launch.parallel: points that run at the same "
+            "time would write the same file. Give the program a place of its own for each point, "
+            "such as csv:{run_folder}/log.csv, also in its command."
+        )
 
 
 def _codec_contradictions(c: RunConfig) -> Iterator[str]:

@@ -184,4 +184,4 @@ def _keys(schema: type, prefix: str = "") -> Iterator[str]:
         variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for variant in variants:
             if is_dataclass(variant) and isinstance(variant, type):
-                yield from _keys(variant, f"{one.name}.")
+                yield from _keys(variant, f"{prefix}{one.name}.")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from bsweep.config.card import Card
+from bsweep.config.card import Card, Schema
 from bsweep.config.own import Options
-from bsweep.config.values import ConfigError, Count, PathName, did_you_mean
+from bsweep.config.values import ConfigError, Count, PathName, TrackerName, did_you_mean
 from bsweep.core.regular_files import sha256_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class ProgramConfig(Card):
 
     is_own: ClassVar[bool] = False
     """True if the program loads data and trains by code that bsweep does not know."""
+
+    @property
+    def read_trackers(self) -> tuple[TrackerName, ...]:
+        """The trackers whose packages bsweep needs to read what the program writes."""
+        return ()
 
     def resolved(self) -> Self:
         """Return this card with a fingerprint of the files that it names.
@@ -74,6 +79,38 @@ Command = Annotated[str, AfterValidator(_words_of)]
 Variables = Annotated[dict[str, str | int | float], BeforeValidator(lambda given: given or {})]
 
 
+METRICS = ("csv", "jsonl", "tensorboard", "mlflow")
+"""The kinds of files and stores in which a program may write its metrics."""
+
+
+def _metrics_of(text: str) -> str:
+    kind, colon, place = text.partition(":")
+    if not colon or not place or kind not in METRICS:
+        raise ValueError(
+            "give a kind and a place: csv:FILE, jsonl:FILE, tensorboard:FOLDER or mlflow:URI"
+        )
+    return text
+
+
+Metrics = Annotated[str, AfterValidator(_metrics_of)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldsConfig(Schema):
+    """The names that the values of an epoch have in what the program writes, see `program.metrics`.
+
+    None: the name of the key, if the program writes such a value.
+    """
+
+    epoch: str | None = None
+    time: str | None = None
+    train_seconds: str | None = None
+    train_loss: str | None = None
+    train_accuracy: str | None = None
+    test_loss: str | None = None
+    test_accuracy: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnProgramConfig(ProgramConfig):
     """The card of the user's own training program, which each worker starts by `command`."""
@@ -85,6 +122,8 @@ class OwnProgramConfig(ProgramConfig):
     folder: PathName | None
     environment: Options
     files: tuple[PathName, ...] | None
+    metrics: Metrics | None = None
+    fields: FieldsConfig = FieldsConfig()
     files_sha256: str | None = None  # identifies the content of the files; `resolved` sets it
     most_steps: Count | None = None
     """The steps after which the program is asked to stop, to time them; None: train to the end."""
@@ -117,7 +156,9 @@ class OwnProgramConfig(ProgramConfig):
         if words[0] in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
             _refuse_missing(path, words[1], f"program.command={self.command}")
         given = self.files
-        files = tuple(one for one in words if (path / one).is_file()) if given is None else given
+        written = path / (self.metrics or "").partition(":")[2]
+        named = tuple(one for one in words if (path / one).is_file() and path / one != written)
+        files = named if given is None else given
         for one in given or ():
             _refuse_missing(path, one, "program.files")
         digests = {one: sha256_of(path / one) for one in files}
@@ -153,24 +194,51 @@ class OwnProgramConfig(ProgramConfig):
         Raises:
             ConfigError: If a word in braces is unknown or has no value.
         """
+        words = [
+            self._filled(word, values, f"program.command={self.command}")
+            for word in shlex.split(self.command)
+        ]
+        return [self._interpreter(words[0]) or words[0], *words[1:]]
+
+    @property
+    def read_trackers(self) -> tuple[TrackerName, ...]:
+        kind = (self.metrics or "").partition(":")[0]
+        known: tuple[TrackerName, ...] = ("tensorboard", "mlflow")
+        return tuple(name for name in known if name == kind)
+
+    def metrics_of(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the kind and the place of the metrics that the program writes.
+
+        Args:
+            values: The values that words in braces stand for, by name.
+
+        Raises:
+            ConfigError: If a word in braces is unknown or has no value.
+        """
+        assert self.metrics
+        kind, _, place = self.metrics.partition(":")
+        return kind, self._filled(place, values, f"program.metrics={self.metrics}")
+
+    def _filled(self, text: str, values: Mapping[str, Any], given: str) -> str:
+        """Return a text with its words in braces replaced by values; `given` is the key of the
+        text, for messages.
+        """
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
             if name not in values:
                 raise ConfigError(
-                    f"program.command={self.command}: {{{name}}} is not a key of the point."
+                    f"{given}: {{{name}}} is not a key of the point."
                     f"{did_you_mean(name, list(values))} Known: {', '.join(sorted(values))}."
                 )
             if values[name] is None:
                 key = f"optimizer.{name}" if name == "lr" else name
                 raise ConfigError(
-                    f"program.command={self.command}: {{{name}}} has no value: give {key}=..., or "
-                    "leave it out of the command."
+                    f"{given}: {{{name}}} has no value: give {key}=..., or leave it out."
                 )
             return str(values[name])
 
-        words = [_BRACES.sub(value_of, word) for word in shlex.split(self.command)]
-        return [self._interpreter(words[0]) or words[0], *words[1:]]
+        return _BRACES.sub(value_of, text)
 
 
 def _is_braced(word: str) -> bool:

@@ -74,7 +74,7 @@ class Recorder:
         elif kind == "reads_lr":
             self._reads_lr = True
         elif kind == "ready":
-            self._ready_at = file_system_time(self._paths.folder)
+            self._ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
             self._facts = {**report["facts"], **{k: report[k] for k in ("device", "threads")}}
         elif kind == "begin_epoch":
             self._begin_epoch(report)
@@ -89,6 +89,8 @@ class Recorder:
             self._take_noise(report)
         elif kind == "end_epoch":
             self._end_epoch(report)
+        elif kind == "warning":
+            self._warn(report["message"], once=report["once"])
         elif kind == "stops":
             self.stops, self._is_cut = report["reason"], report["cuts"]
         elif kind == "finished":
@@ -139,6 +141,11 @@ class Recorder:
     def close(self) -> None:
         """Write what waits for the start of the run, and close the records."""
         self._log.close()
+
+    @property
+    def num_done(self) -> int:
+        """The number of epochs that are on record."""
+        return self._done
 
     @property
     def _config_times_steps(self) -> bool:

@@ -13,10 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import psutil
@@ -30,7 +31,8 @@ from bsweep.core.ranks import Place
 from bsweep.programs import alone
 from bsweep.programs.joined import POINT
 from bsweep.programs.recorder import Recorder, new_reports
-from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.programs.written import Written
+from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.runlog.locks import held
@@ -74,17 +76,122 @@ def measure(
         )
     with held(paths.worker_claim(place.rank), _LEFT):
         if place.rank:
-            child = _started(config, program, paths, place, is_launched)
-            _follow(child, paths, place, on_step, None)
+            listener = _Ended(paths) if program.metrics else _Listener()
+            child = _started(config, program, paths, place, {}, is_launched)
+            _follow(child, paths, place, on_step, listener)
             return
         launched_at = (read_json(paths.meta) or {}).get("launched_at")
         recorder = Recorder(config, paths, launched_at)
-        child = _started(config, program, paths, place, is_launched)
+        listener = (
+            _Metrics(config, paths, recorder) if program.metrics else _Reports(paths, recorder)
+        )
+        child = _started(config, program, paths, place, listener.environment, is_launched)
         try:
-            _follow(child, paths, place, on_step, recorder)
+            _follow(child, paths, place, on_step, listener)
+            listener.end()
             recorder.end()
         finally:
             recorder.close()
+
+
+class _Listener:
+    """What a worker does with what its command says; on other ranks than 0, nothing."""
+
+    environment: Mapping[str, str] = MappingProxyType({})
+
+    def listen(self) -> bool:
+        """Record what the command said since the last call; return True if it said something."""
+        return False
+
+    def is_enough(self) -> bool:
+        """Return True if the worker should end the command."""
+        return False
+
+    def end(self) -> None:
+        """Record the last words of the command, which has ended without an error."""
+
+
+class _Reports(_Listener):
+    """The listener to the reports of `bsweep.join()`."""
+
+    def __init__(self, paths: RunPaths, recorder: Recorder) -> None:
+        self._path, self._recorder, self._offset = _reports(paths), recorder, 0
+
+    def listen(self) -> bool:
+        reports, self._offset = new_reports(self._path, self._offset)
+        for report in reports:
+            self._recorder.take(report)
+        return bool(reports)
+
+
+class _Ended(_Listener):
+    """The listener of a rank whose command must end when rank 0's has ended early."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._sign = paths.rank_logs(0) / "enough"
+
+    def is_enough(self) -> bool:
+        return self._sign.exists()
+
+
+class _Metrics(_Ended):
+    """The listener to the metrics that a command writes, which can be told to stop only by ending
+    it.
+    """
+
+    def __init__(self, config: RunConfig, paths: RunPaths, recorder: Recorder) -> None:
+        super().__init__(paths)
+        program = config.program
+        assert isinstance(program, OwnProgramConfig), program
+        if program.most_steps is not None:
+            raise ProgramError(
+                f"program.metrics={program.metrics} tells no times of steps: call bsweep.join() "
+                "and run.steps(...) in the program"
+            )
+        self._paths, self._recorder = paths, recorder
+        self._sign.unlink(missing_ok=True)
+        _reports(paths).unlink(missing_ok=True)
+        self._written = Written(config, recorder.num_done)
+        self.environment = self._written.environment
+        self._target = config.target if config.stop_at_target else None
+        self._scores: list[float] = []
+        recorder.take({"kind": "joined"})
+
+    def listen(self) -> bool:
+        if _reports(self._paths).exists():
+            raise ProgramError(
+                "the program calls bsweep.join(), and program.metrics is given: leave one of them "
+                "out"
+            )
+        return self._take(self._written.reports)
+
+    def is_enough(self) -> bool:
+        if is_stop_requested(self._paths):
+            self._stop("asked")
+        elif self._target and self._target.is_confirmed_by(self._scores):
+            self._stop("target")
+        return super().is_enough()
+
+    def end(self) -> None:
+        if not self._recorder.stops:
+            self._take(self._written.end)
+
+    def _take(self, reports: Callable[[], list[dict[str, Any]]]) -> bool:
+        try:
+            found = reports()
+        except ValueError as error:
+            raise ProgramError(str(error)) from None
+        for report in found:
+            self._recorder.take(report)
+            if report["kind"] == "evaluated" and self._target:
+                self._scores += [
+                    value for name, value in report["values"].items() if name == self._target.metric
+                ]
+        return bool(found)
+
+    def _stop(self, reason: str) -> None:
+        self._recorder.take({"kind": "stops", "reason": reason, "cuts": True})
+        self._sign.touch()
 
 
 def record_process(
@@ -114,16 +221,15 @@ def record_process(
     point = _point(config, config.program, paths, Place(0, config.num_workers))
     path = folder / "point.json"
     path.write_text(json.dumps({**point, **(alone.UNASKED if config.num_workers > 1 else {})}))
-    recorder, offset = Recorder(config, paths, None), 0
+    recorder = Recorder(config, paths, None)
+    listener = _Reports(paths, recorder)
     begin(path)
     try:
         is_running = True
         while is_running:
             is_running = psutil.pid_exists(pid)
             on_poll()
-            reports, offset = new_reports(_reports(paths), offset)
-            for report in reports:
-                recorder.take(report)
+            listener.listen()
             time.sleep(_POLL_SECONDS)
         recorder.end()
     finally:
@@ -135,9 +241,10 @@ def _started(
     program: OwnProgramConfig,
     paths: RunPaths,
     place: Place,
+    variables: Mapping[str, str],
     is_launched: bool,
 ) -> subprocess.Popen[bytes]:
-    """Start the command of a worker."""
+    """Start the command of a worker, with further environment variables."""
     folder = paths.rank_logs(place.rank)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "host").write_text(platform.node())
@@ -152,6 +259,7 @@ def _started(
         "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
         **{str(name): str(value) for name, value in program.environment.items()},
         **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
+        **variables,
         "BSWEEP_RANK": str(place.rank),
         "BSWEEP_LOCAL_RANK": str(place.local_rank),
         "BSWEEP_ADDRESS": _address(config),
@@ -241,7 +349,7 @@ def _follow(
     paths: RunPaths,
     place: Place,
     on_step: Callable[[], None],
-    recorder: Recorder | None,
+    listener: _Listener,
 ) -> None:
     """Wait until the command ends, and pass on what it reports.
 
@@ -249,19 +357,18 @@ def _follow(
         ProgramError: If the command failed.
         MemoryError: If it ran out of memory.
     """
-    alive, seen, offset = SignOfLife(paths.alive(place.rank)), -1, 0
+    alive, seen = SignOfLife(paths.alive(place.rank)), -1
     try:
         while True:
             code = child.poll()
             on_step()
-            reports, offset = new_reports(_reports(paths), offset) if recorder else ([], 0)
-            for report in reports:
-                assert recorder
-                recorder.take(report)
+            said = listener.listen()
             size = _num_output_bytes(paths, place)
-            if reports or size != seen:
+            if said or size != seen:
                 alive.show()
             seen = size
+            if code is None and listener.is_enough():
+                return
             if code is not None:
                 break
             with suppress(subprocess.TimeoutExpired):
