@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
 
 from bsweep.cli import main
+from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 
 
@@ -42,9 +44,9 @@ def test_an_interrupted_command_says_how_to_train_the_rest(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main, "_run", interrupted)
-    monkeypatch.setattr(main.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(main.terminal, "escape_output", lambda: None)
-    monkeypatch.setattr(main.terminal, "set_up_logging", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(terminal, "escape_output", lambda: None)
+    monkeypatch.setattr(terminal, "set_up_logging", lambda: None)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "argv", ["bsweep", command, "results/s"])
     with pytest.raises(SystemExit) as ended:

@@ -64,7 +64,7 @@ def learned(output: str, desk: Path) -> float:
     runs = re.findall(r"^\[\d+/\d+\] (\S+?):? ", output, re.MULTILINE)
     summaries = [json.loads((desk / run / "summary.json").read_text()) for run in runs]
     assert {summary["status"] for summary in summaries} == {"completed"}
-    return max(summary["test_accuracy"] for summary in summaries)
+    return max(float(summary["test_accuracy"]) for summary in summaries)
 
 
 def type_page(page: Path, desk: Path) -> None:
