@@ -97,6 +97,8 @@ class TextFiles:
 
     def _paths(self) -> list[Path]:
         pattern = self._pattern
+        if "*" not in str(pattern):  # brackets and question marks in a path are letters
+            return [pattern] if pattern.exists() else []
         return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
