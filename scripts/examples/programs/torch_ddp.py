@@ -35,7 +35,7 @@ def main() -> None:
     net = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
-    sampler = DistributedSampler(train, seed=run.seed)
+    sampler: DistributedSampler[object] = DistributedSampler(train, seed=run.seed)
     loader = DataLoader(train, batch_size=run.local_batch, sampler=sampler, drop_last=True)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)
