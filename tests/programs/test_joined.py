@@ -21,7 +21,7 @@ SOURCE = Path(bsweep.__file__).parents[1]
 
 def run_in(folder: Path, **changed: Any) -> Run:
     """Return a joined program whose reports are in the file `reports` of a folder."""
-    point = {
+    point: dict[str, Any] = {
         "local_batch": 4,
         "global_batch": 4,
         "num_workers": 1,

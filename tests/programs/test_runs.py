@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -92,15 +94,20 @@ def test_workers_stop_at_the_same_step(folder: Path, launch: str) -> None:
     assert records(folder, "epoch") == []
 
 
-def _stop_after(folder: Path, words: Sequence[str], report: str) -> None:
-    """Start a sweep, and stop it after a report."""
+def _stop_after(
+    folder: Path, words: Sequence[str], report: str, *, by_signal: bool = False
+) -> None:
+    """Start a sweep, and stop it after a report, by `bsweep stop` or a signal."""
     sweep, ends = Fork("bsweep", *words, cwd=folder, has_forks=True), time.monotonic() + 60
     try:
         reports = "results/s/b*/logs/rank.0/reports.jsonl"
         while not any(report in path.read_text() for path in folder.glob(reports)):
             assert time.monotonic() < ends
             time.sleep(0.05)
-        assert bsweep("stop", "results/s", cwd=folder).returncode == 0
+        if by_signal:
+            os.kill(sweep.pid, signal.SIGTERM)
+        else:
+            assert bsweep("stop", "results/s", cwd=folder).returncode == 0
         sweep.wait(60)
     finally:
         sweep.kill()
@@ -109,7 +116,7 @@ def _stop_after(folder: Path, words: Sequence[str], report: str) -> None:
 def test_a_stopped_program_resumes_at_its_last_whole_epoch(folder: Path) -> None:
     options = "program.options={steps: 10, seconds: 0.1, saves: 1}"
     words = started("local_batch=8", "epochs=2", "launch=inline", options)
-    _stop_after(folder, words, '"epoch": 2')
+    _stop_after(folder, words, '"epoch": 2', by_signal=True)
     assert summary(folder)["status"] == "interrupted"
     ran = bsweep("resume", "results/s", cwd=folder)
     assert ran.returncode == 0, ran.stderr
@@ -227,9 +234,10 @@ def test_a_failed_worker_is_named_with_its_log(tmp_path: Path) -> None:
     assert ran.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_silent_program_is_a_timeout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"KIND = 'silence'\n{BAD}")
-    words = started("local_batch=8", "launch=torchrun", "launch.stall_timeout_seconds=5")
+    words = started("local_batch=8", "launch=torchrun", "launch.stall_timeout_seconds=2")
     bsweep(*words, cwd=tmp_path)
     assert summary(tmp_path)["status"] == "timeout"
     assert "this is the log" in summary(tmp_path)["message"]
@@ -368,3 +376,14 @@ def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
     sweep.kill()
     left = psutil.Process(int((tmp_path / "pid").read_text()))
     assert psutil.wait_procs([left], timeout=20)[1] == []
+
+
+def test_recommend_learns_how_many_examples_a_program_has(folder: Path) -> None:
+    words = started("local_batch=8,16", "epochs=3", "launch=inline")[1:]
+    options = ("program.options={steps: 20, seconds: 0.01}", "--target-accuracy", "0.7")
+    ran = bsweep("recommend", *words, *options, "--budget", "60s", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert "Fastest to a test accuracy of 0.7" in ran.stdout
+    kept = json.loads((folder / "results/s/recommend.json").read_text())
+    assert kept["num_train"] == 64
+    assert len(kept["probes"]) == 2

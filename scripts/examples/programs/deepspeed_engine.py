@@ -34,7 +34,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=run.lr or 0.05, momentum=0.9)
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=settings(run))
     resume(run, engine)
-    sampler = DistributedSampler(train, seed=run.seed)
+    sampler: DistributedSampler[object] = DistributedSampler(train, seed=run.seed)
     loader = DataLoader(train, batch_size=run.local_batch, sampler=sampler, drop_last=True)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)

@@ -41,7 +41,7 @@ def main() -> None:
     net = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)
-    sampler = DistributedSampler(train, seed=given.seed)
+    sampler: DistributedSampler[object] = DistributedSampler(train, seed=given.seed)
     loader = DataLoader(train, batch_size=given.batch, sampler=sampler, drop_last=True)
     for epoch in range(1, given.epochs + 1):
         sampler.set_epoch(epoch)
