@@ -103,8 +103,9 @@ def test_adapter_reports_and_stops_at_the_target(tmp_path: Path, example: str) -
     python = os.environ.get(PYTHON)
     if python is None:
         pytest.skip(f"{PYTHON} is not set: scripts/programs.sh makes an environment and sets it")
-    if subprocess.run([python, "-c", f"import {NEEDS[example]}"], check=False).returncode:
-        pytest.skip(f"{python} cannot import {NEEDS[example]}: scripts/programs.sh installs it")
+    looks = f"import importlib.util as u; assert u.find_spec({NEEDS[example]!r})"
+    if subprocess.run([python, "-c", looks], check=False).returncode:
+        pytest.skip(f"{python} has no {NEEDS[example]}: scripts/programs.sh installs it")
     lr = "0.005" if example == "transformers_trainer.py" else "0.1"
     records = records_of(
         tmp_path,
