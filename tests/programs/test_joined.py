@@ -116,7 +116,7 @@ def test_a_step_counts_the_local_batch_if_nothing_is_said(tmp_path: Path) -> Non
     ],
 )
 def test_the_examples_of_a_batch(batch: Any, examples: Any, size: int | None) -> None:
-    assert joined._size(batch, examples) == size
+    assert joined.size_of(batch, examples) == size
 
 
 def test_the_program_is_asked_to_stop_by_the_stop_file(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=run.lr or 0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    sampler: DistributedSampler[object] = DistributedSampler(train, hvd.size(), hvd.rank(), seed=run.seed)
+    sampler: DistributedSampler[object] = DistributedSampler(
+        train, hvd.size(), hvd.rank(), seed=run.seed
+    )
     loader = DataLoader(train, batch_size=run.local_batch, sampler=sampler, drop_last=True)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)

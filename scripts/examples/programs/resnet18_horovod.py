@@ -54,7 +54,9 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=run.lr or 0.01), model.named_parameters()
     )
-    sampler: DistributedSampler[object] = DistributedSampler(train, hvd.size(), hvd.rank(), seed=run.seed)
+    sampler: DistributedSampler[object] = DistributedSampler(
+        train, hvd.size(), hvd.rank(), seed=run.seed
+    )
     loader = DataLoader(train, run.local_batch, sampler=sampler)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)

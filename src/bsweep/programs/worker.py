@@ -249,32 +249,23 @@ def _started(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "host").write_text(platform.node())
     paths.program.mkdir(exist_ok=True)
-    values = values_of(config)
     point = folder / "point.json"
     point.write_text(json.dumps(_point(config, program, paths, place)))
-    _reports(paths).unlink(missing_ok=True) if place.rank == 0 else None
+    if place.rank == 0:
+        _reports(paths).unlink(missing_ok=True)
     environment = {
-        **os.environ,
-        **{_variable(name): str(value) for name, value in values.items() if value is not None},
-        "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
-        **{str(name): str(value) for name, value in program.environment.items()},
-        **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
+        **_environment(config, program, place),
         **variables,
-        "BSWEEP_RANK": str(place.rank),
-        "BSWEEP_LOCAL_RANK": str(place.local_rank),
-        "BSWEEP_ADDRESS": _address(config),
-        "PYTHONUNBUFFERED": "1",
         POINT: str(point.absolute()),
+        **({"PYTHONPATH": _path_to_bsweep(folder)} if program.python else {}),
     }
-    if program.python:
-        environment["PYTHONPATH"] = _path_to_bsweep(folder)
     with ExitStack() as files:
         stdout, stderr = (
             None if is_launched else files.enter_context((folder / name).open("ab"))
             for name in ("stdout", "stderr")
         )
         return subprocess.Popen(
-            program.command_of(values),
+            program.command_of(values_of(config)),
             cwd=program.path,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -283,6 +274,24 @@ def _started(
             start_new_session=True,  # Ctrl-C asks bsweep to stop, which tells the program
             preexec_fn=end_with_parent,
         )
+
+
+def _environment(config: RunConfig, program: OwnProgramConfig, place: Place) -> dict[str, str]:
+    """Return the environment variables of a worker's command: those of this process, those of the
+    point, and those that the user gave.
+    """
+    values = values_of(config)
+    return {
+        **os.environ,
+        **{_variable(name): str(value) for name, value in values.items() if value is not None},
+        "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
+        **{str(name): str(value) for name, value in program.environment.items()},
+        **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
+        "BSWEEP_RANK": str(place.rank),
+        "BSWEEP_LOCAL_RANK": str(place.local_rank),
+        "BSWEEP_ADDRESS": _address(config),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _point(
