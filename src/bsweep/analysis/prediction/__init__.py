@@ -175,9 +175,8 @@ def _warnings(
     if others and (len(known) < 2 or max(others) > max(known)):
         yield (
             f"steps were timed only on {_counts(known)}: the cost of an exchange on "
-            f"{_counts(others)} is a guess with a wide interval. Time a few steps with these "
-            "numbers of workers, or give the file of `bsweep probe` with such a number by bsweep "
-            "predict --probe."
+            f"{_counts(others)} is a guess with a wide interval. Time a few steps with so many "
+            "workers, or give bsweep predict the file of `bsweep probe` with --probe."
         )
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
