@@ -159,6 +159,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["only strategy=parameter_server has this key"],
         ),
         (("global_batch=7", "num_workers=2"), ["global_batch=7", "num_workers=2", "multiple of 2"]),
+        (("global_batch=1", "num_workers=2", "batching=schedule"), ["global_batch=1 cannot be"]),
         (
             ("local_batch=8", "strategy=single", "num_workers=2"),
             ["strategy=single", "num_workers=2"],

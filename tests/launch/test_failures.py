@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ from torch import nn
 from bsweep.config.run import RunConfig
 from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
-from bsweep.launch import failure, lifeline, stop
+from bsweep.launch import failure, lifeline, processes, stop
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
 from bsweep.numerics import objective
@@ -152,6 +153,15 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
 
 
+def test_a_host_that_ssh_lost_without_a_word_is_no_matter_of_slurm(paths: RunPaths) -> None:
+    console = paths.logs / "console"
+    console.touch()
+    outcome = failure.outcome(point("launch.hosts='h1:1,h2:1'"), paths, [], console, [1, 255])
+    assert outcome.message.startswith(
+        "host h2 is lost: the connection ended, or what ran there was killed: try `ssh HOST true`"
+    )
+
+
 def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(tmp_path: Path) -> None:
     """Though somebody touches the file, as the launcher of the other start does."""
     file = tmp_path / "lifeline"
@@ -188,6 +198,19 @@ def test_what_a_start_has_left_ends_where_its_file_is_gone(tmp_path: Path) -> No
     time.sleep(3)  # until it has seen the file: one that it has never seen may be late
     file.unlink()
     assert left.wait(60) == 1
+
+
+def test_what_was_stopped_with_its_launcher_waits_for_it_anew(tmp_path: Path) -> None:
+    """Its clock has gone on by an hour between two looks at the file."""
+    file = tmp_path / "lifeline"
+    lifeline.begin(file)
+    code = (
+        "import runpy, subprocess, sys, time; monotonic = time.monotonic; start = monotonic()\n"
+        "time.monotonic = lambda: monotonic() + 3600 * (monotonic() > start + 1.5)\n"
+        f"sys.argv = {lifeline.words(file, 60, ['sleep', '3'])[1:]}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_command_on_a_host_ends_when_what_watches_it_is_killed(tmp_path: Path) -> None:
@@ -237,6 +260,21 @@ def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     monkeypatch.setenv(fresh_process.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
+
+
+def test_a_sweep_that_stood_still_says_so(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its launcher on another host has ended meanwhile, as it found no sweep any more."""
+    stopped, monotonic = [0.0], time.monotonic
+    clock = SimpleNamespace(monotonic=lambda: monotonic() + stopped[0], sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
+
+    def stop() -> None:
+        stopped[0] = 70.0
+
+    Scripted(["sh", "-c", "exit 1"]).launch(LaunchRequest(point(), paths, stop))
+    assert "bsweep: this sweep stood still for 1 min 10 s" in capsys.readouterr().err
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

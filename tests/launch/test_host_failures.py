@@ -233,16 +233,6 @@ def test_a_lone_host_that_horovodrun_cannot_reach_is_named(tmp_path: Path) -> No
     )
 
 
-def test_a_host_that_ssh_lost_without_a_word_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "launcher.log"
-    log.write_text("")
-    config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=ddp")
-    outcome = failure.outcome(config, RunPaths(tmp_path), [], log, [255])
-    assert outcome.message.startswith(
-        "host h2 is lost: the connection ended: try `ssh HOST true` by hand"
-    )
-
-
 def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.rank_logs(0).mkdir(parents=True)

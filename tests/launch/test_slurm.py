@@ -227,6 +227,7 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:
     assert preflight._explain(1, said).startswith(problem)
+    assert "SIGKILL ended the command that asks" in preflight._explain(-signal.SIGKILL, said)
 
 
 @pytest.mark.parametrize(

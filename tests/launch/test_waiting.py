@@ -31,6 +31,15 @@ def seen(
     return Seen(seconds, codes, dict(enumerate(signs)), LAUNCHED_AT, lambda: has_ended)
 
 
+def watched(wait: Waiting, first: float, last: float, signs: Sequence[float] = (0.0, 0.0)) -> bool:
+    """Whether the wait is over when the launcher has looked from `first` to `last`."""
+    seconds = first
+    while seconds < last:
+        assert not wait.is_over(seen(seconds, signs=signs))
+        seconds += 4
+    return wait.is_over(seen(last, signs=signs))
+
+
 def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None]) -> float:
     """The seconds after `first` at which the wait is over, by steps of a quarter of a second."""
     seconds = first
@@ -42,7 +51,7 @@ def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None])
 
 def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
     wait = waiting("strategy=ddp", "launch.start_timeout_seconds=60")
-    assert not wait.is_over(seen(60))
+    assert not watched(wait, 0, 60)
     assert wait.is_over(seen(60.1))
     assert wait.timeout
     assert "launch.start_timeout_seconds=60" in wait.timeout
@@ -50,11 +59,19 @@ def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
 
 def test_workers_that_fall_silent_are_a_timeout() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
-    assert not wait.is_over(seen(50, signs=(1049.0, 1048.0)))
-    assert not wait.is_over(seen(90, signs=(1049.0, 1048.0)))
+    assert not watched(wait, 50, 90, (1049.0, 1048.0))
     assert wait.is_over(seen(90.1, signs=(1049.0, 1048.0)))
     assert wait.has_stalled
     assert wait.timeout == "no sign of life for launch.stall_timeout_seconds=40"
+
+
+def test_time_in_which_the_launcher_was_stopped_itself_is_no_silence() -> None:
+    wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
+    assert not watched(wait, 50, 60, (1049.0, 1048.0))
+    assert not wait.is_over(seen(1000, signs=(1049.0, 1048.0))), "the workers were stopped, too"
+    assert not watched(wait, 1001, 1025, (1049.0, 1048.0)), "10 + 5 + 25 s"
+    assert wait.is_over(seen(1025.1, signs=(1049.0, 1048.0)))
+    assert wait.has_stalled
 
 
 @pytest.mark.parametrize(
@@ -79,12 +96,11 @@ def test_a_stall_is_blamed_on_what_stopped_and_not_on_what_waits_for_it(
 
 def test_a_sign_of_life_counts_even_after_a_clock_was_set_back() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
-    assert not wait.is_over(seen(50, signs=(1050.0, 1050.0)))
-    assert not wait.is_over(seen(89, signs=(1050.0, -500.0)))  # nothing newer
+    assert not watched(wait, 50, 53, (1050.0, 1050.0))
+    assert not watched(wait, 54, 89, (1050.0, -500.0))  # nothing newer
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
-    assert not wait.is_over(seen(50, signs=(2000.0, 0.0)))
-    assert not wait.is_over(seen(89, signs=(1500.0, 0.0)))
-    assert not wait.is_over(seen(128, signs=(1500.0, 0.0)))
+    assert not watched(wait, 50, 85, (2000.0, 0.0))
+    assert not watched(wait, 89, 128, (1500.0, 0.0))
 
 
 @pytest.mark.parametrize(("stall", "grace"), [(600, 10), (30, 5)])
@@ -121,5 +137,6 @@ def test_a_worker_that_was_given_up_does_not_hold_up_the_end_of_the_run() -> Non
     begun = (1001.0, 1001.0)
     assert not wait.is_over(seen(5, signs=begun))
     assert not wait.is_over(seen(10, signs=begun, has_ended=True))
+    assert not wait.is_over(seen(15, signs=begun, has_ended=True))
     assert wait.is_over(seen(15.1, signs=begun, has_ended=True))
     assert wait.timeout is None

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests import conftest
+from tests.support import ask_forks
 from tests.support.running import ROOT, Fork, forks, popen
 
 
@@ -53,6 +54,23 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
     assert not psutil.wait_procs([process], timeout=5)[1]
     with (tmp_path / "output").open("w") as output:
         assert Fork("bsweep", "frobnicate", cwd=tmp_path, stdout=output, stderr=output).wait() == 2
+
+
+def test_a_process_whose_stand_in_has_ended_at_once_ends_too(tmp_path: Path) -> None:
+    """Otherwise a sweep that is killed as it begins would train on, beside the next one."""
+    code = "import os, time; open('pid', 'w').write(f'{os.getpid()}'); time.sleep(60)"
+    connection = ask_forks.ask(
+        forks().socket,
+        ["-c", code],
+        cwd=str(tmp_path),
+        env=dict(os.environ),
+        executable=sys.executable,
+        files={},
+    )
+    connection.close()
+    time.sleep(1)
+    path = tmp_path / "pid"
+    assert not path.exists() or not psutil.pid_exists(int(path.read_text()))
 
 
 def test_a_stand_in_has_the_files_that_it_is_given_and_torch() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -260,6 +261,51 @@ def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
     )
     assert sweep.returncode == 0 or "host h2 is lost: " in printed, printed
     check_as_in_peace(typed, 0, Counter({"cut": 1}), is_resumed=sweep.returncode != 0)
+
+
+SHORT_STALL_SECONDS = 12
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seconds", [4, 40])
+@pytest.mark.parametrize("host", ["h1", "h2"])
+@pytest.mark.parametrize("strategy", ACROSS)
+def test_a_host_that_sleeps_goes_on_or_is_named(
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, host: str, seconds: int
+) -> None:
+    """The sweep sleeps with h1; all that runs on a host stops, its sshd too."""
+    words = (*POINT[:-1], f"launch.stall_timeout_seconds={SHORT_STALL_SECONDS}", "local_batch=4")
+    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")))
+    typed = Typed(tmp_path, grid, host="h1")
+    with (tmp_path / "said").open("w+") as said:
+        sweep = typed.begin("s0", said)
+        wait_for_checkpoint(sweep, tmp_path, "")
+        asleep = processes_on(host)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in asleep:
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, number)
+            time.sleep(seconds * (number == signal.SIGSTOP))
+        woke_at = time.monotonic()
+        end(sweep, tmp_path)
+    lasted, printed = time.monotonic() - woke_at, (tmp_path / "said").read_text()
+    print(
+        f"{strategy}, {host} slept {seconds} s ({len(asleep)} processes): {sweep.returncode} "
+        f"{lasted:.0f} s after it woke: {printed}"
+    )
+    of_h1, of_h2 = "bsweep: this sweep stood still for ", "host h2 is lost: |rank 1 on h2 stopped"
+    is_named = re.search(of_h1 if host == "h1" else of_h2, printed)
+    assert sweep.returncode == 0 or (seconds > SHORT_STALL_SECONDS and is_named), printed
+    check_as_in_peace(typed, 0, Counter({"sleep": 1}), is_resumed=sweep.returncode != 0)
+
+
+def processes_on(host: str) -> list[int]:
+    """The ids of all processes on a host of scripts/hosts.sh."""
+    name = f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"
+    command = ["ip", "netns", "pids", name]
+    pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [int(pid) for pid in pids.split()]
 
 
 def over(hosts: str, given: dict[str, str]) -> tuple[str, ...]:

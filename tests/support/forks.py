@@ -7,6 +7,7 @@ imports torch and uses nothing of it, so that no thread is lost in a fork.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -106,16 +107,19 @@ def _keep(connection: socket.socket, python: str) -> NoReturn:
                 _become(_moved(files), **wanted)
             for number in (lives, *files):
                 os.close(number)
-            print(pid, file=file, flush=True)
+            with contextlib.suppress(OSError):  # it has ended already, as is seen below
+                print(pid, file=file, flush=True)
             watched: list[int | socket.socket] = [ended, connection]
             if ended not in select.select(watched, [], [])[0]:
                 os.kill(pid, signal.SIGKILL)
                 os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file, flush=True)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(OSError):  # nobody may wait for it any more
+                print(code, file=file, flush=True)
+            os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)
 
 
 def _enter_namespaces(connection: socket.socket) -> None:

@@ -23,7 +23,7 @@ from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Continued
-from bsweep.study import provenance
+from bsweep.study import provenance, sweep
 from bsweep.train import choose_numerics, step, worker
 from tests.support.running import TINY, bsweep, compose
 from tests.support.synthetic_study import META, write_run
@@ -337,6 +337,39 @@ def test_workers_on_another_machine_than_who_asked_go_on_as_its_runs_did(
     write_run(point.study_dir, local_batch=16, meta=ELSEWHERE, precision="bf16")
     calibration_file.request([point], calibration_file.LEAST_STEPS, hardware=LOGIN)
     assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
+
+
+def test_a_point_whose_calibration_was_deleted_goes_on_as_others_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deletes the file between the start of the point and its first look."""
+    point = replace(AUTO, results_dir=str(tmp_path))
+    write_run(point.study_dir, local_batch=16, meta=ELSEWHERE, precision="bf16")
+    assert not calibration_file.path_of(point).exists()
+    assert agreed(point, monkeypatch, **ELSEWHERE) == BF16_LAST
+    assert agreed(point, monkeypatch, **HERE) == FP32, "no run of the study was on this hardware"
+
+
+def test_a_calibration_that_vanishes_before_a_point_reads_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with the last point, after which the sweep does not look for the file again."""
+    point = compose("local_batch=8", "launch=inline", f"results_dir={tmp_path}", "data=synthetic")
+    path = calibration_file.path_of(point)
+    path.parent.mkdir()
+    write_run(point.study_dir, local_batch=16)
+    grid: Any = SimpleNamespace(configs=[point], runs_elsewhere=False, surrounds_points=False)
+
+    def run(*_: object) -> str:
+        path.unlink()
+        return "completed"
+
+    monkeypatch.setattr(sweep, "_run_checked", run)
+    with sweep.Sweep(grid, ()) as points:
+        assert path.exists()
+        assert points.run() == ["completed"]
+    assert f"{path} is missing: what the study's runs use is" in capsys.readouterr().err
+    assert path.exists()
 
 
 def test_a_short_sweep_is_calibrated_if_its_study_was_long_enough(

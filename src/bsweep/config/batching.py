@@ -91,6 +91,8 @@ class ChangingConfig(DecidingConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
+        if not all(point.local_batches):
+            return  # the global batch is too small for the workers, which the point itself says
         configured, (least, most) = point.examples_per_step, self.bounds(point)
         if not least <= configured <= most:
             key, bound = ("min", least) if configured < least else ("max", most)

@@ -60,8 +60,13 @@ def outcome(
         return Outcome(outcome.status, message.strip())
     lost = _lost_hosts(config, silent, console, codes)
     if lost and not is_killed:
+        # ssh also ends so, without a word, if a signal ends the command on the host.
         is_by_ssh = isinstance(config.launch, SshConfig)
-        loss_of = "the connection ended" if is_by_ssh else "SLURM lost the node"
+        loss_of = (
+            "the connection ended, or what ran there was killed"
+            if is_by_ssh
+            else "SLURM lost the node"
+        )
         why = ssh.reason(_text_of(console)) or loss_of
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:

@@ -4,7 +4,8 @@ lost or has started other processes instead.
 `python lifeline.py FILE START SECONDS COMMAND...` runs COMMAND, and exits with the exit code of
 COMMAND. This program ends COMMAND and the processes below it in each of these cases:
 
-- The launcher has not touched FILE for SECONDS.
+- The launcher has not touched FILE for SECONDS. Time in which this process was stopped itself does
+  not count.
 - FILE does not name START, for example because the launcher ends or has begun another start.
 - Another start has taken over the run that START trains.
 - This program gets a signal such as SIGTERM.
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 _LIBC = ctypes.CDLL(None)
 _POLL_SECONDS = 1.0
+_APART_SECONDS = 5.0  # looks of a process that runs are closer together
 _GRACE_SECONDS = 5.0
 
 
@@ -123,21 +125,21 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
     reader.register(1, 0)  # report only that nobody reads standard output any more
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_parent)
     try:
-        touched, seen_at = -1, time.monotonic()
+        touched = -1
+        seen_at = looked_at = time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(_POLL_SECONDS)
                 return 128 - code if code < 0 else code
+            # This process was stopped meanwhile, perhaps with its machine and the launcher.
+            seen_at += max(0.0, time.monotonic() - looked_at - _APART_SECONDS)
+            looked_at = time.monotonic()
             latest, said = _seen(path)
             if latest < 0 and touched < 0:
                 said = None  # a network file system may show the file late
             if latest != touched:
-                touched, seen_at = latest, time.monotonic()
-            if (
-                time.monotonic() - seen_at > seconds
-                or reader.poll(0)
-                or not _belongs_to(said, start)
-            ):
+                touched, seen_at = latest, looked_at
+            if looked_at - seen_at > seconds or reader.poll(0) or not _belongs_to(said, start):
                 return 1
     except _Told:
         return 128 + signal.SIGTERM

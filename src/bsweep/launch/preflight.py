@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -203,6 +204,11 @@ def _explain(code: int, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_host = [line for line in lines if not line.startswith("srun: ")]
     last = (of_host or lines or [f"exit code {code}"])[-1]
+    if code < 0:
+        return (
+            f"{signal.Signals(-code).name} ended the command that asks the host what it has: type "
+            "the command again"
+        )
     if code == ssh.EXIT_CODE:
         why = ssh.reason(said) or last
         return f"ssh cannot enter the host: {why}: {ssh.remedy(why)}"

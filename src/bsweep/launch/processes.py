@@ -15,14 +15,18 @@ from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
+from bsweep.core import terminal
 from bsweep.core.fresh_process import LAUNCHER
+from bsweep.core.words import duration
 from bsweep.launch import environment, failure, lifeline, preflight
 from bsweep.launch.launcher import HostLauncher, LaunchRequest, Pool
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
-from bsweep.launch.waiting import Seen, Waiting, cause_of_stall
+from bsweep.launch.waiting import APART_SECONDS, Seen, Waiting, cause_of_stall
 from bsweep.runlog import waits
 from bsweep.runlog.files import RunPaths
+
+logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 5 * waits.SIGN_SECONDS
@@ -131,7 +135,8 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
     they took too long, else None.
     """
     config, paths = request.config, request.paths
-    waiting = Waiting(config, _touched_at(paths.metrics), time.monotonic())
+    looked_at = time.monotonic()
+    waiting = Waiting(config, _touched_at(paths.metrics), looked_at)
     while True:
         left = [command for command in started.commands if command.poll() is None]
         with suppress(subprocess.TimeoutExpired):
@@ -139,6 +144,12 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
         request.on_poll()
         environment.remove_when_read(paths, request.ranks)
         started.look_after()
+        if (seconds := time.monotonic() - looked_at) > APART_SECONDS:
+            logger.warning(
+                f"bsweep: this sweep stood still for {duration(seconds)}, perhaps with its "
+                "machine; its processes on other hosts may have ended meanwhile"
+            )
+        looked_at = time.monotonic()
         codes = [command.poll() for command in started.commands]
         if started.is_through or None not in codes:
             return None

@@ -14,6 +14,8 @@ from bsweep.launch import ssh
 from bsweep.runlog import waits
 
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
+APART_SECONDS = 5
+"""The seconds within which a launcher that runs looks at its processes again."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Waiting:
         assert isinstance(config.launch, ProcessesConfig), config.launch
         self._config, self._card = config, config.launch
         self._launched_at = self._last_sign = launched_at
-        self._last_sign_at = seconds
+        self._last_sign_at = self._looked_at = seconds
         self._failed_at: float | None = None
         self.timeout: str | None = None
         """A message on what took too long, if a time-out has ended the wait; otherwise None."""
@@ -69,6 +71,9 @@ class Waiting:
         Call this method while a command runs. The wait is over if the grace period after a failure
         has passed, if the workers that still run were given up by the others, or after a time-out.
         """
+        # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
+        self._last_sign_at += max(0.0, seen.seconds - self._looked_at - APART_SECONDS)
+        self._looked_at = seen.seconds
         if self._failed_at is None and self._has_failed(seen):
             self._failed_at = seen.seconds
         if self._failed_at is not None:

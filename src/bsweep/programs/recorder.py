@@ -285,7 +285,7 @@ class Recorder:
         self._before.num_steps += len(self._seconds)
         self._before.num_examples += examples
         self._before.train_seconds += seconds
-        self._keep_checkpoint(report["files"])
+        self._keep_checkpoint(report.get("files", {}))
 
     def _steps_from_wall(self, now: float) -> None:
         """Take the time of an epoch whose steps the program did not time from the clock."""

@@ -254,6 +254,21 @@ def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
     return found
 
 
+def of_other_runs(config: RunConfig, hardware: str) -> Calibration | None:
+    """Return a calibration that fixes what the study's runs on the given hardware use; None if it
+    has no such runs.
+
+    A point on CPUs needs it if somebody deletes the calibration file after the point was started.
+
+    Args:
+        config: A point of the study.
+        hardware: The workers' hardware, as `runlog.hardware_words`; empty for any.
+    """
+    for settled in _of_runs(config.study_dir, hardware):
+        return Calibration(1, wanted_batches=config.local_batches, settled=settled)
+    return None
+
+
 _FILE = "calibration.json"
 
 

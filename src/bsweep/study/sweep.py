@@ -186,11 +186,19 @@ class Sweep:
     def _run_with(
         self, config: RunConfig, progress: Progress, launch_point: attempts.Launch
     ) -> str:
+        self._restore_calibration(config)
+        status = _run_checked(config, self._doubts[_key(config)], progress, launch_point)
+        self._restore_calibration(config)  # it may have been deleted before the workers read it
+        return status
+
+    def _restore_calibration(self, config: RunConfig) -> None:
+        """Write the calibration of a point's study anew if somebody has deleted it. Without it, a
+        point would use another answer.
+        """
         path = calibration_file.path_of(config)
-        if path in self._calibrations and not path.exists():  # this point would use another answer
+        if path in self._calibrations and not path.exists():
             logger.warning(f"bsweep: {path} is missing: what the study's runs use is written anew")
             self._ask_for_calibration(self.studies[config.study_dir])
-        return _run_checked(config, self._doubts[_key(config)], progress, launch_point)
 
 
 def run_elsewhere(config: RunConfig) -> str:

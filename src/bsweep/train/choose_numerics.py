@@ -77,8 +77,11 @@ def agree(
         return calibration_file.numerics_for(config, None, default)
     path = calibration_file.path_in(paths.folder, config)
     hardware = calibration_file.hardware_of(paths.folder)
-    begun = calibration_file.begun(paths.metrics, config)
-    found = _of_first(strategy, begun or calibration_file.asked(path, config, hardware))
+    known = calibration_file.begun(paths.metrics, config)
+    known = known or calibration_file.asked(path, config, hardware)
+    if known is None and not on_gpu and strategy.rank == strategy.members[0]:
+        known = calibration_file.of_other_runs(config, hardware)
+    found = _of_first(strategy, known)
     if found and found.is_open:
         if on_gpu:
             # A run on a GPU replays a graph. Passes launched kernel by kernel would measure the
