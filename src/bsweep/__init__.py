@@ -7,6 +7,7 @@ trains fastest.
     bsweep.report.write("results/quickstart")    # writes tables, figures and one HTML page
     bsweep.predict(study, target_accuracy=0.9)   # the predicted best batch size and worker count
     bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
+    bsweep.join()                                # the point that `bsweep run program=own` started
     bsweep.NoiseScale(model)                     # the gradient noise scale of your training loop
 
 `predict` needs runs of only some cells of a grid.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bsweep.analysis import load, predict
     from bsweep.measure.noise_monitor import NoiseScale
     from bsweep.models.final_file import load_model
+    from bsweep.programs.joined import join
 
     __version__: str
 
@@ -29,6 +31,7 @@ __all__ = [
     "NoiseScale",
     "__version__",
     "analysis",
+    "join",
     "load",
     "load_model",
     "plots",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "join": "bsweep.programs.joined",
     "load": "bsweep.analysis",
     "load_model": "bsweep.models.final_file",
     "predict": "bsweep.analysis",

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -452,3 +453,15 @@ def _composed() -> dict[str, Any]:
         json.dumps(dataclasses.asdict(compose("local_batch=8", "num_workers=2")))
     )
     return composed
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python train.py --lr {lr} -x a,b", "sh -c 'a; b'", """sh -c 'echo "a"'""", "ls"],
+)
+def test_a_command_is_one_value_as_it_is_typed(command: str) -> None:
+    taken = as_hydra_takes(f"program.command={command}")
+    parsed = OverridesParser.create().parse_override(taken)
+    assert parsed.value() == command
+    quoted = "program.command='a {lr}','b'"
+    assert as_hydra_takes(quoted) == quoted

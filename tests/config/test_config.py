@@ -11,6 +11,7 @@ import yaml
 
 from bsweep.config.card import resolve
 from bsweep.config.parsing import conf_dir
+from bsweep.config.programs import ProgramConfig
 from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
@@ -37,6 +38,7 @@ def test_every_option_composes(group: str, option: str) -> None:
     extra = {
         "imagefolder": ["data.root=somewhere"],
         "own": [f"{group}.target=somewhere.py:build"],
+        "program": ["program=own", "program.command=ls"],  # which brings all four parts with it
         "text": [*language[1:], "model=llama_tiny"],
         "llama_150m": language,
         "llama_tiny": language,
@@ -46,6 +48,8 @@ def test_every_option_composes(group: str, option: str) -> None:
         "raise_instead_of_decay": ["optimizer.schedule=multistep", "optimizer.milestones=[2]"],
         "torchvision": [{"data": "data.dataset=MNIST"}.get(group, "model.architecture=resnet18")],
     }.get(option, [])
+    if (group, option) == ("program", "own"):
+        extra = ["program.command=ls"]
     config = compose("local_batch=8", f"{group}={option}", *extra)
     assert option.startswith(getattr(config, group).name)
 
@@ -469,7 +473,10 @@ def test_saved_configuration_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_every_card_builds_is_there(group: str) -> None:
     for card in variants(group):
-        assert card.builds or names(card) == ("none",), card
+        if issubclass(card, ProgramConfig):
+            assert importlib.util.find_spec(card.worker), card
+            continue
+        assert card.builds or names(card) in {("none",), ("program",)}, card
         if card.builds and not (
             card is HorovodConfig and importlib.util.find_spec("horovod") is None
         ):

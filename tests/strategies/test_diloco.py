@@ -72,6 +72,7 @@ class Simulation:
         # As vectors have them.
         self.tensors = sorted(self.model.parameters(), key=lambda tensor: tensor.dim() < 2)
         o = self.config.optimizer
+        assert o.lr
         self.inner = [
             AdamW(self.tensors, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=o.weight_decay)
             for _ in workers

@@ -69,6 +69,7 @@ def gradient(vector: Vector, case: Case, worker: int, step: int) -> Tensor:
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
+    assert config.optimizer.lr
     return config.optimizer.lr / (1 + step)
 
 

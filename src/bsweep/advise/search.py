@@ -32,6 +32,7 @@ from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
+from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
 from bsweep.config.values import Count, Name, Processes
@@ -76,11 +77,14 @@ class _Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The content of `recommend.json`; `runs` are the ids of the runs made for searches."""
+    """The content of `recommend.json`; `runs` are the ids of the runs made for the search, and
+    `num_train` is the number of training examples, once a run has told it.
+    """
 
     schema: Literal[1] = 1
     probes: tuple[_Probe, ...] = ()
     runs: tuple[Name, ...] = ()
+    num_train: Count | None = None
 
 
 def _read_kept(path: Path) -> _Kept:
@@ -138,6 +142,9 @@ class Search:
         self.others = [one for one in kept.probes if one.kind != self.kind]
         self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids = [*kept.runs]
+        self.num_train = kept.num_train if self.probes else None
+        if self.num_train is not None:
+            self._learn_num_train(self.num_train)
 
     @property
     def least(self) -> str:
@@ -228,7 +235,8 @@ class Search:
         timings_or_problem = side_runs.try_out(self.cells[cell][0], logger.info)
         took = time.monotonic() - began
         if not isinstance(timings_or_problem, str):
-            self.probes[cell] = _Probe(self.kind, cell, timings_or_problem[0], took)
+            self.probes[cell] = _Probe(self.kind, cell, timings_or_problem.step_seconds, took)
+            self._learn_num_train(timings_or_problem.num_train)
         elif timings_or_problem.startswith("out_of_memory"):
             self._does_not_fit(cell, took, timings_or_problem)
         else:
@@ -251,9 +259,26 @@ class Search:
             }
             self.cells = {key: of for key, of in self.cells.items() if fits[key]}
 
+    def _learn_num_train(self, num_train: int) -> None:
+        """Set the number of training examples in the points, if only the user's own program knew
+        it.
+        """
+        self.num_train = num_train
+        self.cells = {
+            key: [
+                replace(config, data=replace(config.data, num_train=num_train))
+                if isinstance(config.data, ProgramDataConfig) and config.data.num_train is None
+                else config
+                for config in configs
+            ]
+            for key, configs in self.cells.items()
+        }
+        vars(self).pop("planned", None)  # it has the number of examples
+
     def _keep(self) -> None:
         probes = (*self.others, *self.probes.values())
-        write_json(self._path, asdict(_Kept(probes=probes, runs=tuple(self.run_ids))))
+        kept = _Kept(probes=probes, runs=tuple(self.run_ids), num_train=self.num_train)
+        write_json(self._path, asdict(kept))
 
     @property
     def timings(self) -> list[Timing]:
@@ -454,6 +479,7 @@ def named(cell: Key) -> str:
 
 
 def _most_steps(point: commands.Planned) -> float:
+    assert point.num_examples is not None, "the first probe tells the number of examples"
     return point.num_examples / point.examples_per_step
 
 

@@ -190,7 +190,9 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
         ),
         **({"strategy.transport": start["transport"]} if start.get("transport") else {}),
         "num_classes": start.get("num_classes") or len(classes) or None,
-        "num_test": start["num_test"] * (start.get("tokens_per_example") or 1) if start else None,
+        "num_test": start["num_test"] * (start.get("tokens_per_example") or 1)
+        if start.get("num_test")
+        else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,
     }
 

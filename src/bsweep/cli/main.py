@@ -38,6 +38,9 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
        bsweep report STUDY [--out DIR] [--mix] [--beside]
                                                     write figures, tables and one page of a study
+       bsweep import FILE --study NAME [--from ...] [--map COLUMN=KEY ...]
+                                                    make a study of runs of another tool: CSV,
+                                                    wandb-export, mlflow, tensorboard
        bsweep export STUDY --to TRACKER [--out X]   pass its records to tensorboard, mlflow, wandb
        bsweep setup-horovod                         compile Horovod for the installed torch
        bsweep run --help                            keys, groups and flags
@@ -96,6 +99,7 @@ _COMMANDS = {
     "replay": "bsweep.advise.replay:main",
     "doctor": "bsweep.cli.doctor:run",
     "report": "bsweep.cli.report:run",
+    "import": "bsweep.cli.import_runs:run",
     "export": "bsweep.trackers.export:main",
     "-sc": "bsweep.cli.completion:run",
     "--shell-completion": "bsweep.cli.completion:run",

@@ -116,6 +116,11 @@ def _measured(
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
         config = fill_in(parse(values_of(composed)).resolved())
+        if config.program.is_own:
+            raise ConfigError(
+                f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
+                "--probe` times a few steps of your program."
+            )
         warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):

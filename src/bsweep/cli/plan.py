@@ -7,6 +7,7 @@ trains no point of a study, and writes nothing into a study's folder.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bsweep.compose import hydra_grid, overrides
@@ -96,5 +97,6 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             if isinstance(tried, str):
                 logger.warning(f"bsweep: {point.run_id}: {tried}")
             else:
-                found.append(Timed(point, *tried))
+                told = replace(point, num_examples=config.epochs * tried.num_train)
+                found.append(Timed(told, tried.step_seconds, tried.other_seconds))
     return found

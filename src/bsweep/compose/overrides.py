@@ -121,11 +121,17 @@ def as_hydra_takes(argument: str) -> str:
 
     The ~ of key=~/path becomes the home folder, because most shells do not expand it there. Words
     with letters beyond ASCII, or with a '=', are quoted, unless the value already has characters of
-    Hydra's grammar such as quotes. Keys of `options` get a ++, as they need not exist.
+    Hydra's grammar such as quotes. Keys of `options` and of `program.environment` get a ++, as they
+    need not exist. A `program.command` is one value, whatever it contains, unless its user has
+    quoted it for Hydra.
     """
-    argument = re.sub(r"^(\w+\.options(\.[\w.]+)?=)", r"++\1", argument)
+    argument = re.sub(r"^((?:\w+\.options|program\.environment)(\.[\w.]+)?=)", r"++\1", argument)
     argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
     key, equals, value = argument.partition("=")
+    if key.lstrip("+") == "program.command" and value and value[0] not in "\"'":
+        quoted = value.replace('"', '\\"') if "'" in value else value
+        mark = '"' if "'" in value else "'"
+        return f"{key}{equals}{mark}{quoted}{mark}"
     if _GRAMMAR.search(value):
         return argument
     words = (

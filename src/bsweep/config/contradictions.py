@@ -4,9 +4,13 @@ training set.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from bsweep.config.groups import StrategyConfig
+from bsweep.config.program_point import values_of
+from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import ConfigError, show
 
@@ -64,6 +68,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if c.graph is True:
         yield from _graph_contradictions(c)
     yield from _target_contradictions(c)
+    yield from _program_contradictions(c)
+    yield from _metrics_contradictions(c)
     yield from c.measure.problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
@@ -91,6 +97,96 @@ def _graph_contradictions(c: RunConfig) -> Iterator[str]:
         yield (
             "graph=true with data.device=cpu: a graph cannot wait for examples that are being "
             f"copied. {remedy}"
+        )
+
+
+def _program_contradictions(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that the chosen program does not read."""
+    parts = ("data", "model", "optimizer", "strategy")
+    for group in parts:
+        name = getattr(c, group).name
+        if c.program.is_own and name != "program":
+            yield (
+                f"{group}={name} with program=own: your program has its own {group}. Leave "
+                f"{group}={name} out; program.options.NAME=... passes a value on to the program."
+            )
+        if not c.program.is_own and name == "program":
+            yield f"{group}=program is the part of a program of your own: add program=own."
+    if not c.program.is_own:
+        return
+    yield from _unread(c)
+    if c.measures_noise:
+        yield (
+            "measure.noise_scale=true with program=own: pass a bsweep.NoiseScale to "
+            "bsweep.join().noise() in the program instead."
+        )
+    if not isinstance(c.program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
+    try:
+        c.program.command_of(values_of(c))
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _unread(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that the user's own program does not read."""
+    unread: dict[str, object] = {
+        "precision": "auto",
+        "channels_last": "auto",
+        "graph": "auto",
+        "keep_weights": False,
+        "resume_from": None,
+        "accumulation_steps": 1,
+        "evaluate_every_examples": None,
+        "average_batchnorm": True,
+        "launch.slowdown": None,
+        "launch.memory_limit_mb": None,
+    }
+    if c.checkpoint_every is not None:
+        unread["checkpoint_every"] = "auto"
+    for key, default in unread.items():
+        if (value := operator.attrgetter(key)(c)) != default:
+            yield (
+                f"{key}={show(value)} with program=own: bsweep does not train here, so "
+                f"it cannot see to it. Leave {key} out; program.options.NAME=... passes a value "
+                "on to the program."
+            )
+    for group, name in (("batching", "fixed"), ("allocation", "uniform"), ("compression", "none")):
+        if getattr(c, group).name != name:
+            yield (
+                f"{group}={getattr(c, group).name} with program=own: your program decides about "
+                f"this. Leave {group} out."
+            )
+
+
+def _metrics_contradictions(c: RunConfig) -> Iterator[str]:
+    """Yield an error message for each key that does not fit the metrics that a program writes."""
+    program = c.program
+    if not isinstance(program, OwnProgramConfig) or (c.local_batch or c.global_batch) is None:
+        return
+    given = [key for key, name in asdict(program.fields).items() if name is not None]
+    if program.metrics is None:
+        if given:
+            yield (
+                f"program.fields.{given[0]} without program.metrics: say what the program writes, "
+                "for example program.metrics=csv:log.csv, or leave it out."
+            )
+        return
+    try:
+        program.metrics_of(values_of(c))
+    except ConfigError as error:
+        yield from error.problems
+    if getattr(c.data, "num_train", None) is None:
+        yield (
+            f"program.metrics={program.metrics} needs the number of training examples: give "
+            "data.num_train=50000."
+        )
+    is_shared = "{" not in program.metrics and not program.metrics.startswith("mlflow:")
+    if is_shared and getattr(c.launch, "parallel", 1) != 1:
+        yield (
+            f"program.metrics={program.metrics} with launch.parallel: points that run at the same "
+            "time would write the same file. Give the program a place of its own for each point, "
+            "such as csv:{run_folder}/log.csv, also in its command."
         )
 
 

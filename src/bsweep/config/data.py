@@ -221,6 +221,20 @@ class OwnDataConfig(Own, ImageConfig):
     consists_of: ClassVar[Kind] = "anything"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramDataConfig(DataConfig):
+    """The card of data that the user's own program loads; see `bsweep.config.programs`."""
+
+    name: Literal["program"]
+    subset: Count | None = None
+    num_train: Count | None
+    num_test: Count | None
+    num_classes: Width | None
+
+    consists_of: ClassVar[Kind] = "anything"
+    changes_no_number: ClassVar[tuple[str, ...]] = ("num_train", "num_test", "num_classes")
+
+
 AnyData = Annotated[
     Cifar10Config
     | ImageFolderConfig
@@ -228,6 +242,7 @@ AnyData = Annotated[
     | SyntheticConfig
     | TextConfig
     | TorchvisionConfig
-    | OwnDataConfig,
+    | OwnDataConfig
+    | ProgramDataConfig,
     Field(discriminator="name"),
 ]

@@ -161,6 +161,15 @@ class OwnModelConfig(Own, ModelConfig):
     has_batchnorm: ClassVar[bool | None] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramModelConfig(ModelConfig):
+    """The card of the model of the user's own program; see `bsweep.config.programs`."""
+
+    name: Literal["program"]
+
+    learns_from: ClassVar[Kind | None] = None
+
+
 AnyModel = Annotated[
     ResNet18Config
     | VGG16Config
@@ -168,6 +177,7 @@ AnyModel = Annotated[
     | LlamaConfig
     | TimmConfig
     | TorchvisionModelConfig
-    | OwnModelConfig,
+    | OwnModelConfig
+    | ProgramModelConfig,
     Field(discriminator="name"),
 ]

@@ -88,8 +88,36 @@ class OwnOptimizerConfig(Own, OptimizerConfig):
         return self.by_layer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptimizerConfig(OptimizerConfig):
+    """The card of the optimizer of the user's own program; see `bsweep.config.programs`. The
+    learning-rate rule computes the rate that the program gets.
+    """
+
+    name: Literal["program"]
+    lr: Positive | None  # type: ignore[assignment]  # None: the program has a rate of its own
+
+    def problems(self, point: Point) -> Iterator[str]:
+        if self.lr_rule == "adascale":
+            yield (
+                "optimizer.lr_rule=adascale with program=own: the rate would follow the gradient "
+                "noise while it trains, and bsweep gives the program one rate. Use "
+                "lr_rule=linear or sqrt."
+            )
+        if self.lr is None and self.lr_rule != "fixed":
+            yield (
+                f"optimizer.lr_rule={self.lr_rule} with program=own needs a rate to scale: give "
+                "optimizer.lr=0.1, and {lr} in program.command."
+            )
+        if self.schedule != "constant" or self.warmup_epochs or self.weight_decay:
+            yield (
+                "optimizer.schedule, warmup_epochs and weight_decay with program=own: the program "
+                "does this itself. Leave them out; program.options.NAME passes on values."
+            )
+
+
 AnyOptimizer = Annotated[
-    SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig,
+    SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig | ProgramOptimizerConfig,
     Field(discriminator="name"),
 ]
 

@@ -48,9 +48,20 @@ class _Keywords(dict[str, Any]):
         return hash(json.dumps(self, sort_keys=True))
 
 
+def _keywords(given: dict[str, Any]) -> _Keywords:
+    try:
+        json.dumps(given, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{show(given)} has a value that is not finite: write a word such as nan in quotes, "
+            "\"'nan'\""
+        ) from error
+    return _Keywords(given)
+
+
 # Without options the YAML says null: Hydra cannot add a key to an existing mapping.
 Options = Annotated[
-    dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_Keywords)
+    dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_keywords)
 ]
 
 

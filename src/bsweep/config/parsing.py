@@ -102,7 +102,7 @@ def _meant(key: str) -> str:
     ]
     if near := did_you_mean(name, within):
         return near.replace("'", f"'{group}.", 1)
-    alike = [known for known in others if known.endswith(f".{name}")]
+    alike = [known for known in others if known.partition(".")[2] == name]
     if short := abbreviated(name, within):
         alike = [f"{group}.{short}"]
     return f" Did you mean '{alike[0]}'?" if alike else did_you_mean(key, others)
@@ -184,4 +184,4 @@ def _keys(schema: type, prefix: str = "") -> Iterator[str]:
         variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for variant in variants:
             if is_dataclass(variant) and isinstance(variant, type):
-                yield from _keys(variant, f"{one.name}.")
+                yield from _keys(variant, f"{prefix}{one.name}.")

@@ -26,6 +26,7 @@ from bsweep.config.launch import AnyLaunch, hosts_of_ranks
 from bsweep.config.measure import NO_MEASURES, MeasureConfig
 from bsweep.config.models import AnyModel
 from bsweep.config.optimizers import AnyOptimizer
+from bsweep.config.programs import BUILTIN, AnyProgram
 from bsweep.config.strategies import AnyStrategy
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import (
@@ -49,6 +50,7 @@ GROUPS = (
     "allocation",
     "batching",
     "launch",
+    "program",
 )
 
 
@@ -79,6 +81,7 @@ class RunConfig(Schema):
     allocation: AnyAllocation
     launch: AnyLaunch
     batching: AnyBatching = FIXED  # not part of a run id, if it has this value
+    program: AnyProgram = BUILTIN  # the same
     graph: Literal["auto", True, False] = "auto"  # the same
     checkpoint_every: Every = "auto"
     keep_weights: bool = False
@@ -177,8 +180,10 @@ class RunConfig(Schema):
             ConfigError: If code or a file cannot be found.
         """
         config = own.resolve(self)
-        model = config.model.resolved()
-        return config if model is config.model else replace(config, model=model)
+        model, program = config.model.resolved(), config.program.resolved()
+        if model is config.model and program is config.program:
+            return config
+        return replace(config, model=model, program=program)
 
     @property
     def study_dir(self) -> Path:

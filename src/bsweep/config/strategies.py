@@ -438,6 +438,18 @@ class OwnStrategyConfig(Own, EitherConfig):
         return self.sync_every
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramStrategyConfig(StrategyConfig):
+    """The card of the exchange of the user's own program; see `bsweep.config.programs`."""
+
+    name: Literal["program"]
+
+    kind_can: ClassVar[Capabilities] = Capabilities(
+        exchanges_in_passes=None,
+        leaves_processes_clean=False,  # the user's code may leave anything behind
+    )
+
+
 AnyStrategy = Annotated[
     SingleConfig
     | HorovodConfig
@@ -446,6 +458,7 @@ AnyStrategy = Annotated[
     | ParameterServerConfig
     | LocalSGDConfig
     | DiLoCoConfig
-    | OwnStrategyConfig,
+    | OwnStrategyConfig
+    | ProgramStrategyConfig,
     Field(discriminator="name"),
 ]

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bsweep.config.card import resolve
+from bsweep.config.data import ProgramDataConfig
 from bsweep.config.groups import DataConfig
 from bsweep.data.info import DataInfo
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from bsweep.data.dataset import Dataset
 
-__all__ = ["DataInfo", "load", "prepare"]
+__all__ = ["DataInfo", "load", "num_train", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
@@ -38,6 +39,17 @@ def prepare(config: DataConfig) -> DataInfo:
     if isinstance(prepared, ValueError):
         raise prepared
     return prepared
+
+
+def num_train(config: DataConfig) -> int | None:
+    """Return the number of training examples; None if only the user's own program knows it.
+
+    Raises:
+        ValueError: As in `prepare`.
+    """
+    if isinstance(config, ProgramDataConfig):
+        return config.num_train
+    return prepare(config).num_train
 
 
 @functools.cache

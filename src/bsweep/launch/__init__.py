@@ -30,7 +30,7 @@ def launch(
     config: RunConfig,
     paths: RunPaths,
     on_poll: Callable[[], None],
-    entry: Entry = "bsweep.train.worker",
+    entry: Entry | None = None,
     pool: ProcessPool | None = None,
 ) -> Outcome:
     """Launch a point and wait until its run ends, unless a host that it names is not ready; return
@@ -41,13 +41,13 @@ def launch(
         paths: Its run folder, which must be prepared.
         on_poll: Called again and again while the point runs, a few times a second or after each
             step; an exception that it raises ends the run.
-        entry: The module that says what the point's processes do.
+        entry: The module that says what the point's processes do; None: that of its program.
         pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
     """
     unready = preflight.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
         return Outcome("failed", "; ".join(unready), may_pass=True)
-    request = LaunchRequest(config, paths, on_poll, entry, pool)
+    request = LaunchRequest(config, paths, on_poll, entry or config.program.worker, pool)
     outcome = launcher_of(config.launch).launch(request)
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
         preflight.forget(config)

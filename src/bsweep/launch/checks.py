@@ -96,6 +96,11 @@ def check_hosts(config: RunConfig) -> None:
 
 def _check_inside_horovodrun(config: RunConfig) -> None:
     strategy = config.strategy
+    if config.program.is_own:
+        raise ValueError(
+            "program=own inside horovodrun: bsweep starts the workers of your program itself. "
+            f"Leave horovodrun out, and give launch=horovodrun num_workers={config.num_workers}."
+        )
     if strategy.can.launchers and not strategy.can.uses_horovod:
         with_other_algorithm = (
             " with a strategy.algorithm other than horovod"

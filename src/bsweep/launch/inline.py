@@ -35,6 +35,7 @@ class Inline(Launcher):
         """
         # Import torch only when a worker runs.
         from bsweep.runlog.errors import (
+            ProgramError,
             described,
             spoils_process,
             status_of,
@@ -48,8 +49,9 @@ class Inline(Launcher):
             # In that case this call raises the interrupt.
             request.on_poll()
             self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
-            # The error of a full disk needs no traceback: its message says what to do.
-            if not (isinstance(error, OSError) and is_full(error)):
+            # These errors need no traceback of bsweep: their messages say what to do.
+            is_full_disk = isinstance(error, OSError) and is_full(error)
+            if not (is_full_disk or isinstance(error, ProgramError)):
                 traceback.print_exc()
             return Outcome(status_of(error), described(error))
         ended = recorded(request.paths)
@@ -58,9 +60,13 @@ class Inline(Launcher):
 
 
 def _work(request: LaunchRequest, is_apart: bool) -> None:
+    from bsweep.runlog.errors import Diverged
+
     config, paths, on_poll = request.config, request.paths, request.on_poll
     if request.entry != "bsweep.train.worker":
-        importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)
+        measure = importlib.import_module(request.entry).measure
+        with suppress(Diverged):  # the worker has recorded this end
+            measure(config, paths, Place(), on_step=on_poll)
     elif is_apart:
         fresh_process.call(_train, config, paths, file_system_time(paths.folder), on_poll=on_poll)
     else:

@@ -19,7 +19,10 @@ from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
 
 Entry = Literal[
-    "bsweep.train.worker", "bsweep.measure.probe_worker", "bsweep.measure.profile_worker"
+    "bsweep.train.worker",
+    "bsweep.programs.worker",
+    "bsweep.measure.probe_worker",
+    "bsweep.measure.profile_worker",
 ]
 """The module that says what the processes of a point do: train, or measure for `bsweep probe` or
 `bsweep profile`.

@@ -169,6 +169,10 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
         found["weights"] = weights_digest(config.model)
         own.read_kept(config, RunPaths(path.parent).own)  # it may make the data
         check_packages(config)
+        if config.program.is_own:
+            if config.program.resolved() != config.program:
+                problems.append("the files of the program differ: give all hosts the same files")
+            return found
         card = config.data
         found["data"] = {**asdict(data.prepare(card)), "files": fingerprint(card)}
     except (OSError, ValueError) as error:

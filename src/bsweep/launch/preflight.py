@@ -91,6 +91,7 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
         config.study_dir.absolute(),
         config.data,
         _weights(config),
+        getattr(config.program, "files_sha256", None),
         config.device,
         config.strategy.can.uses_horovod,
     )

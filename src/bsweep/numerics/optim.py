@@ -131,6 +131,7 @@ def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
 
 def _by_rule(config: RunConfig, rate_batch: float) -> float:
     o = config.optimizer
+    assert o.lr is not None, "only a program of the user's own trains without a configured rate"
     return scaled_rate(
         o.lr,
         o.lr_rule,

@@ -198,6 +198,7 @@ def _page(
             _figure(study, name, captions[name], *image)
             for name, image in images.within_page(folder, captions).items()
         ),
+        _list("Figures left out", _unreported(study), "left-out"),
         f"<h2>{scaling.TITLE}</h2>",
         formats.as_html(costs),
         "<h2>Tables</h2>",
@@ -235,6 +236,30 @@ def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> s
         f"{files}"
         f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
     )
+
+
+_REPORTED = {
+    "test_accuracy": (("accuracy_by_time", "accuracy_by_epoch"), "run.evaluated"),
+    "test_loss": (("loss_by_epoch",), "run.evaluated"),
+    "exchange_seconds": (("seconds_per_step",), "run.log"),
+}
+"""By column of the epochs: the figures that need it, and the method that reports it."""
+
+
+def _unreported(study: Study) -> list[str]:
+    """Return a line for each figure that is missing or incomplete because the user's own program
+    did not report what the figure shows.
+    """
+    runs = study.runs[study.runs["strategy"] == "program"]
+    epochs = study.epochs[study.epochs["run_id"].isin(runs["run_id"])]
+    if epochs.empty:
+        return []
+    return [
+        f"{' and '.join(figures)}: no program reported {column}. Call {method}({column}=...)."
+        for column, (figures, method) in _REPORTED.items()
+        if epochs[column].isna().all()
+        and (column != "exchange_seconds" or runs["num_workers"].max() > 1)
+    ]
 
 
 def _failures(runs: pd.DataFrame) -> formats.Table:

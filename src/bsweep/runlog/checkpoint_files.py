@@ -168,11 +168,21 @@ def prune(paths: RunPaths) -> None:
 def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
     """Remove a run's checkpoints later than the one from which it resumes, and those that `prune`
     removes.
+
+    Also remove files that the user's own program saved later.
     """
     for other in _all(paths):
         if other.folder.name > checkpoint.folder.name:
             other.remove()
     prune(paths)
+    names = (checkpoint.facts() or {}).get("sha256") or {}
+    kept = {(checkpoint.folder / name).resolve() for name in names}
+    for path in sorted(paths.program.rglob("*"), reverse=True):  # files before their folders
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.resolve() not in kept:
+            path.unlink()
 
 
 def cut_records(paths: RunPaths, num_bytes: int) -> None:

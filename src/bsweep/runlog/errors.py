@@ -36,6 +36,28 @@ class Diverged(ArithmeticError):
     """
 
 
+class ProgramError(RuntimeError):
+    """The error that says what the user's own program did wrong, and what to change in it.
+
+    Args:
+        message: The message.
+        log: The last lines that the program printed to its standard error.
+        is_consequence: True if the program failed only because another worker did.
+        number: The signal that ended the program; None if none did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        log: str = "",
+        *,
+        is_consequence: bool = False,
+        number: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.log, self.is_consequence, self.number = log, is_consequence, number
+
+
 class Stopped(RuntimeError):
     """The error that ends the workers of a run that is stopped early.
 
@@ -93,7 +115,8 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
                 "status": status_of(error),
                 "message": said_by(error),
                 "traceback": _told_traceback(error),
-                "is_consequence": isinstance(error, WorkerLost),
+                "is_consequence": isinstance(error, WorkerLost)
+                or (isinstance(error, ProgramError) and error.is_consequence),
                 "time": file_system_time(folder),
             },
         )
@@ -105,8 +128,11 @@ def _told_traceback(error: BaseException) -> str | None:
     error did not pass through the user's code.
 
     The text is empty for a ValueError that bsweep's own code raised: its message says what to
-    change. For None, the launcher shows the last lines of the process's output.
+    change. Of the user's own program it is what the program printed. For None, the launcher shows
+    the last lines of the process's output.
     """
+    if isinstance(error, ProgramError):
+        return error.log
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and Path(frames[-1].filename).is_relative_to(_PACKAGE):
         return ""
@@ -125,9 +151,11 @@ def described(error: BaseException) -> str:
     """Return an error's type and message and, if it passed through the user's own code, a
     traceback.
 
-    The traceback begins at the first line of the user's code.
+    The traceback begins at the first line of the user's code. Of the user's own program it is what
+    the program printed.
     """
-    return f"{said_by(error)}\n{own.traced(error) or ''}".strip()
+    trace = error.log if isinstance(error, ProgramError) else own.traced(error)
+    return f"{said_by(error)}\n{trace or ''}".strip()
 
 
 def _is_reported(error: BaseException | None) -> bool:

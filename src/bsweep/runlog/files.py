@@ -79,6 +79,11 @@ class RunPaths:
         return self.folder / "checkpoint"
 
     @property
+    def program(self) -> Path:
+        """The folder in which the user's own program saves what it resumes from."""
+        return self.folder / "program"
+
+    @property
     def stop(self) -> Path:
         """The file that asks a run to stop by containing any text: the workers then save a
         checkpoint, if the run saves any, and end.

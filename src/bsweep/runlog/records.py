@@ -46,7 +46,7 @@ class _Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class _ToldOptimizer(_Variant):
-    lr: Finite
+    lr: Finite | None
     lr_rule: LrRule | None = None
     reference_batch: Positive | None = None
 
@@ -110,22 +110,23 @@ class Start:
     local_batch: Count
     global_batch: Count
     num_train: Natural
-    num_test: Natural
+    num_test: Natural | None
     classes: tuple[str, ...]  # their names; empty if they have none
     num_classes: Natural | None = None  # or the size of a text's vocabulary; None for a regression
-    num_parameters: Natural
+    num_parameters: Natural | None  # None if only the user's own program knows it, as num_test
     tokens_per_example: Natural | None = None
     device: str
     precision: str
-    threads: Natural
+    threads: Natural | None
     start_seconds: Amount | None  # from the launch to this record
     learning_rate: Rate | None = (
         None  # the first worker's, after the lr rule, before warm-up and schedule
     )
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # True if all workers run full steps as a CUDA graph; None on CPUs
-    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`
-    channels_last: bool  # the memory format of images
+    workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`;
+    # of a program of the user's own only the hosts
+    channels_last: bool | None  # the memory format of images
     transport: str | None = (
         None  # how gradients travel (network, shared_memory); None if there is no choice
     )
@@ -145,7 +146,7 @@ class Step:
     epoch: Natural
     step: Natural  # of the run, from 1
     train_loss: Finite | None
-    learning_rate: Rate
+    learning_rate: Rate | None
     images_per_second: Amount | None
     global_batch: Natural  # of the last step, as planned; an epoch's last step may be smaller
     epochs_done: Amount  # including the trained part of this epoch
@@ -247,7 +248,7 @@ class Epoch:
     received_bytes: Natural | None
     exchange_steps: Natural | None = None
     servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
-    learning_rate: Rate
+    learning_rate: Rate | None
     global_batch: Natural
     peak_memory_bytes: Natural | None
     evaluation_peak_memory_bytes: Natural | None = None

@@ -30,7 +30,7 @@ from bsweep.runlog.records import SCHEMA, Status
 
 
 def write_summary(
-    paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float
+    paths: RunPaths, config: RunConfig, status: Status, message: str, wall_seconds: float | None
 ) -> tuple[Status, str]:
     """Write a run's `summary.json`: how the run ended, and the totals of its records.
 

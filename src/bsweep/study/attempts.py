@@ -77,7 +77,13 @@ def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None)
             ask for the whole study.
     """
     for study_dir in {config.study_dir for config in points}:
-        own_points = [config for config in points if config.study_dir == study_dir]
+        own_points = [
+            config
+            for config in points
+            if config.study_dir == study_dir and not config.program.is_own
+        ]
+        if not own_points:
+            continue
         steps = [
             c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points
         ]
@@ -263,6 +269,7 @@ def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) 
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
+    config.program.keep(paths.own)
     meta = {"launched_at": file_system_time(paths.folder), "wall_seconds_before": seconds_before}
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True

@@ -40,7 +40,7 @@ class Planned:
     run_id: Name
     num_workers: Processes
     examples_per_step: _Examples
-    num_examples: _Examples  # summed over all epochs
+    num_examples: _Examples | None  # summed over all epochs; None if only the program knows
     epochs: Count
     kind: str  # equal for points that differ only in batch, workers, seed, epochs and rates
 
@@ -66,11 +66,12 @@ class Command:
 
 
 def planned(config: RunConfig) -> Planned:
+    num_train = data.num_train(config.data)
     return Planned(
         config.run_id,
         config.num_workers,
         config.examples_per_step,
-        config.epochs * data.prepare(config.data).num_train,
+        None if num_train is None else config.epochs * num_train,
         config.epochs,
         _kind(
             config.data,
@@ -86,6 +87,7 @@ def planned(config: RunConfig) -> Planned:
             config.device,
             config.graph,
             config.accumulation_steps,
+            *([config.program] if config.program.is_own else []),
         ),
     )
 

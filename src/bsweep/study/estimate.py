@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bsweep.study.commands import Planned
 from bsweep.study.states import State
@@ -43,11 +43,39 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         state = states.get(point.run_id)
         if not state or state.beside_others or not state.train_seconds or not state.whole_epochs:
             continue
+        if point.num_examples is None:
+            continue
         steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
         ends = state.status == "completed" and state.wall_seconds is not None
         other = state.wall_seconds - state.train_seconds if ends and state.wall_seconds else None
         found.append(Timed(point, state.train_seconds / steps, other))
     return found
+
+
+def with_examples(
+    points: Iterable[Planned], states: Mapping[str, State], tried: Sequence[Timed] = ()
+) -> list[Planned]:
+    """Return points with the number of their examples, if only the user's own program knows it and
+    a similar point has ended or was tried.
+
+    Args:
+        points: The points.
+        states: The states of the study's runs, by run id.
+        tried: Points that were trained for a few steps.
+    """
+    points = list(points)
+    told = [one.point for one in tried]
+    of_epoch = {one.kind: one.num_examples / one.epochs for one in told if one.num_examples}
+    for point in points:
+        state = states.get(point.run_id)
+        if state and state.num_examples and state.whole_epochs:
+            of_epoch.setdefault(point.kind, state.num_examples / state.whole_epochs)
+    return [
+        replace(point, num_examples=round(of_epoch[point.kind] * point.epochs))
+        if point.num_examples is None and point.kind in of_epoch
+        else point
+        for point in points
+    ]
 
 
 class Estimate:
@@ -90,7 +118,7 @@ class Estimate:
             if point.run_id in self._own
             else self._step_seconds(point)
         )
-        if step is None:
+        if step is None or point.num_examples is None:
             return None
         return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
 

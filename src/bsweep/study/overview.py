@@ -15,7 +15,7 @@ from bsweep.core.words import counted, decimal_hours, duration
 from bsweep.runlog.files import no_such_study
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
-from bsweep.study.estimate import Estimate, Timed, timed
+from bsweep.study.estimate import Estimate, Timed, timed, with_examples
 from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
@@ -87,6 +87,8 @@ def of_grid(
         for point in command.points
     }
     known |= {point.run_id: point for point in points}
+    known = {one.run_id: one for one in with_examples(known.values(), found, tried)}
+    points = [known[point.run_id] for point in points]
     by = Estimate(timed(known.values(), found), tried)
     return [_row(study_dir, point.run_id, found, point, by) for point in points], by.source
 
@@ -110,6 +112,7 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
     }
     if not found and not known:
         raise ValueError(_no_study(study_dir))
+    known = {one.run_id: one for one in with_examples(known.values(), found)}
     by = Estimate(timed(known.values(), found))
     rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
     return rows + [

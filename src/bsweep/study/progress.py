@@ -245,7 +245,7 @@ class Progress:
             else calibration_file.asked(path, self._config, hardware)
         )
         reason = found.says(self._config) if found else ""
-        if not reason and start:
+        if not reason and start and not self._config.program.is_own:
             reason = calibration_file.unmeasured(start, was_asked=found is not None)
         if reason:
             self._sweep.said_of.add(self._config.study_dir)
@@ -329,7 +329,8 @@ class Progress:
     def _rate(self, examples_per_second: float) -> str:
         if self._tokens_per_example:
             return f"{examples_per_second * self._tokens_per_example:.0f} tokens/s"
-        return f"{examples_per_second:.0f} images/s"
+        what = "examples" if self._config.program.is_own else "images"
+        return f"{examples_per_second:.0f} {what}/s"
 
     def _epochs_done(self) -> float:
         """Return the number of trained epochs, including a part of the current one."""

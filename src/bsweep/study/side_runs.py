@@ -8,10 +8,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bsweep import allocation, data, launch
 from bsweep.config import own
+from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
@@ -61,7 +62,19 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     )
 
 
-def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float] | str:
+@dataclass(frozen=True)
+class Tried:
+    """The measured times of a point that trained for a few steps, and its training examples.
+
+    `other_seconds` is the time that the whole point would take besides its steps.
+    """
+
+    step_seconds: float
+    other_seconds: float
+    num_train: int
+
+
+def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
     """Train a point for at most ten steps in a temporary folder, and return how long a step takes.
 
     Args:
@@ -69,32 +82,43 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> tuple[float, float
         say: Called with each line of the workers' output.
 
     Returns:
-        The seconds of a step, and the seconds that the whole point would take besides its steps. If
-        the steps could not be timed, a text that says why.
+        The times; if the steps could not be timed, a text that says why.
     """
-    num_train = min(data.prepare(config.data).num_train, _TRIED_STEPS * config.examples_per_step)
     # Other hosts must see the folder, too: it lies beside the results.
     shared = next(one for one in config.study_dir.resolve().parents if one.exists())
     with tempfile.TemporaryDirectory(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
     ) as folder:
-        short = replace(
-            config, results_dir=folder, epochs=1, data=replace(config.data, subset=num_train)
-        )
+        short = _shortened(replace(config, results_dir=folder))
         paths, began = paths_of(short), time.monotonic()
-        outcome = _launch_beside(short, paths, say, "bsweep.train.worker")
+        outcome = _launch_beside(short, paths, say, config.program.worker)
         seconds = time.monotonic() - began
         records, _ = read_records(paths.metrics)
     epochs = numbered(records, "epoch")
     if outcome.status != "completed" or not epochs:
         return f"{outcome.status}: {outcome.message}"
     train_seconds = float(epochs[0]["train_seconds"])
-    start_seconds = float(
-        next(record["start_seconds"] for record in records if record["type"] == "start")
-    )
+    start = next(record for record in records if record["type"] == "start")
+    start_seconds = float(start["start_seconds"])
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
-    steps = num_train / config.examples_per_step
-    return train_seconds / steps, start_seconds + config.epochs * evaluation_seconds
+    examples = epochs[0]["images_per_second"] * train_seconds
+    steps = epochs[0]["num_steps"] if config.program.is_own else examples / config.examples_per_step
+    return Tried(
+        train_seconds / steps,
+        start_seconds + config.epochs * evaluation_seconds,
+        start["num_train"] if config.program.is_own else data.prepare(config.data).num_train,
+    )
+
+
+def _shortened(config: RunConfig) -> RunConfig:
+    """Return a point of a few steps: one short epoch or, of the user's own program, as many steps
+    until it is asked to stop.
+    """
+    if isinstance(config.program, OwnProgramConfig):
+        return replace(config, program=replace(config.program, most_steps=_TRIED_STEPS))
+    whole = data.prepare(config.data).num_train
+    subset = min(whole, _TRIED_STEPS * config.examples_per_step)
+    return replace(config, epochs=1, data=replace(config.data, subset=subset))
 
 
 def _launch_beside(

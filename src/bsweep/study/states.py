@@ -46,6 +46,7 @@ class State:
     can_resume: bool = False
     lost_workers: tuple[str, ...] = ()
     beside_others: bool = False  # other points ran on its machine meanwhile
+    num_examples: float | None = None  # of the complete epochs; None while the run is under way
 
     def says(self, num_epochs: int | None = None) -> str:
         """Return the status of a run as text; for a running or interrupted run, add the epoch that
@@ -108,6 +109,7 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
         can_resume=summary["status"] not in RESULTS and bool(checkpoints(paths)),
         lost_workers=tuple(summary.get("lost_workers", ())),
         beside_others=bool(meta.get("beside_others")),
+        num_examples=(summary["images_per_second"] or 0) * (summary["train_seconds"] or 0) or None,
     )
 
 

@@ -154,7 +154,7 @@ class Sweep:
 
     def _ask_for_calibration(self, points: Sequence[RunConfig]) -> None:
         attempts.ask_for_calibration(points)
-        if (path := calibration_file.path_of(points[0])).exists():
+        if not points[0].program.is_own and (path := calibration_file.path_of(points[0])).exists():
             self._calibrations.add(path)
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:

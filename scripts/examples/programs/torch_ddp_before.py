@@ -1,0 +1,61 @@
+"""A plain training script, torch with DistributedDataParallel, before bsweep; torch_ddp.py is the
+same with five more lines.
+
+torchrun --nproc-per-node=2 scripts/examples/programs/torch_ddp_before.py --batch 32 --lr 0.05
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    table = torch.from_numpy(np.loadtxt(DIGITS, delimiter=",", dtype=np.float32))
+    images, labels = table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
+    return TensorDataset(images[:1437], labels[:1437]), TensorDataset(images[1437:], labels[1437:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+
+    if "RANK" not in os.environ:  # without torchrun: one worker
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    dist.init_process_group("gloo")
+    torch.manual_seed(given.seed)
+    train, test = digits()
+    net = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)
+    sampler: DistributedSampler[object] = DistributedSampler(train, seed=given.seed)
+    loader = DataLoader(train, batch_size=given.batch, sampler=sampler, drop_last=True)
+    for epoch in range(1, given.epochs + 1):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        with torch.no_grad():
+            outputs, labels = net(test.tensors[0]), test.tensors[1]
+        loss = cross_entropy(outputs, labels).item()
+        accuracy = (outputs.argmax(1) == labels).float().mean().item()
+        print(f"epoch {epoch}: test loss {loss:.3f}, test accuracy {accuracy:.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

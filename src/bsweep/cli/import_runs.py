@@ -1,0 +1,75 @@
+"""The command `bsweep import`, which makes a study of runs that other tools recorded."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from bsweep.config.values import did_you_mean
+from bsweep.core import terminal
+from bsweep.core.terminal import BAD_CONFIG
+
+logger = terminal.logger(__name__)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Make a study of runs that exist already, and return the exit code."""
+    from bsweep.study import foreign_runs, imported
+
+    options = _parser(foreign_runs.KINDS).parse_args(arguments)
+    try:
+        names = {key: column for column, key in map(_pair, options.map)}
+        constants = dict(map(_pair, options.set))
+        kind = options.kind or foreign_runs.kind_of(options.source)
+        if kind not in foreign_runs.KINDS:
+            known = ", ".join(foreign_runs.KINDS)
+            near = did_you_mean(kind, foreign_runs.KINDS)
+            raise ValueError(f"--from {kind}: unknown.{near} Known: {known}.")
+        study = options.study if "/" in options.study else f"results/{options.study}"
+        for line in imported.make_study(
+            options.source, kind, Path(study), names, constants, options.names
+        ):
+            print(line)
+    except (ValueError, OSError) as error:
+        for line in str(error).splitlines():
+            logger.error(f"bsweep: {line}")
+        return BAD_CONFIG
+    print(f"bsweep report {shlex.quote(study)}")
+    return 0
+
+
+def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bsweep import", description="Make a study of runs that another tool recorded."
+    )
+    add = parser.add_argument
+    add("source", help="a file, a folder or, for mlflow, an address")
+    add("--study", required=True, help="the study's name, such as mine, or its folder")
+    add("--from", dest="kind", metavar="|".join(kinds), help="what wrote the source")
+    add(
+        "--map",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN=KEY",
+        help="the key of a column, such as batch=local_batch or width=options.width",
+    )
+    add(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a value of all runs, such as num_train=50000",
+    )
+    add("--names", help="the form of the runs' names, such as 'b{local_batch}_w{num_workers}*'")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    first, found, second = text.rpartition("=")
+    if not found or not first or not second:
+        raise ValueError(f"{text}: give two names with = between them, as in batch=local_batch.")
+    return first, second

@@ -1,0 +1,255 @@
+"""The settings classes (cards) of the programs that a worker runs: bsweep's own training loop, or a
+command of the user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from bsweep.config.card import Card, Schema
+from bsweep.config.own import Options
+from bsweep.config.values import ConfigError, Count, PathName, TrackerName, did_you_mean
+from bsweep.core.regular_files import sha256_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Worker = Literal["bsweep.train.worker", "bsweep.programs.worker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramConfig(Card):
+    """The base class of the cards of all programs."""
+
+    worker: ClassVar[Worker] = "bsweep.train.worker"
+    """The module that each worker process runs."""
+
+    is_own: ClassVar[bool] = False
+    """True if the program loads data and trains by code that bsweep does not know."""
+
+    @property
+    def read_trackers(self) -> tuple[TrackerName, ...]:
+        """The trackers whose packages bsweep needs to read what the program writes."""
+        return ()
+
+    def resolved(self) -> Self:
+        """Return this card with a fingerprint of the files that it names.
+
+        Raises:
+            ConfigError: If a file, or the command, cannot be found.
+        """
+        return self
+
+    def keep(self, folder: Path) -> None:
+        """Save the files that the card names in a folder of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinConfig(ProgramConfig):
+    name: Literal["builtin"]
+
+    added_later: ClassVar[Mapping[str, object]] = {"name": "builtin"}
+
+
+_BRACES = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+
+
+def _words_of(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"{error}: quote the command as in a shell") from error
+    if not words:
+        raise ValueError("the command is empty: give one such as 'python train.py'")
+    return command
+
+
+Command = Annotated[str, AfterValidator(_words_of)]
+Variables = Annotated[dict[str, str | int | float], BeforeValidator(lambda given: given or {})]
+
+
+METRICS = ("csv", "jsonl", "tensorboard", "mlflow")
+"""The kinds of files and stores in which a program may write its metrics."""
+
+
+def _metrics_of(text: str) -> str:
+    kind, colon, place = text.partition(":")
+    if not colon or not place or kind not in METRICS:
+        raise ValueError(
+            "give a kind and a place: csv:FILE, jsonl:FILE, tensorboard:FOLDER or mlflow:URI"
+        )
+    return text
+
+
+Metrics = Annotated[str, AfterValidator(_metrics_of)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldsConfig(Schema):
+    """The names that the values of an epoch have in what the program writes, see `program.metrics`.
+
+    None: the name of the key, if the program writes such a value.
+    """
+
+    epoch: str | None = None
+    time: str | None = None
+    train_seconds: str | None = None
+    train_loss: str | None = None
+    train_accuracy: str | None = None
+    test_loss: str | None = None
+    test_accuracy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnProgramConfig(ProgramConfig):
+    """The card of the user's own training program, which each worker starts by `command`."""
+
+    name: Literal["own"]
+    command: Command
+    options: Options
+    python: PathName | None
+    folder: PathName | None
+    environment: Options
+    files: tuple[PathName, ...] | None
+    metrics: Metrics | None = None
+    fields: FieldsConfig = FieldsConfig()
+    files_sha256: str | None = None  # identifies the content of the files; `resolved` sets it
+    most_steps: Count | None = None
+    """The steps after which the program is asked to stop, to time them; None: train to the end."""
+
+    worker: ClassVar[Worker] = "bsweep.programs.worker"
+    is_own: ClassVar[bool] = True
+    changes_no_number: ClassVar[tuple[str, ...]] = ("folder", "files", "most_steps")
+
+    @property
+    def path(self) -> Path:
+        """The folder in which the command starts."""
+        return Path(self.folder or ".").expanduser().absolute()
+
+    def resolved(self) -> Self:
+        path = self.path
+        if not path.is_dir():
+            raise ConfigError(f"program.folder={path}: there is no such folder.")
+        words = shlex.split(self.command)
+        if self.python and shutil.which(self.python) is None:
+            raise ConfigError(
+                f"program.python={self.python}: there is no such program. Give the path of an "
+                "interpreter, such as /opt/env/bin/python."
+            )
+        if not _is_braced(words[0]) and self._interpreter(words[0]) is None:
+            near = did_you_mean(words[0], [one.name for one in path.iterdir()])
+            raise ConfigError(
+                f"program.command={self.command}: the program {words[0]} is not found.{near} Give "
+                "its path, or 'python train.py' for a script."
+            )
+        if words[0] in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
+            _refuse_missing(path, words[1], f"program.command={self.command}")
+        given = self.files
+        written = path / (self.metrics or "").partition(":")[2]
+        named = tuple(one for one in words if (path / one).is_file() and path / one != written)
+        files = named if given is None else given
+        for one in given or ():
+            _refuse_missing(path, one, "program.files")
+        digests = {one: sha256_of(path / one) for one in files}
+        text = json.dumps(digests, sort_keys=True).encode()
+        sha256 = hashlib.sha256(text).hexdigest() if files else None
+        return replace(self, folder=str(path), files=files, files_sha256=sha256)
+
+    def keep(self, folder: Path) -> None:
+        """Copy the files that count into the run id to a folder.
+
+        Args:
+            folder: The folder of a run's own code.
+        """
+        for name in self.files or ():
+            path = folder / "program" / (Path(name).name if ".." in name else name.lstrip("/"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.path / name, path)
+
+    def _interpreter(self, word: str) -> str | None:
+        """Return the path of the program that a command's first word names; None if it is not
+        found.
+        """
+        if word in ("python", "python3"):
+            return shutil.which(self.python or sys.executable)
+        return shutil.which(word) or shutil.which(str(self.path / word))
+
+    def command_of(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the words of the command for one worker.
+
+        Args:
+            values: The values that words in braces stand for, by name.
+
+        Raises:
+            ConfigError: If a word in braces is unknown or has no value.
+        """
+        words = [
+            self._filled(word, values, f"program.command={self.command}")
+            for word in shlex.split(self.command)
+        ]
+        return [self._interpreter(words[0]) or words[0], *words[1:]]
+
+    @property
+    def read_trackers(self) -> tuple[TrackerName, ...]:
+        kind = (self.metrics or "").partition(":")[0]
+        known: tuple[TrackerName, ...] = ("tensorboard", "mlflow")
+        return tuple(name for name in known if name == kind)
+
+    def metrics_of(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the kind and the place of the metrics that the program writes.
+
+        Args:
+            values: The values that words in braces stand for, by name.
+
+        Raises:
+            ConfigError: If a word in braces is unknown or has no value.
+        """
+        assert self.metrics
+        kind, _, place = self.metrics.partition(":")
+        return kind, self._filled(place, values, f"program.metrics={self.metrics}")
+
+    def _filled(self, text: str, values: Mapping[str, Any], given: str) -> str:
+        """Return a text with its words in braces replaced by values; `given` is the key of the
+        text, for messages.
+        """
+
+        def value_of(match: re.Match[str]) -> str:
+            name = match[1]
+            if name not in values:
+                raise ConfigError(
+                    f"{given}: {{{name}}} is not a key of the point."
+                    f"{did_you_mean(name, list(values))} Known: {', '.join(sorted(values))}."
+                )
+            if values[name] is None:
+                key = f"optimizer.{name}" if name == "lr" else name
+                raise ConfigError(
+                    f"{given}: {{{name}}} has no value: give {key}=..., or leave it out."
+                )
+            return str(values[name])
+
+        return _BRACES.sub(value_of, text)
+
+
+def _is_braced(word: str) -> bool:
+    return _BRACES.search(word) is not None
+
+
+def _refuse_missing(folder: Path, name: str, key: str) -> None:
+    if not (folder / name).is_file():
+        near = did_you_mean(name, [str(one.relative_to(folder)) for one in folder.glob("*")])
+        raise ConfigError(f"{key}: there is no file {folder / name}.{near}")
+
+
+BUILTIN = BuiltinConfig(name="builtin")
+AnyProgram = Annotated[BuiltinConfig | OwnProgramConfig, Field(discriminator="name")]

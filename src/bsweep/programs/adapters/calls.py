@@ -1,0 +1,84 @@
+"""Epochs and steps of a `Run` for a framework that owns the training loop and calls back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bsweep.programs.joined import Run
+
+NAMES = {
+    "train_loss": "train_loss",
+    "train_accuracy": "train_accuracy",
+    "test_loss": "val_loss",
+    "test_accuracy": "val_accuracy",
+}
+"""The framework's usual name of each value that bsweep records."""
+
+
+class Calls:
+    """The loops `run.epochs()` and `run.steps()` of a run, which callbacks move on. All workers
+    make the same calls.
+    """
+
+    def __init__(self, run: Run, names: Mapping[str, str] | None = None) -> None:
+        """Create it.
+
+        Args:
+            run: What `bsweep.join()` returned.
+            names: The framework's names of `train_loss`, `train_accuracy`, `test_loss` and
+                `test_accuracy`, where they differ from `NAMES`.
+        """
+        self.run = run
+        self._names = {**NAMES, **(names or {})}
+        self._epochs = run.epochs()
+        self._steps: Iterator[None] = iter(())
+        self._examples = 0
+        self._is_over = False
+
+    def begin_epoch(self) -> bool:
+        """Begin an epoch and its first step, after the end of the one before and of all that
+        belongs to it, such as its evaluation. Return True if the program should stop.
+        """
+        self._is_over = next(self._epochs, None) is None
+        self.begin_step()
+        return self._is_over
+
+    def begin_step(self) -> None:
+        """Begin to time a step, and forget the step that was begun."""
+        self._examples = 0
+        self._steps = self.run.steps(itertools.repeat(None), lambda _: self._examples)
+        next(self._steps, None)
+
+    def add(self, examples: int | None) -> None:
+        """Count examples of this worker into the step that was begun; None: the local batch."""
+        self._examples += self.run.local_batch if examples is None else examples
+
+    def end_step(self) -> bool:
+        """End a step and begin the next, so that its time has the loading of its batch. Return
+        True if the program should stop.
+        """
+        next(self._steps, None)
+        self._examples = 0
+        return self.run.should_stop
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Report the training loss and accuracy of the epoch, as far as the framework has them."""
+        if found := self._found("train", values):
+            self.run.log(**found)
+
+    def evaluated(self, values: Mapping[str, Any]) -> None:
+        """Report the loss and accuracy on the test set, as far as the framework has them."""
+        if found := self._found("test", values):
+            self.run.evaluated(**found)
+
+    def end(self) -> None:
+        """End the last epoch, at the end of the training."""
+        next(self._epochs, None)
+
+    def _found(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        if self._is_over:  # what comes after the last epoch belongs to none
+            return {}
+        names = {field: name for field, name in self._names.items() if field.startswith(part)}
+        return {field: float(values[name]) for field, name in names.items() if name in values}

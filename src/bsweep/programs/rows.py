@@ -1,0 +1,287 @@
+"""The rows of metrics in files that a training program writes: CSV, and lines of JSON.
+
+`rows_of_tensorboard` and `rows_of_mlflow` read the same rows from these stores.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from bsweep.config.values import flatten
+from bsweep.core.regular_files import read_regular
+
+
+@dataclass(frozen=True)
+class Row:
+    """Some values that a program wrote together.
+
+    `place` says where, such as `log.csv:12`. `time` is when, in seconds since 1970: by what the
+    file says, or by when it was read if `has_own_time` is False.
+    """
+
+    values: Mapping[str, Any]
+    place: str
+    time: float
+    has_own_time: bool = False
+
+
+class Source(Protocol):
+    """A reader of the metrics that a program writes while it runs. Rows that were there when it was
+    created are left out.
+    """
+
+    begun_at: float | None
+    """When the program began to write, before its first row; None if that cannot be seen."""
+
+    environment: Mapping[str, str]
+    """The environment variables with which the program must start."""
+
+    is_ordered: bool
+    """True if the rows come in the order in which the program wrote them."""
+
+    def new_rows(self, *, is_last: bool) -> list[Row]:
+        """Return the rows that were written since the last call.
+
+        Args:
+            is_last: True if the program has ended, so that its last row is complete.
+
+        Raises:
+            ValueError: If a row is damaged.
+        """
+
+    def refuse_ambiguous(self, names: Iterable[str]) -> None:
+        """Raise ValueError if one of the names may mean several values."""
+
+
+Parse = Callable[[bytes, str], list[Row]]
+
+
+class TextFiles:
+    """A reader of growing CSV or JSON files, see `Source`.
+
+    Args:
+        pattern: The absolute path of the file; a star stands for any letters, as in
+            `logs/*/metrics.csv`.
+        parse: Returns the rows of a file's content: `csv_rows` or `json_rows`.
+    """
+
+    environment: Mapping[str, str]
+
+    def __init__(self, pattern: Path, parse: Parse) -> None:
+        self._pattern, self._parse = pattern, parse
+        self._files = {path: _TextFile(path, is_old=True) for path in self._paths()}
+        self.begun_at: float | None = None
+        self.environment = {}
+        self.is_ordered = True
+
+    def new_rows(self, *, is_last: bool) -> list[Row]:
+        found: list[Row] = []
+        for path in self._paths():
+            file = self._files.setdefault(path, _TextFile(path, is_old=False))
+            changed_at, rows = file.new_rows(self._parse, is_last=is_last)
+            if changed_at and not rows and self.begun_at is None:
+                self.begun_at = changed_at  # for example a header without rows
+            found += rows
+        return found
+
+    def refuse_ambiguous(self, names: Iterable[str]) -> None:
+        pass
+
+    def _paths(self) -> list[Path]:
+        pattern = self._pattern
+        if "*" not in str(pattern):  # brackets and question marks in a path are letters
+            return [pattern] if pattern.exists() else []
+        return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+
+
+class _TextFile:
+    """A text file to which a program appends rows, or which it writes again with more rows."""
+
+    def __init__(self, path: Path, *, is_old: bool) -> None:
+        self._path = path
+        self._old = read_regular(path) if is_old else b""
+        self._seen = _identity(path) if is_old else None
+        self._num_rows = 0
+
+    def new_rows(self, parse: Parse, *, is_last: bool) -> tuple[float | None, list[Row]]:
+        """Return when the file changed, None if it did not, and the rows that are new in it."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if seen == self._seen and not is_last:
+                return None, []
+            content = read_regular(self._path)
+        except FileNotFoundError:
+            return None, []
+        is_changed = seen != self._seen
+        if self._old and is_changed and self._is_replaced(seen, content):
+            self._old = b""
+        self._seen = seen
+        whole = content if is_last else content[: content.rfind(b"\n") + 1]
+        rows = parse(whole, str(self._path))
+        begin = max(self._num_rows, len(parse(self._old, str(self._path))))
+        self._num_rows = max(begin, len(rows))
+        at = status.st_mtime
+        return (
+            at if is_changed else None,
+            [Row(row.values, row.place, at) for row in rows[begin:]],
+        )
+
+    def _is_replaced(self, seen: tuple[int, int, int], content: bytes) -> bool:
+        """Return True if the program wrote the old file again, instead of appending to it."""
+        assert self._seen
+        return (
+            not content.startswith(self._old)
+            or seen[0] != self._seen[0]
+            or len(content) <= len(self._old)
+        )
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def csv_rows(content: bytes, path: str) -> list[Row]:
+    """Return the rows of a CSV file with a header, without their empty values.
+
+    Args:
+        content: The file's content. Its separator is a comma, a semicolon or a tab.
+        path: The file's path, for messages.
+
+    Raises:
+        ValueError: If a row has more values than the header has names.
+    """
+    text = content.decode("utf-8-sig", errors="replace")
+    header = text.partition("\n")[0]
+    reader = csv.DictReader(
+        io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=False
+    )
+    rows = []
+    for values in reader:
+        place = f"{path}:{reader.line_num}"
+        if None in values:
+            raise ValueError(
+                f"{place}: the row has {len(values) - 1 + len(values[None])} values, but the "
+                f"header has {len(reader.fieldnames or ())} names."
+            )
+        given = {name.strip(): value.strip() for name, value in values.items() if value}
+        rows.append(Row({name: value for name, value in given.items() if value}, place, 0.0))
+    return rows
+
+
+def json_rows(content: bytes, path: str) -> list[Row]:
+    """Return the rows of a file of JSON objects, one a line. Values within objects get dotted
+    names.
+
+    Args:
+        content: The file's content.
+        path: The file's path, for messages.
+
+    Raises:
+        ValueError: If a line is not a JSON object.
+    """
+    rows = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: the line is not JSON ({error}).") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{place}: the line is not a JSON object such as {{}}.")
+        flat = {name: value for name, value in flatten(values).items() if value is not None}
+        rows.append(Row(flat, place, 0.0))
+    return rows
+
+
+class BySteps:
+    """The scalars of a tracker, put together to one row for each step.
+
+    A step's row is complete when the same series has a later step, or when the program has ended.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], dict[str, float]] = {}
+        self._times: dict[tuple[str, int], float] = {}
+        self._latest: dict[str, int] = {}
+
+    def add(self, series: str, step: int, name: str, value: float, time: float) -> None:
+        key = (series, step)
+        self._open.setdefault(key, {"step": step})[name] = value
+        self._times[key] = max(time, self._times.get(key, time))
+        self._latest[series] = max(step, self._latest.get(series, step))
+
+    def rows(self, *, is_last: bool) -> list[Row]:
+        """Return the complete rows, in the order of their times, and forget them."""
+        done = [key for key in self._open if is_last or key[1] < self._latest[key[0]]]
+        rows = [
+            Row(self._open.pop(key), f"{key[0]}, step {key[1]}", self._times.pop(key), True)
+            for key in done
+        ]
+        return sorted(rows, key=lambda row: row.time)
+
+
+def number_at(row: Row, name: str, key: str) -> float | None:
+    """Return the number that a row has under a name; None if it has none.
+
+    Args:
+        row: The row.
+        name: The name. If it ends in %, the value is in per cent and divided by 100.
+        key: What the number is in bsweep, such as `test_accuracy`.
+
+    Raises:
+        ValueError: If the value is no number, or an accuracy is not a fraction.
+    """
+    value = row.values.get(name, row.values.get(name.removesuffix("%")))
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{row.place}: {name}={value!r:.60} is not a number ({key}).") from None
+    if name.endswith("%"):
+        number /= 100
+    if key.endswith("accuracy") and not (0 <= number <= 1 or math.isnan(number)):
+        raise ValueError(
+            f"{row.place}: {name}={value} is not a fraction between 0 and 1 ({key}): if it is in "
+            f"per cent, name it '{name}%'."
+        )
+    return number
+
+
+def time_at(row: Row, name: str) -> float | None:
+    """Return the time that a row has under a name, in seconds; None if it has none.
+
+    Args:
+        row: The row.
+        name: The name of a number, or of a date and time such as 2026-01-31T12:00:00.
+
+    Raises:
+        ValueError: If the value is neither a number nor a date.
+    """
+    value = row.values.get(name)
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        pass
+    try:
+        date = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except ValueError:
+        raise ValueError(
+            f"{row.place}: {name}={value!r:.60} is neither a number of seconds nor a time such as "
+            "2026-01-31T12:00:00."
+        ) from None
+    return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()

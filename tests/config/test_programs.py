@@ -1,0 +1,148 @@
+"""The settings of a program of the user's own: braces, files, run ids and contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bsweep.config.program_point import values_of
+from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
+from bsweep.launch.checks import check_machine
+from tests.support.running import compose
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, in which commands are typed."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def point(*words: str, command: str = "python train.py") -> RunConfig:
+    return compose("program=own", f"program.command='{command}'", "local_batch=8", *words)
+
+
+def card(config: RunConfig) -> OwnProgramConfig:
+    assert isinstance(config.program, OwnProgramConfig)
+    return config.program
+
+
+def words(config: RunConfig) -> list[str]:
+    return card(config).command_of(values_of(config))[1:]
+
+
+def refused(*more: str, command: str = "python train.py") -> str:
+    with pytest.raises(ConfigError) as caught:
+        point(*more, command=command).resolved()
+    return str(caught.value)
+
+
+def test_words_in_braces_are_keys_of_the_point() -> None:
+    config = point(
+        "+program.options.width=16",
+        "optimizer.lr=0.1",
+        "optimizer.lr_rule=linear",
+        "optimizer.reference_batch=4",
+        command="python train.py {width} b={local_batch}/{global_batch} {lr} {seed} {epochs}",
+    )
+    assert words(config) == ["train.py", "16", "b=8/8", "0.2", "0", "5"]
+
+
+def test_an_option_never_hides_a_key_of_the_point() -> None:
+    config = point(
+        "+program.options.local_batch=3",
+        command="python train.py {local_batch} {options.local_batch}",
+    )
+    assert words(config) == ["train.py", "8", "3"]
+
+
+def test_other_braces_stay() -> None:
+    assert words(point(command='python -c "print({1: 2})"')) == ["-c", "print({1: 2})"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("python train.py {lrr}", "{lrr} is not a key of the point. Did you mean 'lr'?"),
+        ("python train.py {lr}", "{lr} has no value: give optimizer.lr=..."),
+        ("pyton train.py", "the program pyton is not found"),
+        ("python trian.py", "trian.py. Did you mean 'train.py'?"),
+        ("", "the command is empty"),
+        ('python "train.py', "quote the command as in a shell"),
+    ],
+)
+def test_a_bad_command_is_refused(command: str, said: str) -> None:
+    assert said in refused(command=command)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("data=digits", "data=digits with program=own"),
+        ("model=tiny_cnn", "model=tiny_cnn with program=own"),
+        ("strategy=horovod", "strategy=horovod with program=own"),
+        ("precision=bf16", "precision=bf16 with program=own"),
+        ("accumulation_steps=2", "accumulation_steps=2 with program=own"),
+        ("keep_weights=true", "keep_weights=true with program=own"),
+        ("launch.slowdown=[2]", "launch.slowdown=[2.0] with program=own"),
+        ("measure.noise_scale=true", "bsweep.NoiseScale"),
+        ("optimizer.lr_rule=linear", "needs a rate to scale"),
+        ("optimizer.schedule=cosine", "the program does this itself"),
+        ("program.python=/no/python", "program.python=/no/python: there is no such program"),
+        ("program.folder=/nowhere", "program.folder=/nowhere: there is no such folder"),
+        ("program.files=[model.py]", "there is no file"),
+        ("+program.options.mode=nan", "not finite"),
+    ],
+)
+def test_what_a_program_cannot_do_is_refused(word: str, said: str) -> None:
+    assert said in refused("launch=inline", word)
+
+
+def test_a_part_of_a_program_needs_the_program() -> None:
+    with pytest.raises(ConfigError, match="add program=own"):
+        compose("data=program", "local_batch=8")
+
+
+def test_builtin_points_keep_their_ids() -> None:
+    config = compose("data=synthetic", "local_batch=8", "num_workers=2")
+    assert config.run_id == "b8_w2_horovod_s0-f6e46db6"
+
+
+def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None:
+    first = point().resolved()
+    assert card(first).files == ("train.py",)
+    assert point("+program.options.width=3").resolved().run_id != first.run_id
+    assert point("+program.environment.A=1").resolved().run_id != first.run_id
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/train.py").write_text("print(1)\n")
+    moved = point("program.folder=elsewhere").resolved()
+    assert moved.run_id == first.run_id
+    (folder / "train.py").write_text("print(2)\n")
+    assert point().resolved().run_id != first.run_id
+
+
+def test_a_timed_program_has_the_id_of_the_whole() -> None:
+    config = point()
+    timed = replace(config, program=replace(card(config), most_steps=10))
+    assert timed.run_id == config.run_id
+
+
+def test_the_named_files_count_instead_of_the_commands(folder: Path) -> None:
+    (folder / "model.py").write_text("WIDTH = 1\n")
+    named = "program.files=[train.py, model.py]"
+    first = point(named).resolved()
+    (folder / "model.py").write_text("WIDTH = 2\n")
+    assert point(named).resolved().run_id != first.run_id
+    assert point().resolved().run_id == point().resolved().run_id
+
+
+def test_horovodrun_around_a_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"program=own inside horovodrun: .*num_workers=2"):
+        check_machine(point("num_workers=2").resolved())

@@ -1,0 +1,118 @@
+"""Callbacks of frameworks as epochs and steps, and steps that are computed later."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsweep.programs.adapters.calls import Calls
+from bsweep.programs.alone import UNASKED
+from bsweep.programs.joined import Facts, Run
+from tests.support.running import bsweep
+
+
+def run_of(folder: Path, **others: Any) -> Run:
+    """The part of a lone worker in a run of two epochs."""
+    alone = {"global_batch": 4, "num_workers": 1, "rank": 0, "local_rank": 0}
+    settings: dict[str, Any] = {"local_batch": 4, "seed": 0, "epochs": 2, "lr": None, "options": {}}
+    files = {"checkpoint_folder": str(folder), "reports": str(folder / "reports")}
+    point = {**alone, **settings, **files, "first_epoch": 1, "scores": [], **UNASKED, **others}
+    return Run(point, Facts(num_train=10))
+
+
+def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "reports").read_text().splitlines()
+    return [report for report in map(json.loads, lines) if report["kind"] == kind]
+
+
+def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
+    calls = Calls(run_of(tmp_path))
+    assert not calls.begin_epoch()
+    time.sleep(0.02)  # loads the first batch
+    calls.add(3)
+    calls.add(None)
+    assert not calls.end_step()
+    time.sleep(0.2)  # evaluates
+    calls.evaluated({"val_loss": 1.5, "lr": 0.1})
+    calls.begin_step()
+    calls.add(1)
+    calls.end_step()
+    assert not calls.begin_epoch()
+    calls.end()
+    taken = [report for report in reports(tmp_path, "steps") if report["epoch"] == 1]
+    assert [size for report in taken for size in report["examples"]] == [7, 1]
+    first, second = (seconds for report in taken for seconds in report["seconds"])
+    assert first >= 0.02
+    assert second < 0.1
+    assert [report["epoch"] for report in reports(tmp_path, "end_epoch")] == [1, 2]
+    assert reports(tmp_path, "evaluated")[0]["values"] == {"test_loss": 1.5}
+    assert len(reports(tmp_path, "finished")) == 1
+
+
+def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
+    calls = Calls(run_of(tmp_path, most_steps=2))
+    assert not calls.begin_epoch()
+    calls.add(4)
+    assert not calls.end_step()
+    calls.add(4)
+    assert calls.end_step()
+    calls.add(4)  # a framework that ends only after the next step
+    assert calls.end_step()
+    assert calls.begin_epoch()
+    calls.evaluated({"val_loss": 1.5})
+    calls.end()
+    taken = reports(tmp_path, "steps")
+    assert sum(len(report["seconds"]) for report in taken) == 2
+    assert reports(tmp_path, "evaluated") == []
+
+
+@pytest.mark.parametrize("way", ["steps", "step"])
+def test_a_step_waits_for_its_result(tmp_path: Path, way: str) -> None:
+    run = run_of(tmp_path, epochs=1)
+
+    def finish() -> None:
+        time.sleep(0.05)
+
+    for _ in run.epochs():
+        if way == "steps":
+            for _ in run.steps([[1, 2]], finish=finish):
+                pass
+        else:
+            with run.step(2, finish=finish):
+                pass
+    (report,) = reports(tmp_path, "steps")
+    assert report["seconds"][0] >= 0.05
+    assert report["examples"] == [2]
+
+
+BARE = """\
+import sys
+import bsweep
+
+run = bsweep.join(num_train=8)
+for epoch in run.epochs():
+    for batch in run.steps([[0] * run.local_batch, [0] * run.local_batch]):
+        pass
+    run.evaluated(test_loss=1.0)
+foreign = {"torch", "numpy", "pydantic", "psutil", "hydra"} & set(sys.modules)
+assert not foreign and sys.prefix.endswith("bare"), (foreign, sys.prefix)
+"""
+
+
+def test_an_interpreter_without_packages_takes_part(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    (tmp_path / "train.py").write_text(BARE)
+    done = bsweep(
+        *("run", "program=own", "program.command='python train.py'", "local_batch=4", "study=s"),
+        *("epochs=2", "launch=inline", f"program.python={tmp_path / 'bare/bin/python'}"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = tmp_path.glob("results/s/*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "completed"

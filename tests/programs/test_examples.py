@@ -1,0 +1,125 @@
+"""The example scripts of program=own, each run by bsweep on two workers as a user would."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.running import ROOT, bsweep
+
+EXAMPLES = ROOT / "scripts/examples/programs"
+PYTHON = "BSWEEP_PROGRAMS_PYTHON"
+"""The variable with the interpreter that has the adapters' libraries; see scripts/programs.sh."""
+
+NEEDS = {
+    "lightning_callback.py": "lightning",
+    "transformers_trainer.py": "transformers",
+    "accelerate_loop.py": "accelerate",
+    "keras_callback.py": "keras",
+    "deepspeed_engine.py": "deepspeed",
+    "jax_loop.py": "jax",
+}
+
+
+def records_of(folder: Path, *words: str, timeout: float = 240) -> list[dict[str, Any]]:
+    """Run a point of two epochs, and return its records."""
+    done = bsweep(
+        *("run", "program=own", "local_batch=32", "epochs=2", "study=s", *words),
+        cwd=folder,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("results/s/*/metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def of_type(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [record for record in records if record["type"] == name]
+
+
+def command(example: str, *more: str) -> str:
+    """The option that starts an example."""
+    return f"program.command='{' '.join(['python', str(EXAMPLES / example), *more])}'"
+
+
+@pytest.mark.parametrize(
+    ("launch", "workers", "example"),
+    [
+        ("torchrun", 2, "torch_ddp.py --batch {local_batch} --lr {lr}"),
+        ("inline", 1, "torch_ddp.py --batch {local_batch} --lr {lr}"),
+        ("horovodrun", 2, "horovod_torch.py"),
+    ],
+)
+def test_plain_script_runs(tmp_path: Path, launch: str, workers: int, example: str) -> None:
+    words = (f"launch={launch}", f"num_workers={workers}", "optimizer.lr=0.05")
+    records = records_of(tmp_path, *words, command(*example.split()))
+    (start,) = of_type(records, "start")
+    assert start["num_train"] == 1437
+    assert start["learning_rate"] == 0.05
+    epochs = of_type(records, "epoch")
+    assert [epoch["num_steps"] for epoch in epochs] == [1437 // (32 * workers)] * 2
+    assert epochs[-1]["test_accuracy"] > 0.7
+    assert of_type(records, "end")[0]["status"] == "completed"
+
+
+def test_five_lines_add_bsweep_to_a_script() -> None:
+    before, after = (
+        (EXAMPLES / name).read_text().partition("import argparse")[2].splitlines()
+        for name in ("torch_ddp_before.py", "torch_ddp.py")
+    )
+    changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-" and line[2:]]
+    assert len([line for line in changes if line[0] == "+"]) == 5
+    assert len([line for line in changes if line[0] == "-"]) == 2  # changed, not left out
+    assert 55 <= len(before) <= 60
+
+
+def test_each_adapter_is_short_and_has_an_example() -> None:
+    folder = ROOT / "src/bsweep/programs/adapters"
+    adapters = {path.stem: path for path in folder.glob("*.py") if path.stem not in _SHARED}
+    assert sorted(adapters) == sorted(NEEDS.values())
+    assert all(len(path.read_text().splitlines()) < 80 for path in adapters.values())
+    assert "import " not in (folder / "__init__.py").read_text().rpartition('"""')[2]
+
+
+_SHARED = ("__init__", "calls")
+
+
+def test_each_example_begins_with_its_command() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        docstring = path.read_text().split('"""')[1]
+        assert f"scripts/examples/programs/{path.name}" in docstring, path
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("example", NEEDS)
+def test_adapter_reports_and_stops_at_the_target(tmp_path: Path, example: str) -> None:
+    """The interpreter has no bsweep, so `program.python` is tested too."""
+    python = os.environ.get(PYTHON)
+    if python is None:
+        pytest.skip(f"{PYTHON} is not set: scripts/programs.sh makes an environment and sets it")
+    looks = f"import importlib.util as u; assert u.find_spec({NEEDS[example]!r})"
+    if subprocess.run([python, "-c", looks], check=False).returncode:
+        pytest.skip(f"{python} has no {NEEDS[example]}: scripts/programs.sh installs it")
+    lr = "0.005" if example == "transformers_trainer.py" else "0.1"
+    records = records_of(
+        tmp_path,
+        *("launch=torchrun", "num_workers=2", f"optimizer.lr={lr}", f"program.python={python}"),
+        *("epochs=20", "target_accuracy=0.7", "launch.stall_timeout_seconds=400"),
+        command(example),
+        timeout=550,
+    )
+    (end,) = of_type(records, "end")
+    assert end["status"] == "completed"
+    assert "reached" in end["message"]
+    assert 2 <= end["epochs"] < 20
+    epochs = of_type(records, "epoch")
+    assert epochs[0]["num_steps"] in (22, 23)  # Trainer alone takes the uneven last step
+    assert epochs[-1]["test_accuracy"] >= 0.7
+    (start,) = of_type(records, "start")
+    assert start["num_train"] == 1437

@@ -1,0 +1,303 @@
+"""What a program writes by itself becomes the reports that the recorder takes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
+from bsweep.programs.written import Report, Written
+from tests.support.running import bsweep, compose
+
+NAMES = ("program.fields.train_loss=loss", "program.fields.test_accuracy=acc")
+
+
+def point(folder: Path, metrics: str, *more: str) -> RunConfig:
+    """A point of 10 examples in 3 steps, whose program writes `metrics`."""
+    return compose(
+        "program=own",
+        "program.command=python",
+        f"program.folder={folder}",
+        f"program.metrics={metrics}",
+        "data.num_train=10",
+        "local_batch=4",
+        "epochs=2",
+        "launch=inline",
+        *more,
+    )
+
+
+def write(path: Path, *rows: str) -> None:
+    with path.open("a") as file:
+        file.write("".join(f"{row}\n" for row in rows))
+
+
+def at(path: Path, seconds: float) -> None:
+    """Set when a file was written."""
+    os.utime(path, (seconds, seconds))
+
+
+def of(kind: str, reports: list[Report]) -> list[Report]:
+    return [one for one in reports if one["kind"] == kind]
+
+
+def seconds(reports: list[Report]) -> list[Any]:
+    """The training seconds of each epoch."""
+    return [pytest.approx(sum(one["seconds"]), abs=1e-3) for one in of("steps", reports)]
+
+
+def scores(reports: list[Report]) -> list[Any]:
+    return [one["values"] for one in of("evaluated", reports)]
+
+
+def test_each_epoch_has_its_seconds_and_scores(tmp_path: Path) -> None:
+    log, now = tmp_path / "log.csv", time.time()
+    written = Written(point(tmp_path, "csv:log.csv", *NAMES), 0)
+    found = []
+    for seconds_later, row in ((5, "epoch,loss,acc"), (7, "0,2.5,0.5"), (10, "1,1.5,0.75")):
+        write(log, row)
+        at(log, now + seconds_later)
+        found += written.reports()
+    assert len(of("end_epoch", found)) == 1  # the second one may get another row
+    found += written.end()
+    assert seconds(found) == [2, 3]
+    assert of("steps", found)[0]["examples"] == [4, 4, 2]
+    assert [one["values"] for one in of("log", found)] == [{"train_loss": 2.5}, {"train_loss": 1.5}]
+    assert scores(found) == [{"test_accuracy": 0.5}, {"test_accuracy": 0.75}]
+    assert "wall times between the records of csv:log.csv" in of("warning", found)[0]["message"]
+    assert found[-1] == {"kind": "finished"}
+
+
+def test_rows_from_before_the_start_are_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    write(log, "epoch,loss,acc", "1,9,0.1", "2,9,0.1")
+    written = Written(point(tmp_path, "csv:log.csv", *NAMES), 0)
+    assert written.reports() == []
+    write(log, "1,2,0.5", "2,1,0.6")
+    assert scores(written.end()) == [{"test_accuracy": 0.5}, {"test_accuracy": 0.6}]
+
+
+@pytest.mark.parametrize("rows", [("1,9,0.1", "2,9,0.1"), ("1,2,0.5", "2,1,0.6")])
+def test_a_file_that_is_written_again_is_read(tmp_path: Path, rows: tuple[str, str]) -> None:
+    """Even if the program writes the numbers of the earlier attempt once more."""
+    log = tmp_path / "log.csv"
+    write(log, "epoch,loss,acc", "1,9,0.1", "2,9,0.1")
+    at(log, 1e9)
+    written = Written(point(tmp_path, "csv:log.csv", *NAMES), 0)
+    log.write_text("")
+    write(log, "epoch,loss,acc", *rows)
+    assert len(of("end_epoch", written.end())) == 2
+
+
+def test_a_star_finds_the_file_that_is_new(tmp_path: Path) -> None:
+    for version in (0, 1):
+        folder = tmp_path / f"version_{version}"
+        folder.mkdir()
+        if version:
+            written = Written(point(tmp_path, "csv:version_*/m.csv", *NAMES), 0)
+        write(folder / "m.csv", "epoch,loss,acc", f"0,,0.{version}", "0,3,", f"1,2,0.{version}")
+    assert scores(written.end()) == [{"test_accuracy": 0.1}, {"test_accuracy": 0.1}]
+
+
+def test_epochs_that_arrive_at_once_share_the_time(tmp_path: Path) -> None:
+    log, now = tmp_path / "log.jsonl", time.time()
+    written = Written(point(tmp_path, "jsonl:log.jsonl", *NAMES), 0)
+    write(log, *(json.dumps({"loss": 1, "acc": share}) for share in (0.5, 0.6)))
+    at(log, now + 8)
+    found = written.end()
+    assert seconds(found) == [pytest.approx(4, abs=0.5)] * 2
+    assert any("arrived at once" in one["message"] for one in of("warning", found))
+
+
+def test_times_and_seconds_of_the_records_count(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    names = ("program.fields.time=when", "program.fields.test_accuracy='acc%'")
+    written = Written(point(tmp_path, "csv:log.csv", *names), 0)
+    write(log, "epoch;when;acc", "1;3.5;50", "2;5.5;60")
+    found = written.end()
+    assert seconds(found) == [3.5, 2]
+    assert scores(found) == [{"test_accuracy": 0.5}, {"test_accuracy": 0.6}]
+    told = Written(point(tmp_path, "csv:told.csv"), 0)
+    write(tmp_path / "told.csv", "epoch,train_seconds,test_accuracy", "1,7,0.5", "2,8,0.6")
+    assert seconds(told.end()) == [7, 8]
+
+
+def test_tensorboard_scalars_of_a_step_are_an_epoch(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    names = ("program.fields.train_loss=Loss/train", "program.fields.test_accuracy=val/acc")
+    with SummaryWriter(tmp_path / "runs") as earlier:
+        earlier.add_scalar("val/acc", 0.125, 0)
+    written = Written(point(tmp_path, "tensorboard:runs", *names), 0)
+    begun = time.time()
+    with SummaryWriter(tmp_path / "runs/new") as writer:
+        for epoch, accuracy in enumerate((0.25, 0.5)):
+            when = begun + 2 * epoch + 2
+            writer.add_scalar("Loss/train", 1.5, epoch, walltime=when)
+            writer.add_scalar("val/acc", accuracy, epoch, walltime=when)
+            writer.flush()
+            found = written.reports()
+    assert of("end_epoch", found) == []  # epoch 2 may get more; 1 was incomplete in its time
+    found = [*found, *written.end()]
+    assert scores(found) == [{"test_accuracy": 0.25}, {"test_accuracy": 0.5}]
+    assert seconds(found) == [pytest.approx(2, abs=0.5), 2]
+
+
+def test_a_tag_in_two_folders_is_not_guessed(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, name in enumerate(("epoch_accuracy", "validation/epoch_accuracy")):
+        place = f"runs{number}"
+        field = f"program.fields.test_accuracy={name}"
+        written = Written(point(tmp_path, f"tensorboard:{place}", field), 0)
+        for part, accuracy in (("train", 0.75), ("validation", 0.5)):
+            with SummaryWriter(tmp_path / place / part) as writer:
+                for epoch in (0, 1):
+                    writer.add_scalar("epoch_accuracy", accuracy, epoch)
+        if number:
+            assert scores(written.end()) == [{"test_accuracy": 0.5}] * 2
+        else:
+            with pytest.raises(ValueError, match="train/epoch_accuracy or validation/epoch_accu"):
+                written.reports()
+
+
+def test_only_the_mlflow_run_of_the_program_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking.context.registry import resolve_tags
+
+    from bsweep.programs.rows_of_mlflow import client_of
+
+    (tmp_path / "mlruns").mkdir()  # a folder takes MLflow less time to set up than a database
+    written = Written(point(tmp_path, "mlflow:mlruns", *NAMES), 0)
+    client = client_of("mlruns", tmp_path)
+    experiment = client.create_experiment("e")
+    for is_own in (False, True):
+        for name, value in written.environment.items() if is_own else ():
+            monkeypatch.setenv(name, value)
+        run = client.create_run(experiment, tags=resolve_tags()).info
+        for epoch in (1, 2):
+            when = run.start_time + 2000 * epoch
+            client.log_metric(run.run_id, "loss", 1.5, when, epoch)
+            client.log_metric(run.run_id, "acc", 0.5 if is_own else 0.125, when, epoch)
+    found = written.end()
+    assert scores(found) == [{"test_accuracy": 0.5}] * 2
+    assert seconds(found) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["epoch,loss,acc"], "wrote nothing to csv:log.csv that is called .*loss, .*acc.*join()"),
+        (["epoch,a", "1,2"], "wrote nothing .*only a, epoch"),
+        (["epoch,loss,acc", "1,2,0.5"], "wrote 1 of 2 epochs .*epochs=1"),
+        (["epoch,loss,acc", "1,,0.5", "2,,0.5", "3,,0.5"], "more than 2 epochs .*{epochs}"),
+        (["epoch,loss,acc", "0,,0.5", "2,,0.5"], "epoch 2 follows epoch 0"),
+        (["epoch,loss,acc", "5,,0.5", "6,,0.5"], "epoch 5 is the first one.*fields.epoch"),
+        (["epoch,loss,acc", "1,,93.5", "2,,94"], r"log.csv:2: acc=93.5 is not a fraction.*'acc%'"),
+        (["epoch,loss,acc", "1,much,0.5"], r"log.csv:2: loss='much' is not a number"),
+        (["epoch,loss,acc", "1,2,0.5,7"], r"log.csv:2: the row has 4 values.* 3 names"),
+        (["loss,acc,time", "1,0.5,now"], "log.csv:2: time='now' is neither"),
+    ],
+)
+def test_bad_rows_are_named_with_the_remedy(tmp_path: Path, rows: list[str], said: str) -> None:
+    written = Written(point(tmp_path, "csv:log.csv", *NAMES), 0)
+    write(tmp_path / "log.csv", *rows)
+    with pytest.raises(ValueError, match=said):
+        written.end()
+
+
+def test_a_field_that_never_comes_is_named(tmp_path: Path) -> None:
+    written = Written(point(tmp_path, "csv:log.csv", "program.fields.test_accuracy=val_ac"), 0)
+    write(tmp_path / "log.csv", "epoch,train_loss,val_acc", "1,2,0.5", "2,1,0.6")
+    said = [one["message"] for one in of("warning", written.end())]
+    assert any("test_accuracy=val_ac" in one and "Did you mean 'val_acc'?" in one for one in said)
+    assert any("has no score of a test set" in one for one in said)
+
+
+def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    written = Written(point(tmp_path, "csv:log.csv", "epochs=4", *NAMES), 2)
+    write(tmp_path / "log.csv", "epoch,loss,acc", "2,2,0.5", "3,1,0.6")
+    assert [one["epoch"] for one in of("end_epoch", written.end())] == [3, 4]
+    again = Written(point(tmp_path, "csv:again.csv", "epochs=4", *NAMES), 2)
+    write(tmp_path / "again.csv", "epoch,loss,acc", "0,2,0.5", "1,1,0.6")
+    with pytest.raises(ValueError, match=r"epoch 0 is the first one.*resumes after 2 epochs"):
+        again.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("program.metrics=log.csv",), "give a kind and a place: csv:FILE"),
+        (("program.metrics='csv:{run}.csv'",), "{run} is not a key of the point. Did you mean"),
+        (("program.metrics=csv:a.csv", "data.num_train=null"), "give data.num_train=50000"),
+        (("program.metrics=null", "program.fields.epoch=e"), "fields.epoch without program.metr"),
+        (
+            ("program.metrics=csv:a.csv", "launch=torchrun", "launch.parallel=2"),
+            "launch.parallel: points that run at the same time would write the same file",
+        ),
+    ],
+)
+def test_settings_of_metrics_are_checked(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        point(tmp_path, "csv:log.csv", *words)
+
+
+PROGRAM = """
+import csv, sys, time
+with open("log.csv", "w", newline="") as file:
+    rows = csv.writer(file)
+    rows.writerow(["epoch", "loss", "acc"])
+    for epoch in range(int(sys.argv[1])):
+        time.sleep(0.15)
+        rows.writerow([epoch, 1.5, 0.5 + epoch / 100])
+        file.flush()
+"""
+
+
+def test_a_script_is_recorded_without_a_change(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    words = (
+        "program=own",
+        "program.command='python train.py {epochs}'",
+        "program.metrics=csv:log.csv",
+        "data.num_train=10",
+        "local_batch=4,5",
+        "epochs=2",
+        "launch=inline",
+        "study=s",
+    )
+    result = bsweep("run", *words, *NAMES, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    tables = [json.loads(p.read_text()) for p in (tmp_path / "results/s").glob("*/summary.json")]
+    assert [one["test_accuracy"] for one in tables] == [0.51, 0.51]
+    assert all(0.2 < one["train_seconds"] < 20 for one in tables)
+    assert "wall times between the records" in tables[0]["warnings"][0]
+
+
+def test_a_script_that_goes_on_ends_at_the_target(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    words = (
+        "program=own",
+        "program.command='python train.py 1000'",
+        "program.metrics=csv:log.csv",
+        "data.num_train=10",
+        "local_batch=4",
+        "epochs=1000",
+        "target_accuracy=0.52",
+        "launch=inline",
+        "study=s",
+    )
+    result = bsweep("run", *words, *NAMES, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (summary,) = (tmp_path / "results/s").glob("*/summary.json")
+    assert json.loads(summary.read_text())["epochs"] < 100
+    with (tmp_path / "log.csv").open() as file:
+        assert len(list(csv.reader(file))) < 100

@@ -1,0 +1,262 @@
+"""A study is made of runs that other tools recorded, and commands work on it as on any other."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsweep
+from bsweep.cli import import_runs, predict, report, study_commands
+from bsweep.runlog.reading import read_records, read_run
+
+SAYS_SIZE = ("--set", "num_train=100")
+CURVES = ("--map", "batch=local_batch", "acc=test_accuracy", "s=train_seconds")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def curve(run: str, batch: int, *more: tuple[str, Any], epochs: int = 3) -> list[dict[str, Any]]:
+    return [
+        {"run": run, "epoch": epoch, "batch": batch, "s": 2.5, "acc": epoch / 10, **dict(more)}
+        for epoch in range(1, epochs + 1)
+    ]
+
+
+def import_to(folder: Path, source: Path | str, *more: str) -> list[list[dict[str, Any]]]:
+    """Import a source, and return the records of the study's runs."""
+    code = import_runs.run([str(source), "--study", str(folder / "mine"), *SAYS_SIZE, *more])
+    assert code == 0
+    return [list(read_records(path)[0]) for path in sorted(folder.glob("mine/*/metrics.jsonl"))]
+
+
+def epochs_of(records: Sequence[Mapping[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    epochs = [record for record in records if record["type"] == "epoch"]
+    return [tuple(epoch[name] for name in names) for epoch in epochs]
+
+
+def test_rows_of_epochs_become_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*curve("a", 8, ("workers", 2), ("seed", 3)), *curve("b", 16, ("workers", 1))]
+    source = write_csv(tmp_path / "runs.csv", [{"workers": 1, "seed": "", **row} for row in rows])
+    for _ in range(2):
+        one, other = import_to(tmp_path, source, *CURVES, "--map", "workers=num_workers")
+    names = ("epoch", "num_steps", "train_seconds", "test_accuracy", "global_batch", "test_loss")
+    assert epochs_of(other, *names)[2] == (3, 7, 2.5, 0.3, 16, None)
+    assert epochs_of(one, *names)[0] == (1, 7, 2.5, 0.1, 16, None)
+    said = capsys.readouterr().out.splitlines()
+    assert sum("is there already, left as it is" in line for line in said) == 2
+    assert said[-1] == f"bsweep report {tmp_path}/mine"
+    run = read_run(next((tmp_path / "mine").glob("b8_w2_program_s3-*")))
+    assert run.summary
+    assert run.summary["status"] == "completed"
+    assert run.meta["imported_run"] == "a"
+    assert "bsweep did not measure this run" in run.summary["warnings"][0]
+
+
+def test_runs_with_equal_settings_are_seeds(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "runs.csv", [*curve("a", 8), *curve("b", 8)])
+    import_to(tmp_path, source, *CURVES)
+    study = bsweep.load(tmp_path / "mine")
+    assert list(study.runs["seed"]) == [0, 1]
+    assert any("no seed is known" in one for one in study.warnings)
+
+
+def test_one_row_for_a_run_is_enough(tmp_path: Path) -> None:
+    row = {"run": "a", "global_batch": 16, "num_workers": 2, "epochs": 4, "width": 32}
+    source = write_csv(tmp_path / "r.csv", [{**row, "train_seconds": 10, "test_accuracy": 0.5}])
+    (records,) = import_to(tmp_path, source, "--map", "width=options.width")
+    names = ("train_seconds", "test_accuracy")
+    assert epochs_of(records, *names) == [(2.5, None)] * 3 + [(2.5, 0.5)]
+    assert records[0]["config"]["program"]["options"] == {"width": 32}
+    assert records[0]["local_batch"] == 8
+    assert any("divided evenly" in one["message"] for one in records if one["type"] == "event")
+
+
+def test_times_of_records_give_the_seconds(tmp_path: Path) -> None:
+    for name, times in (("clock", (1e9, 1e9 + 3, 1e9 + 5)), ("since", (4, 7, 9))):
+        rows = [{"e": e, "t": time, "test_loss": 1} for e, time in enumerate(times)]
+        folder = tmp_path / name
+        folder.mkdir()
+        source = write_csv(folder / "runs.csv", rows)
+        (records,) = import_to(
+            folder, source, "--map", "e=epoch", "t=time", "--set", "local_batch=4"
+        )
+        first = 2.5 if name == "clock" else 4
+        assert epochs_of(records, "train_seconds") == [(first,), (3,), (2,)]
+
+
+def test_an_infinite_loss_and_a_crash_are_results(tmp_path: Path) -> None:
+    rows = [*curve("a", 8, ("loss", 1)), *curve("b", 16, ("loss", "nan"), ("status", "crashed"))]
+    source = write_csv(tmp_path / "runs.csv", [{"status": "finished", **row} for row in rows])
+    import_to(tmp_path, source, *CURVES, "--map", "loss=train_loss")
+    runs = bsweep.load(tmp_path / "mine").runs.set_index("local_batch")
+    assert list(runs["status"]) == ["completed", "diverged"]
+    assert list(runs["epochs"]) == [3, 0]
+
+
+def test_mlflow_runs_are_imported(tmp_path: Path) -> None:
+    from mlflow.entities import Param
+
+    from bsweep.programs.rows_of_mlflow import client_of
+
+    (tmp_path / "mlruns").mkdir()  # a folder takes MLflow less time to set up than a database
+    client = client_of("mlruns", tmp_path)
+    experiment = client.create_experiment("e")
+    for batch in (8, 16):
+        info = client.create_run(
+            experiment, run_name=f"b{batch}", start_time=1_000_000_000_000
+        ).info
+        client.log_batch(info.run_id, params=[Param("batch_size", str(batch))])
+        for epoch in range(3):
+            when = 1_000_000_000_000 + 2000 * (epoch + 1)
+            client.log_metric(info.run_id, "val_acc", 0.5 + epoch / 10, when, epoch)
+        client.set_terminated(info.run_id, "FINISHED" if batch == 8 else "FAILED")
+    client.create_run(experiment, run_name="going on")
+    words = ("--from", "mlflow", "--map", "batch_size=local_batch", "val_acc=test_accuracy")
+    failed, completed = import_to(tmp_path, tmp_path / "mlruns", *words)
+    assert epochs_of(completed, "train_seconds", "test_accuracy") == [(2, 0.5), (2, 0.6), (2, 0.7)]
+    assert [records[-1]["status"] for records in (failed, completed)] == ["failed", "completed"]
+
+
+def test_tensorboard_runs_are_imported(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for batch in (8, 16):
+        for part in ("train", "validation"):
+            folder = tmp_path / f"runs/b{batch}_w2/{part}"
+            with SummaryWriter(folder) as writer:
+                for epoch in range(3):
+                    writer.add_scalar(
+                        "acc", 0.5 if part == "train" else 0.25, epoch, walltime=2e9 + epoch
+                    )
+    names = ("--names", "b{local_batch}_w{num_workers}")
+    words = ("--map", "train/acc=train_accuracy", "validation/acc=test_accuracy", *names)
+    _, records = import_to(tmp_path, tmp_path / "runs", "--from", "tensorboard", *words)
+    assert epochs_of(records, "train_accuracy", "test_accuracy") == [(0.5, 0.25)] * 3
+    assert epochs_of(records, "train_seconds")[1:] == [(1,), (1,)]
+    assert (records[0]["local_batch"], records[0]["global_batch"]) == (8, 16)
+
+
+def write_wandb(folder: Path) -> Path:
+    """The files that Weights & Biases exports: a table of runs, a chart and a history."""
+    folder.mkdir()
+    runs = [("swift-sun-1", "finished", 12, 8), ("calm-sea-2", "finished", 30, 16)]
+    header = ("Name", "State", "Runtime", "batch_size")
+    table = [dict(zip(header, run, strict=True)) for run in (*runs, ("new-3", "running", 1, 8))]
+    write_csv(folder / "wandb_export_runs.csv", table)
+    chart = {f"calm-sea-2 - val_acc{end}": share for end, share in (("", 0.5), ("__MIN", 0.4))}
+    steps = [{"Step": step, **chart} for step in (0, 1, 2)]
+    write_csv(folder / "wandb_export_chart.csv", steps)
+    history = [
+        {"_step": 0, "_runtime": 1.0, "epoch": 1, "loss": 2.5},
+        {"_step": 1, "_runtime": 4.0, "epoch": 1, "val_acc": 0.25},
+        {"_step": 2, "_runtime": 10.0, "epoch": 2, "loss": 1.5, "val_acc": 0.75},
+    ]
+    lines = "".join(f"{json.dumps(row)}\n" for row in history)
+    (folder / "swift-sun-1.jsonl").write_text(lines)
+    return folder
+
+
+def test_wandb_exports_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_wandb(tmp_path / "export")
+    words = ("--from", "wandb-export", "--map", "batch_size=local_batch", "val_acc=test_accuracy")
+    calm, swift = import_to(tmp_path, source, *words, "loss=train_loss")
+    names = ("train_seconds", "train_loss", "test_accuracy")
+    assert epochs_of(calm, *names) == [(10, None, 0.5)] * 3
+    assert epochs_of(swift, *names) == [(4, 2.5, 0.25), (6, 1.5, 0.75)]
+    assert "new-3: left out, because it is still running" in capsys.readouterr().out
+
+
+ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (ROWS, ("--map", "batc=local_batch"), "no run has batc. Did you mean 'batch'? It has acc"),
+        (ROWS, ("--map", "batch=local_bach"), "local_bach: unknown. Did you mean 'local_batch'?"),
+        (ROWS, ("--map", "batch"), "batch: give two names with = between them"),
+        (ROWS, ("--map", "acc=test_accuracy"), "runs.csv:2: local_batch is missing"),
+        (ROWS, ("--map", "batch=local_batch", "acc=test_accuracy"), "run a has no time of each e"),
+        (ROWS.replace(",8,", ",0,"), CURVES, "runs.csv:2: local_batch=0 is not a whole number of"),
+        (ROWS.replace("0.5", "50"), CURVES, "runs.csv:2: acc=50 is not a fraction"),
+        (ROWS.replace(",2,", ",-2,"), CURVES, "runs.csv:2: s=-2 is impossible (train_seconds)"),
+        (ROWS.replace(",2,", ",1e300,"), CURVES, "runs.csv:2: s=1e+300 is impossible"),
+        (ROWS, (*CURVES, "--set", "lr=-1"), "runs.csv:2: optimizer.lr=-1.0: "),
+        (ROWS + "a,3,8,2,0.5\n", CURVES, "run a has epoch 3, but no epoch 2"),
+        (ROWS + "a,1,8,2,0.5\n", CURVES, "runs.csv:3: s of epoch 1 is there twice"),
+        (ROWS + "a,2,16,2,0.5\n", CURVES, "runs.csv:3: batch=16, but it was 8 before in the same"),
+        (ROWS + "b,1,8,2\n,,,,,,\n", CURVES, "runs.csv:4: the row has 7 values"),
+        (ROWS, (*CURVES, "--set", "seed=0", "status=on"), "status=on: unknown. Known: completed"),
+        (ROWS + "b,1,8,2,0.5\n", (*CURVES, "--set", "seed=0"), "run b has the same settings and"),
+        (ROWS, (*CURVES, "--names", "b{seed}"), "the name a is not b{seed}"),
+        (ROWS, (*CURVES, "--from", "mlflo"), "--from mlflo: unknown. Did you mean 'mlflow'?"),
+        ("run,epoch\n", CURVES, "runs.csv: it holds no runs that --from csv can read"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, words: tuple[str, ...], said: str
+) -> None:
+    source = tmp_path / "runs.csv"
+    source.write_text(rows)
+    where = [str(source), "--study", str(tmp_path / "mine")]
+    assert import_runs.run([*where, *SAYS_SIZE, *words]) == 2
+    assert said in caplog.text
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_missing_file_and_size_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_csv(tmp_path / "runs.csv", curve("a", 8))
+    where = ["--study", str(tmp_path / "mine")]
+    assert import_runs.run([str(source), *where, *CURVES]) == 2
+    assert "num_train is missing (the training examples)" in caplog.text
+    assert import_runs.run([str(tmp_path / "none.csv"), *where]) == 2
+    assert "there is no such file or folder" in caplog.text
+    assert import_runs.run([str(tmp_path), *where]) == 2
+    assert (
+        "say what wrote it by --from, which is csv, jsonl, wandb-export, mlflow or tens"
+        in caplog.text
+    )
+
+
+@pytest.fixture(name="grid")
+def fixture_grid(tmp_path: Path) -> Path:
+    """An imported study of three batch sizes on one and two workers."""
+    rows = [
+        {"batch": batch, "workers": workers, "epoch": epoch, "seed": seed}
+        | {"s": 8 / workers * (1 + 8 / batch), "acc": 1 - 0.9 ** (100 * epoch / (batch + 20))}
+        for batch in (4, 8, 16)
+        for workers in (1, 2)
+        for seed in (0, 1)
+        for epoch in range(1, 9)
+    ]
+    source = write_csv(tmp_path / "runs.csv", rows)
+    names = ("workers=num_workers", "--set", "num_test=50", "num_classes=10")
+    assert len(import_to(tmp_path, source, *CURVES, *names)) == 12
+    return tmp_path / "mine"
+
+
+def test_commands_work_on_an_imported_study(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict.run([str(grid), "--target-accuracy", "0.9"]) == 0
+    assert "to a test accuracy of 0.9" in capsys.readouterr().out
+    assert study_commands.status([str(grid)]) == 0
+    assert "12 points: 12 completed" in capsys.readouterr().out
+    assert any("bsweep did not measure this run" in one for one in bsweep.load(grid).warnings)
+
+
+@pytest.mark.nightly
+def test_the_report_of_an_imported_study_says_so(grid: Path) -> None:
+    assert report.run([str(grid)]) == 0
+    assert "bsweep did not measure this run" in (grid / "report/report.html").read_text()
