@@ -321,7 +321,7 @@ WORKERS = [worker(0.001), worker(0.002, largest=8)]
         (
             ("allocation=batch_by_memory", "local_batch=null", "global_batch=100"),
             {},
-            ["worker 1", "fits 8", "accumulation_steps"],
+            ["worker 1", "memory for 8", "accumulation_steps"],
         ),
         (
             ("allocation=batch_by_flops", "allocation.devices=[A30]"),

@@ -59,6 +59,7 @@ CHOSEN: Mapping[str, list[Any]] = {
     "data": ["synthetic"] * 12 + ["digits"] * 2 + ["text"] * 4 + ["own"],
     "model": ["tiny_cnn"] * 5 + ["llama_tiny", "llama_tiny", "own", "own", "timm", "torchvision"],
     "launch": ["horovodrun", "torchrun", "inline"],  # no SLURM is here
+    "program": ["builtin"],
     "allocation": ["uniform"] * 6 + [name for name in ALLOCATIONS if name != "uniform"],
     "num_workers": [1, 2],
     "local_batch": [1, 2, 3, 4, 8],
@@ -113,7 +114,7 @@ SWEPT_GROUPS = [group for group in GROUPS if group != "allocation"]  # it has li
 LEFT_OUT = re.compile(
     r"study|results_dir|resume_from|allocation\.(devices|local_.*)|model\.weights(_sha256)?"
     r"|.*\.(name|fingerprint|options|root|download|dataset|path"
-    r"|tokenizer|probe|architecture|target|hosts|ssh_(port|identity_file|options))"
+    r"|tokenizer|probe|architecture|target|hosts|ssh_(port|identity_file|options))|program\..*"
 )
 """Keys that lead to something outside a point, and those that `SIZED` gives."""
 
@@ -194,7 +195,8 @@ class Composer:
         if key in CHOSEN:
             return self._draw.choice(CHOSEN[key])
         if key in GROUPS:
-            return self._draw.choice([name for card in variants(key) for name in names(card)])
+            drawn = [name for card in variants(key) for name in names(card)]
+            return self._draw.choice([name for name in drawn if name != "program"])
         return self._of(hints[key], {})
 
     def _of(self, hint: Any, bounds: dict[str, float]) -> Any:

@@ -251,7 +251,7 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("local_batch=8", "-m"), ["-m", "one point"]),
+        (("local_batch=8", "-m"), ["-m", "has no flags"]),
         (("local_batch=8", "lokal=3"), ["lokal: unknown key"]),
         ((), ["local_batch=null", "exactly one"]),
         (("local_batch=8", "data=imagefolder"), ["data.root: no value given"]),

@@ -199,7 +199,7 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
         (("precision=auto", "strategy=ddp", "strategy.hook=powersgd"), (7, 5), "fp32"),
         (("precision=fp32",), (7, 5), "fp32"),
         (("precision=tf32",), (8, 0), "tf32"),
-        (("precision=tf32",), (7, 5), "Tesla T4 has no TF32.*fp16"),
+        (("precision=tf32",), (7, 5), "Tesla T4 has no TF32"),
     ],
 )
 def test_a_gpus_precision_is_what_its_matrix_units_compute_in(

@@ -720,7 +720,7 @@ def test_inside_horovodrun_diloco_needs_horovods_sums(
 
 def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
     point = ("local_batch=8", "num_workers=2", "strategy=diloco", "strategy.weighting=fednova")
-    doubt = "defined for sgd only"
+    doubt = "does not cover this optimizer"
     assert any(
         doubt in warning for warning in launch.check_machine(compose(*point, "optimizer=adamw"))
     )

@@ -195,7 +195,8 @@ def test_a_full_shared_memory_that_stops_horovodrun_is_named(tmp_path: Path) -> 
         pytest.skip("no tmpfs may be mounted here")
     full = bsweep(*PAIR, "strategy=horovod", cwd=tmp_path, prefix=alone)
     assert full.returncode == 1, full.stderr
-    assert "no space left for /dev/shm. Free some space there, or make it larger" in full.stderr
+    said = "no space left for /dev/shm. Free some space there, or give it a larger SIZE"
+    assert said in full.stderr
 
 
 def test_a_full_folder_for_temporary_files_is_named(

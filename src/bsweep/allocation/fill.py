@@ -126,12 +126,14 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
     probe measured on this worker.
     """
     problems = []
+    passes = " or more accumulation_steps" if config.global_batch else ""
     for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
         if batch > worker.largest_batch:
             why = "has memory for" if worker.stopped_by == "out_of_memory" else "was probed with"
             problems.append(
                 f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} "
-                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller batch."
+                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller "
+                f"batch{passes}."
             )
     if problems:
         raise ConfigError(*problems)
