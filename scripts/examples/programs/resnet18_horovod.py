@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
 from bsweep.data.digits import read_digits
+from bsweep.models import taps
 from bsweep.models.resnet18 import plain
 
 
@@ -49,7 +50,7 @@ def main() -> None:
     run = bsweep.join(num_test=360, num_classes=10)
     torch.manual_seed(run.seed)
     train, test = digits()
-    model = plain("imagenet", num_classes=10, in_channels=3)
+    model = taps.trim(plain("imagenet", num_classes=10, in_channels=3))  # as bsweep's own
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=run.lr or 0.01), model.named_parameters()
