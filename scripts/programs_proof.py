@@ -59,11 +59,12 @@ def times(rounds: int) -> None:
 def recommend() -> None:
     """Print the answers of `bsweep recommend` for both programs."""
     grid = ["local_batch=16,32,64,128", "num_workers=1,2", "epochs=12"]
-    grid += ["--target-accuracy=0.9", "--budget=10m", "--json"]
+    grid += ["--target-accuracy=0.9", "--budget=3m", "--json"]
     with tempfile.TemporaryDirectory() as folder:
         for study, words in (("builtin", _BUILTIN), ("own", _OWN)):
             answer = json.loads(typed(folder, "recommend", *words, *grid, f"study={study}"))
-            print(study, json.dumps(answer)[:600])
+            cell = answer["prediction"]["recommended"]
+            print(study, json.dumps(cell), json.dumps(answer["said"]))
 
 
 if __name__ == "__main__":
