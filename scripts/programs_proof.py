@@ -63,8 +63,7 @@ def recommend() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for study, words in (("builtin", _BUILTIN), ("own", _OWN)):
             answer = json.loads(typed(folder, "recommend", *words, *grid, f"study={study}"))
-            cell = answer["prediction"]["recommended"]
-            print(study, json.dumps(cell), json.dumps(answer["said"]))
+            print(study, answer["prediction"]["sentence"], *answer["said"], sep="\n", flush=True)
 
 
 if __name__ == "__main__":
