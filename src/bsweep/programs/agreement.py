@@ -1,5 +1,5 @@
-"""How the workers of a program agree at which step to stop: rank 0 decides, and tells the others by
-a connection, so that all of them stop after the same step.
+"""The agreement of a program's workers on the step at which they stop: rank 0 decides and tells the
+others by a connection, so that all of them stop after the same step.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ Finish = Callable[[], object] | None
 
 
 class Noise(Protocol):
-    """What `Run.noise` reads of a `bsweep.NoiseScale`."""
+    """The part of a `bsweep.NoiseScale` that `Run.noise` reads."""
 
     @property
     def noise(self) -> Any: ...
@@ -109,7 +109,7 @@ class Run:
         self._num_steps = 0
         self._stops: str = ""
         self._wish = ""
-        self._looked_at = self._flushed_at = float("-inf")
+        self._flushed_at = float("-inf")
         self._scores: list[float] = list(point["scores"])
         self._has_begun = self._is_cut = False
         self._report("joined", pid=self._pid, python=sys.version.split()[0])

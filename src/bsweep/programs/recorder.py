@@ -51,8 +51,6 @@ class Recorder:
         self._before = _Before(paths)
         self._epoch = self._done = self._before.num_epochs
         self._begun_at: float | None = None
-        self._wall_seconds: float | None = None
-        self._evaluating_seconds = 0.0
         self._saved = files_in(paths.program)
         self._warned: set[str] = set()
         self.has_joined = False
@@ -155,8 +153,7 @@ class Recorder:
     def _begin_epoch(self, report: Mapping[str, Any]) -> None:
         self._epoch = report["epoch"]
         self._seconds, self._examples, self._values, self._scores = [], 0, {}, {}
-        self._begun_at, self._wall_seconds = report["time"], None
-        self._evaluating_seconds = 0.0
+        self._begun_at = report["time"]
 
     def _take_steps(self, report: Mapping[str, Any]) -> None:
         local_batch, given = self._config.examples_per_pass, report["examples"]

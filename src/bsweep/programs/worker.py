@@ -95,7 +95,7 @@ def measure(
 
 
 class _Listener:
-    """What a worker does with what its command says; on other ranks than 0, nothing."""
+    """The listener of ranks above 0, which ignores what the command says."""
 
     environment: Mapping[str, str] = MappingProxyType({})
 
