@@ -54,7 +54,6 @@ class Recorder:
         self._saved = files_in(paths.program)
         self._warned: set[str] = set()
         self.has_joined = False
-        self.is_finished = False
         self._is_cut = False
         self.stops = ""
         """Why the program was told to stop; an empty text if it was not."""
@@ -91,8 +90,6 @@ class Recorder:
             self._warn(report["message"], once=report["once"])
         elif kind == "stops":
             self.stops, self._is_cut = report["reason"], report["cuts"]
-        elif kind == "finished":
-            self.is_finished = True
 
     def end(self) -> None:
         """Write the run's last record, after the program ended without an error.
