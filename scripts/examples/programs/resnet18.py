@@ -1,18 +1,19 @@
-"""ResNet-18 on the digits at 32x32 as a plain Horovod script: the training that
+"""ResNet-18 on the digits at 32x32 as a plain script, with Horovod or DDP: the training that
 `bsweep run data=digits model=resnet18` does, without augmentation. `scripts/programs_proof.py`
 compares the two.
 
-bsweep run program=own program.command='python scripts/examples/programs/resnet18_horovod.py' \
+bsweep run program=own program.command='python scripts/examples/programs/resnet18.py horovod' \
     optimizer.lr=0.01 local_batch=32,64 num_workers=1,2 study=script
 """
 
 from __future__ import annotations
 
 import math
+import sys
 
 import horovod.torch as hvd
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -45,18 +46,22 @@ def evaluate(model: nn.Module, test: TensorDataset) -> tuple[float, float]:
     return F.cross_entropy(outputs, labels).item(), accuracy.item()
 
 
-def main() -> None:
-    hvd.init()
+def main(exchange: str) -> None:
     run = bsweep.join(num_test=360, num_classes=10)
     torch.manual_seed(run.seed)
     train, test = digits()
-    model = taps.trim(plain("imagenet", num_classes=10, in_channels=3))  # as bsweep's own
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=run.lr or 0.01), model.named_parameters()
-    )
+    model: nn.Module = taps.trim(plain("imagenet", num_classes=10, in_channels=3))  # as bsweep's
+    learning = torch.optim.SGD(model.parameters(), lr=run.lr or 0.01, momentum=0.9, fused=True)
+    if exchange == "ddp":
+        distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        optimizer = learning
+    else:
+        hvd.init()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(learning, model.named_parameters())
     sampler: DistributedSampler[object] = DistributedSampler(
-        train, hvd.size(), hvd.rank(), seed=run.seed
+        train, run.num_workers, run.rank, seed=run.seed
     )
     loader = DataLoader(train, run.local_batch, sampler=sampler)
     for epoch in run.epochs():
@@ -74,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
