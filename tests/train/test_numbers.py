@@ -1,4 +1,4 @@
-"""Training gives the numbers of the torch that constraints.txt names, whatever torch is installed."""
+"""Training gives the numbers of the pinned torch, whatever torch is installed."""
 
 from __future__ import annotations
 
