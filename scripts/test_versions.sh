@@ -10,6 +10,7 @@
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH=$PWD/.venv/bin:$PATH
+unset PYTHONDONTWRITEBYTECODE # else each process of a test compiles torch and bsweep again
 folder=${BSWEEP_VERSIONS:-${XDG_CACHE_HOME:-~/.cache}/bsweep/versions}
 
 pins() { grep -vE '^(torch|torchvision|triton|sympy|cuda|nvidia|setuptools)\b' constraints.txt; }
@@ -17,7 +18,7 @@ pins() { grep -vE '^(torch|torchvision|triton|sympy|cuda|nvidia|setuptools)\b' c
 # setup NAME OPTIONS...: an environment of that name, and what uv installs into it by the options.
 setup() {
     uv venv --quiet --clear ${PYTHON:+--python "$PYTHON"} "$folder/$1"
-    uv pip install --quiet --python "$folder/$1" "${@:2}" 'pip>=24' -e '.[dev]'
+    uv pip install --quiet --compile-bytecode --python "$folder/$1" "${@:2}" 'pip>=24' -e '.[dev]'
     HOROVOD_GPU_OPERATIONS='' scripts/build_horovod.sh "$folder/$1/bin/python"
 }
 
