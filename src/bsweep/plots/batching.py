@@ -48,7 +48,7 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     epochs, a line for each run of at most eight cells.
     """
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
-    drawn = _looks(study, [variant for (variant, _, _), _ in cells[:MAX_LINES]])
+    drawn = _looks(study, [str(variant) for (variant, _, _), _ in cells[:MAX_LINES]])
     has_noise = bool(table["noise_scale"].notna().any())
     names = {
         "global_batch": "Global batch",
