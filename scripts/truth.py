@@ -18,10 +18,10 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
+from matplotlib import rc_context, ticker
+from matplotlib.figure import Figure
 from measured_grid import DRAWS, Measured, Played, arguments, measured, played
 
 from bsweep.analysis.prediction import fit, predict_from
@@ -31,6 +31,9 @@ from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
 from bsweep.analysis.prediction.selection import CELL, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, fit_step_time
 from bsweep.config.target import Target
+from bsweep.core.words import counted
+from bsweep.plots import drawing
+from bsweep.plots.curves import MARKERS, ramp
 
 _ZEUS_PLAYS, _ZEUS_RUNS = 300, 60
 _ZEUS_PATIENCE = 2.0  # times the least cost so far, after which Zeus breaks a run off
@@ -232,36 +235,31 @@ def draw(cells: pd.DataFrame, path: Path) -> None:
     """Predicted against measured seconds of each cell, with the 90 % interval of one further
     run.
     """
-    figure, axes = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
-    for workers, marker in zip(sorted(set(cells["num_workers"].tolist())), "os^", strict=False):
-        of = cells[cells["num_workers"] == workers]
-        spread = np.abs(
-            of[["seconds_low", "seconds_high"]].to_numpy(float).T - of["seconds"].to_numpy(float)
-        )
-        label = f"{workers} worker{'s' * (workers > 1)}"
-        axes.errorbar(
-            of["measured_seconds"],
-            of["seconds"],
-            spread,
-            fmt=marker,
-            capsize=2,
-            markersize=5,
-            label=label,
-        )
+    counts = sorted(set(cells["num_workers"].tolist()))
     ends = [cells["measured_seconds"].min() / 1.2, cells["measured_seconds"].max() * 1.2]
-    axes.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="measured time to target (s)",
-        ylabel="predicted time to target (s)",
-    )
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:,.0f}")
-        axis.set_minor_formatter(ticker.NullFormatter())
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=200)
+    with rc_context(drawing.STYLE):
+        figure = Figure(figsize=(drawing.WIDTH, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(ends, ends, color=drawing.GRAY, linewidth=1, zorder=0)
+        for workers, color, marker in zip(
+            counts, ramp("num_workers", len(counts)), MARKERS, strict=False
+        ):
+            of = cells[cells["num_workers"] == workers]
+            low, seconds, high = (of[name] for name in ("seconds_low", "seconds", "seconds_high"))
+            label = counted(workers, "worker")
+            spread = [seconds - low, high - seconds]
+            axes.errorbar(
+                of["measured_seconds"], seconds, spread, fmt=marker, color=color, label=label
+            )
+        axes.set(xscale="log", yscale="log")
+        axes.set_xlabel("Measured time to the target (s)")
+        axes.set_ylabel("Predicted time to the target (s)")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:,.0f}")
+            axis.set_minor_formatter(ticker.NullFormatter())
+        axes.legend()
+        drawing.save(figure, path)
 
 
 def main(folder: Path, target: Target) -> None:

@@ -12,7 +12,8 @@ import bsweep
 from bsweep.advise import replay
 from bsweep.analysis.keys import keyed
 from bsweep.config.saved import save_config
-from bsweep.plots import FIGURES
+from bsweep.plots import COLORS, FIGURES
+from bsweep.plots.curves import looks
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import BatchChanged, Start, Step
@@ -155,6 +156,8 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     figure = FIGURES["batch_by_epoch"](study)
     batch, noise, _ = figure.axes
     assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
+    assert batch.lines[0].get_color() == looks(study)["variant", "batch by schedule"]["color"]
+    assert batch.lines[0].get_color() != COLORS[0], "of the fixed batch, as in other figures"
     assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.fairness import fairness, seeds_left_out
 from bsweep.analysis.tuning import rates
-from bsweep.plots import drawing
+from bsweep.plots.curves import INK
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import write_run
 from tests.support.synthetic_targets import Truth, write_target_run
@@ -182,6 +182,9 @@ def test_the_figure_says_how_many_of_many_groups_it_shows(
         for batch, rate in ((8, 0.1), (8, 0.4), (64, 0.1), (64, 0.4)):
             settings = {"optimizer.lr": rate, "optimizer.momentum": momentum}
             write_run(tmp_path / "s", local_batch=batch, settings=settings)
+    for rate in (0.1, 0.4):  # one batch size, which has no panel
+        settings = {"optimizer.lr": rate, "optimizer.momentum": 0.99}
+        write_run(tmp_path / "s", local_batch=8, settings=settings)
     monkeypatch.setattr("bsweep.plots.rates._MOST_PANELS", 1)
     said = plots.caption(plots.rate_by_batch(bsweep.load(tmp_path / "s")))
     assert said.endswith("Shown for 1 of 2 combinations of the other settings.")
@@ -196,7 +199,7 @@ def test_the_page_and_the_figure_show_the_best_rates(
     best = next(
         line
         for line in score.lines
-        if line.get_color() == drawing.INK and len(line.get_xdata()) == 3  # type: ignore[arg-type]
+        if line.get_color() == INK and len(line.get_xdata()) == 3  # type: ignore[arg-type]
     )
     assert list(best.get_ydata()) == pytest.approx([0.93, 0.931, 0.929], abs=0.002)  # type: ignore[arg-type]
     assert rate.get_yscale() == "log"

@@ -47,7 +47,8 @@ def test_help_shows_every_key_of_the_chosen_options() -> None:
 
 
 def test_help_shows_the_values_and_meanings_of_what_was_typed() -> None:
-    text = run_help.text(["strategy=diloco", "epochs=7"])
+    text = run_help.text(["strategy=diloco", "epochs=7", "model=tiny_cnn"])
+    assert "data.side=8 data.crop_padding=0" in " ".join(text.split()), "with which it learns"
     assert re.search(r"epochs=7 +passes over the training set", text)
     assert re.search(r"optimizer.lr=0.0004 +learning rate", text)  # that of diloco's own optimizer
     assert re.search(r"strategy=diloco +DiLoCo \(Douillard et al\.", text)

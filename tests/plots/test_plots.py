@@ -7,6 +7,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
 from bsweep.plots import along, drawing
-from bsweep.plots.curves import TIMES, looks
+from bsweep.plots.curves import INK, TIMES, looks
 from bsweep.plots.rows import few_enough
 from tests.support.synthetic_study import (
     META,
@@ -402,6 +403,10 @@ def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.S
     assert widths == pytest.approx(
         [100 * 1 / 6, 100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer")]
     )
+    lone = replace(sharding, servers=sharding.servers.groupby("run_id").head(1))
+    figure = plots.server_load(lone)
+    assert {axes.get_xlabel()[:4] for axes in figure.axes} <= {"", "Busy"}
+    assert plots.caption(figure).startswith("The part of the training time during which")
 
 
 def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(
@@ -545,7 +550,7 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
     figure = plots.loss_by_epoch(strategies)
     training = figure.axes[0]
     assert len(training.lines) == len(figure.axes[1].lines) == 5
-    assert legend_texts(figure)[1:3] == ["6 equal variants", "Horovod, top-k"]
+    assert legend_texts(figure)[1:3] == ["Horovod and 5 equal to it", "Horovod, top-k"]
     said = "One line stands for 6 variants with equal values: Horovod; DDP; ring all-reduce;"
     assert said in plots.caption(figure)
 
@@ -630,6 +635,9 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     known = analysis.time_to_target(study)["seconds"].dropna()
     assert list(curve.get_xdata()) == [16, 32, 64, 128, 256]  # type: ignore[arg-type]
     assert list(curve.get_ydata()) == known.tolist()  # type: ignore[arg-type]
+    figure.draw_without_rendering()
+    label = axes.yaxis.label.get_window_extent()
+    assert label.height <= axes.get_window_extent().height
     assert legend_texts(figure)[-1] == "not reached"
     assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
         figure
@@ -705,6 +713,9 @@ def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> N
     assert len(set(colors)) == len(colors)
     batches = [of["local_batch", batch]["color"] for name, batch in of if name == "local_batch"]
     assert not {*batches} & {*plots.COLORS, *TIMES.values()}
+    variants = [one["color"] for (name, _), one in of.items() if name == "variant"]
+    assert sorted({*variants[:8]}) == sorted(plots.COLORS)
+    assert {*variants[8:]} == {INK}
     for curve in plots.accuracy_by_time(strategies).axes[1].lines[-1:]:
         assert curve.get_color() in {one["color"] for one in of.values()} | {drawing.GRAY}
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -203,6 +204,15 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
     assert why in plots.caption(plots.time_to_target(study))
     assert set(analysis.time_to_target(study)["target"]) == {target.value}
     assert analysis.what_is_missing(study) == []
+
+
+def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
+    evaluations = study.evaluations.assign(test_accuracy=study.evaluations["test_accuracy"] / 2)
+    for classes, is_learned in ((100, True), (2, False)):
+        is_most = study.runs["global_batch"] != BATCHES[0]
+        runs = study.runs.assign(num_classes=is_most.map({True: classes, False: 100}))
+        found = supported_target(replace(study, runs=runs, evaluations=evaluations))
+        assert (found is not None) == is_learned, classes
 
 
 def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         gain = math.floor(1000 * end.gain) / 10
         return (
             f"The next run would be {named(cell)}: it would take about {duration(seconds)}, and is "
-            f"expected to save {gain:.1f}% of the {search.least}."
+            f"expected to save {gain:.1f} % of the {search.least}."
         )
     again = (
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
@@ -292,7 +292,8 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         )
     return (
         f"A larger budget would pay for a run of {named(cell)}, which takes about "
-        f"{duration(seconds)} and is expected to save {end.gain:.1%} of the {search.least}: {again}"
+        f"{duration(seconds)} and is expected to save {100 * end.gain:.1f} % of the "
+        f"{search.least}: {again}"
     )
 
 

@@ -438,7 +438,7 @@ class Search:
             seconds = min(
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
-            why = f"{takes}, expected to save {coming.gain:.1%} of the {self.least}"
+            why = f"{takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])

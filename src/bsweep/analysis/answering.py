@@ -23,11 +23,10 @@ from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
-from bsweep.config.target import Target
+from bsweep.config.target import SETTINGS, Target
 from bsweep.core.words import counted
 
 MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.
-_OPTIONS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +228,7 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
 def _answer(where: str, part: Study, target: Target | None) -> Answer:
     if target is None:
         return Answer(where, None, (_missing(part, None, ""),))
-    given = {_OPTIONS[target.metric]: target.value}
+    given = {SETTINGS[target.metric]: target.value}
     try:
         found = predict(part, **given)  # type: ignore[arg-type]
     except ValueError as error:

@@ -17,9 +17,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.targets import to_target
 from bsweep.analysis.tuning import tuned
-from bsweep.config.target import Target
-
-_METRICS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
+from bsweep.config.target import SETTINGS, Target
 
 
 @once
@@ -72,7 +70,7 @@ def _named(study: Study) -> list[Target]:
     """Return the different targets in the settings of a study's runs."""
     return [
         Target(metric, float(value), evaluated_part(study.runs))
-        for name, metric in _METRICS.items()
+        for metric, name in SETTINGS.items()
         if name in study.runs
         for value in pd.to_numeric(study.runs[name]).dropna().unique()
     ]

@@ -4,10 +4,11 @@ to some of its runs.
 The target is chosen for runs that name no target, or several, or one that none of them reaches. It
 is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their
 runs. These cells have at least three batch sizes, if the study has as many. The target is thus as
-late in training as most cells can show, with few runs that are known by a bound only. If the
-accuracy that three quarters reach is not above chance, half of the cells are enough. If no accuracy
-was measured, the target is the lowest test loss, in hundredths. A run reaches what the median of
-three evaluations reaches, so one evaluation reaches nothing.
+late in training as most cells can show, with few runs that are known by a bound only. If three
+quarters reach no accuracy that is above chance, each by the number of classes of its own data, half
+of the cells are enough. If no accuracy was measured, the target is the lowest test loss, in
+hundredths. A run reaches what the median of three evaluations reaches, so one evaluation reaches
+nothing.
 """
 
 from __future__ import annotations
@@ -59,10 +60,15 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     The rule is that of this module's docstring.
     """
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
-    cells = _scores(study, Target(metric, 1.0)).sort_values(ascending=False)
-    levels = [_level(cells, share) for share in _SHARES]
+    table = _scores(study, Target(metric, 1.0)).sort_values("score", ascending=False)
+    cells = table["score"]
+    levels = {share: _level(cells, share) for share in _SHARES}
     score = next(
-        (level for level in levels if metric == "test_loss" or _is_learned(level, study.runs)),
+        (
+            level
+            for share, level in levels.items()
+            if metric == "test_loss" or _is_learned(table, level, share)
+        ),
         -math.inf,
     )
     if not math.isfinite(score):
@@ -75,16 +81,19 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     )
 
 
-def _is_learned(accuracy: float, runs: pd.DataFrame) -> bool:
-    """Return True if random guessing would hardly reach a test accuracy on the smallest test set
-    and with the most classes among the runs.
+def _is_learned(cells: pd.DataFrame, accuracy: float, share: float) -> bool:
+    """Return True if the fraction `share` of the cells reaches an accuracy that random guessing
+    would hardly reach on the test set of the cell.
 
-    Also return True if these numbers are not known.
+    A cell whose number of classes or of test examples is not known counts too.
     """
     if not math.isfinite(accuracy):
         return False
-    is_beyond = beats_chance([accuracy], [runs["num_classes"].max()], [runs["num_test"].min()])
-    return bool(is_beyond.fillna(True).iloc[0])
+    is_beyond = beats_chance(
+        np.full(len(cells), accuracy), cells["num_classes"], cells["num_test"]
+    ).fillna(True)
+    reached = is_beyond.to_numpy() & (cells["score"] >= accuracy - 1e-9).to_numpy()
+    return bool(reached.sum() >= share * len(cells))
 
 
 def _level(cells: pd.Series[float], share: float) -> float:
@@ -106,16 +115,19 @@ def _level(cells: pd.Series[float], share: float) -> float:
     return math.floor(float(cells.iloc[place]) / _STEP + 1e-9) * _STEP
 
 
-def _scores(study: Study, any_target: Target) -> pd.Series[float]:
-    """Return for each cell the best score (accuracy or negative loss) that all its runs reach, at
+def _scores(study: Study, any_target: Target) -> pd.DataFrame:
+    """Return for each cell the best `score` (accuracy or negative loss) that all its runs reach, at
     whichever learning rates they ran, indexed by global batch and the settings that tell cells
     apart.
 
-    More is better; -inf means that a run has no such score.
+    More is better; -inf means that a run has no such score. `num_classes` and `num_test` are those
+    of the cell's data.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     best = to_target(study, any_target)["best"].astype(float)
     scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
     known = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]
-    return scores.groupby([runs["global_batch"], *(known[name] for name in keys)]).min()
+    table = runs[["num_classes", "num_test"]].astype(float).assign(score=scores)
+    of = table.groupby([runs["global_batch"], *(known[name] for name in keys)])
+    return of.agg({"score": "min", "num_classes": "max", "num_test": "min"})

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bsweep.analysis.once import once
-from bsweep.config.target import Target
+from bsweep.config.target import SETTINGS, Target
 
 AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "seconds": "train_seconds",
@@ -40,7 +40,6 @@ AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
 _STEPS = list(AMOUNTS).index("steps")
 _TO_TARGET = [f"{name}_to_target" for name in AMOUNTS]
 _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
-_TARGETS = {"target_accuracy": "test_accuracy", "target_loss": "test_loss"}
 
 
 class _Evaluated(Protocol):
@@ -91,15 +90,19 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
     """
-    named = {key: pd.to_numeric(runs[key], errors="coerce") for key in _TARGETS if key in runs}
+    named = {
+        metric: pd.to_numeric(runs[key], errors="coerce")
+        for metric, key in SETTINGS.items()
+        if key in runs
+    }
     if "reached" in runs or not any(values.notna().any() for values in named.values()):
         return runs
     parts = []
-    for key, values in named.items():
+    for metric, values in named.items():
         for value in values.dropna().unique():
             run_ids = runs.loc[values == value, "run_id"]
             of = evaluations[evaluations["run_id"].isin(run_ids)]
-            found = crossings(of, Target(_TARGETS[key], float(value)))[_OF_RUNS].reindex(run_ids)
+            found = crossings(of, Target(metric, float(value)))[_OF_RUNS].reindex(run_ids)
             parts.append(
                 found.assign(**{name: found[name].eq(True) for name in ("reached", "is_bound")})
             )

@@ -48,6 +48,11 @@ class VGG16Config(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyCNNConfig(ModelConfig):
+    """A network that looks at 7 x 7 pixels at a time and then takes a mean over the image.
+
+    With images whose parts are larger, such as digits of 32 x 32 pixels, it stays at chance.
+    """
+
     name: Literal["tiny_cnn"]
     width: Width
 

@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SETTINGS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
+"""By metric of a target: the key of a configuration that names such a target."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -33,7 +36,7 @@ class Target:
     @property
     def option(self) -> str:
         """The target as a command-line option, such as `--target-accuracy 0.9`."""
-        return f"--{self.metric.replace('test', 'target').replace('_', '-')} {self.value:.12g}"
+        return f"--{SETTINGS[self.metric].replace('_', '-')} {self.value:.12g}"
 
     @property
     def sign(self) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from matplotlib.figure import Figure
 
 from bsweep import analysis
-from bsweep.analysis import Study, tuning
+from bsweep.analysis import Study
 from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import (
@@ -51,7 +51,7 @@ _FIGURES = (
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
-    StudyFigure("rate_by_batch", tuning.rates, rates.rate_by_batch),
+    StudyFigure("rate_by_batch", rates.several_batches, rates.rate_by_batch),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),

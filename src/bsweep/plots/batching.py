@@ -4,6 +4,7 @@ changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from bsweep.analysis import Study
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.naming import words
 from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, LINES, handle
+from bsweep.plots.curves import LINES, MAX_LINES, handle, looks
 
 _FORGETS = 0.1  # weight of a new record in the running mean, as in training
 
@@ -44,9 +45,10 @@ def batches(study: Study) -> pd.DataFrame:
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the global batch, the gradient noise scale (if measured) and the learning rate over the
-    epochs, a line for each run of at most seven cells.
+    epochs, a line for each run of at most eight cells.
     """
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
+    drawn = _looks(study, [str(variant) for (variant, _, _), _ in cells[:MAX_LINES]])
     has_noise = bool(table["noise_scale"].notna().any())
     names = {
         "global_batch": "Global batch",
@@ -56,8 +58,8 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     shown = [name for name in names if has_noise or name != "noise_scale"]
     figure, grid = drawing.grid(len(shown), 1, 1.7)
     for (axes,), name in zip(grid, shown, strict=True):
-        for number, (_, rows) in enumerate(cells[: len(COLORS)]):
-            _draw_runs(axes, rows, name, number)
+        for look, (_, rows) in zip(drawn, cells, strict=False):
+            _draw_runs(axes, rows, name, look)
         axes.set_ylabel(f"{names[name]}\n(examples)" if name != "learning_rate" else names[name])
         axes.set_xlim(0, 1.02 * table["epochs_done"].max())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -68,13 +70,13 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     grid[-1][0].set_xlabel("Epoch")
     varies = {name: table[name].nunique() > 1 for name in ("num_workers", "local_batch")}
     handles = []
-    for number, ((variant, num_workers, local_batch), _) in enumerate(cells[: len(COLORS)]):
+    for look, ((variant, num_workers, local_batch), _) in zip(drawn, cells, strict=False):
         label = words("variant", variant)
         label += f", {words('local_batch', local_batch)}" if varies["local_batch"] else ""
         label += f", {words('num_workers', num_workers)}" if varies["num_workers"] else ""
-        handles.append(handle(_look(number), label))
+        handles.append(handle(look, label))
     drawing.legends(figure, (handles, ""))
-    left_out = len(cells) - len(COLORS)
+    left_out = len(cells) - len(drawn)
     return drawing.captioned(
         figure,
         "Global batch and learning rate at sampled steps of runs whose batch changed, with one "
@@ -86,16 +88,25 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
+def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, look: dict[str, Any]) -> None:
     for _, run in rows.groupby("run_id"):
-        drawn: dict[str, Any] = {**_look(number), "linewidth": 1.1, "alpha": 0.85}
         axes.plot(
             run["epochs_done"],
             run[name],
             drawstyle="default" if name == "noise_scale" else "steps-pre",
-            **drawn,
+            **{"linewidth": 1.1, "alpha": 0.85, **look},
         )
 
 
-def _look(number: int) -> dict[str, Any]:
-    return {"color": COLORS[number], "linestyle": LINES[number % len(LINES)]}
+def _looks(study: Study, variants: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the look of each of these cells: the colour of its variant, and dashes that tell the
+    cells of a variant apart.
+    """
+    known = looks(study)
+    return [
+        {
+            "color": known["variant", words("variant", variant)]["color"],
+            "linestyle": LINES[variants[:place].count(variant) % len(LINES)],
+        }
+        for place, variant in enumerate(variants)
+    ]

@@ -15,7 +15,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import counted
 from bsweep.plots import drawing
-from bsweep.plots.curves import handle, looks
+from bsweep.plots.curves import INK, handle, looks
 from bsweep.plots.surface import targets_in_words
 
 _MOST_TICKS = 8
@@ -131,7 +131,7 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         off = [steps[name] - steps[f"{name}_low"], steps[f"{name}_high"] - steps[name]]
         is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
         colors = ["white" if none else "#CCCCCC" for none in is_open]
-        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=drawing.INK)
+        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=INK)
         axes.errorbar(
             steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
         )

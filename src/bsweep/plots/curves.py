@@ -25,8 +25,9 @@ from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.once import once
 
 # Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
-# black, which is that of rows.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
+# black; the last two are from Tol's muted scheme.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#999933")
+INK = "#333333"  # of rows and of lines beyond the colours, which labels and markers tell apart
 # The parts of a time, as pale fills (Tol's light scheme), which are no colours of lines.
 TIMES = {
     "computing": "#DDDDDD",
@@ -225,7 +226,7 @@ def ramp(name: str, count: int) -> list[str]:
 
 def _categorical(place: int) -> dict[str, Any]:
     return {
-        "color": COLORS[place % len(COLORS)],
+        "color": COLORS[place] if place < len(COLORS) else INK,
         "marker": MARKERS[(place + place // len(COLORS)) % len(MARKERS)],
     }
 
@@ -280,7 +281,7 @@ def curves(
         if colored_by == "local_batch":
             labels[colored_by] = str(key[at])  # The legend's title names the quantity.
         if len(of_line) > 1:
-            labels["variant"] = f"{len(of_line)} equal variants"
+            labels["variant"] = f"{named['variant']} and {len(of_line) - 1} equal to it"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
         line = others[key[:at] + key[at + 1 :]]
         look = known.get((colored_by, key[at])) or _categorical(0)

@@ -32,7 +32,6 @@ AXES = {
 }
 PALE = "#A9C6D9"
 GRAY = "#7A7A7A"
-INK = "#333333"  # of rows, which their labels tell apart
 # The look of background lines, which have panels of their own.
 BEHIND: dict[str, Any] = {
     "color": "#D5D5D5",
@@ -41,6 +40,9 @@ BEHIND: dict[str, Any] = {
 }
 WIDTH = 7.0  # inches of a page
 _BESIDE = 0.75  # inches that the labels of an axes take of its width
+_BELOW = 0.3  # inches that its title or labels take of its height
+_LETTER = 0.065  # inches of a letter of a label
+_LONGEST_WORD = 5  # letters by which a line of a label may be longer than the others
 _DIGIT = 0.071  # inches of a digit in a tick label
 _CUT = 1000  # A panel leaves out losses this many times above or below its median.
 _FAR = 3  # An axis of losses holds intervals that go this many times beyond them.
@@ -248,7 +250,8 @@ def name_panels(
     """Set the titles of a figure's panels and the labels of their axes.
 
     Labels and numbers that panels share stand at the outer axes alone. So the caller gives all axes
-    of one part, such as the test's, the same range.
+    of one part, such as the test's, the same range. A label that is longer than its axis has
+    several lines.
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
     # The letters that fit into a line of a panel's title.
@@ -259,8 +262,17 @@ def name_panels(
         for axes, place, name in zip(row, of_row, names, strict=True):
             is_left = place.colspan.start < len(names)
             is_low = lowest[place.colspan.start] == place.rowspan.start
-            axes.set(ylabel=name if is_left else "", xlabel=along if is_low else "")
+            axes.set_xlabel(_label(along, _width(axes)) if is_low else "")
+            axes.set_ylabel(_label(name, _height(axes)) if is_left else "")
             axes.tick_params(labelleft=is_left, labelbottom=is_low)
+
+
+def _label(text: str, inches: float) -> str:
+    """Return an axis label in as few lines as fit beside an axis of this length, of about equal
+    lengths.
+    """
+    num_lines = max(1, math.ceil(len(text) * _LETTER / inches))
+    return broken(text, math.ceil(len(text) / num_lines) + _LONGEST_WORD)
 
 
 def broken(text: str, letters: int) -> str:
@@ -296,6 +308,14 @@ def _width(axes: Axes) -> float:
     assert place is not None
     assert figure is not None
     return figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
+
+
+def _height(axes: Axes) -> float:
+    """Return the height in inches that a panel in a grid has, without its title or labels."""
+    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert place is not None
+    assert figure is not None
+    return figure.get_figheight() / place.get_gridspec().nrows - _BELOW
 
 
 def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:

@@ -100,37 +100,40 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     """Draw which share of the parameters each server holds, and for what part of the training time
     the busiest server works.
 
-    The fullest server is dark.
+    The fullest server is dark. Shares are left out if each cell has one server.
     """
     loads, left_out = few_enough(table)
     shares = readable(study, analysis.server_shares(study))
-    figure, panels = panels_of_rows(loads, 2, sorted_by="busiest_load")
-    for (left_axes, right_axes), rows in panels:
-        for place, key in enumerate(rows.index):
-            held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
-            starts = np.cumsum(held) - held
-            colors = ["#555555", *["#CCCCCC"] * (len(held) - 1)]
-            left_axes.barh(
-                [place] * len(held),
-                held,
-                left=starts,
-                color=colors,
-                edgecolor="white",
-                linewidth=0.6,
-            )
-        right_axes.barh(range(len(rows)), 100 * rows["busiest_load"], color=drawing.GRAY)
-    left_axes.set(xlabel="Share of the parameters by\nserver, the fullest first (%)", xlim=(0, 100))
-    right_axes.set_xlabel("Busy time of the busiest\nserver (% of training time)")
-    right_axes.set_xlim(left=0)
+    is_shared = bool(shares.notna().sum(axis="columns").max() > 1)
+    figure, panels = panels_of_rows(loads, 1 + is_shared, sorted_by="busiest_load")
+    for row, rows in panels:
+        if is_shared:
+            _draw_shares(row[0], rows, shares)
+        row[-1].barh(range(len(rows)), 100 * rows["busiest_load"], color=drawing.GRAY)
+    if is_shared:
+        held = "Share of the parameters by\nserver, the fullest first (%)"
+        row[0].set(xlabel=held, xlim=(0, 100))
+    row[-1].set_xlabel("Busy time of the busiest\nserver (% of training time)")
+    row[-1].set_xlim(left=0)
     return drawing.captioned(
         figure,
         "Left: the shares of the parameters that the servers hold, with the fullest server in "
-        "dark. Right: the part of the training time during which the busiest server receives, "
-        "updates or sends.",
+        "dark. Right: the"
+        if is_shared
+        else "The",
+        "part of the training time during which the busiest server receives, updates or sends.",
         f"{common(loads).capitalize()}." if common(loads) else "",
         f"n = {drawing.span(loads['n'])} per bar.",
         left_out,
     )
+
+
+def _draw_shares(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
+    edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
+    for place, key in enumerate(rows.index):
+        held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
+        colors = ["#555555", *["#CCCCCC"] * (len(held) - 1)]
+        axes.barh([place] * len(held), held, left=np.cumsum(held) - held, color=colors, **edge)
 
 
 def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:

@@ -11,17 +11,33 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bsweep.analysis import Study
+from bsweep.analysis import Study, tuning
 from bsweep.analysis.fairness import one_rate_for_all, rate_words
 from bsweep.analysis.keys import RATES, levels
 from bsweep.analysis.naming import heading
 from bsweep.analysis.tuning import best_by
 from bsweep.plots import drawing
-from bsweep.plots.curves import handle, said
+from bsweep.plots.curves import INK, handle, said
 
 _MOST_PANELS = 4
-_BEST: dict[str, Any] = {"color": drawing.INK, "marker": "o", "linestyle": "-"}
+_BEST: dict[str, Any] = {"color": INK, "marker": "o", "linestyle": "-"}
 _ONE: dict[str, Any] = {"color": drawing.GRAY, "marker": "s", "linestyle": "--"}
+_OTHER: dict[str, Any] = {"color": "#AAAAAA", "marker": ".", "linewidth": 0.8, "zorder": 1}
+
+
+def several_batches(study: Study) -> pd.DataFrame:
+    """Return the table of the learning rates that were tried, without combinations of the other
+    settings that have one batch size.
+    """
+    table = tuning.rates(study)
+    if table.empty:
+        return table
+    batches = table.index.to_frame()["local_batch"].groupby(level=_apart(table))
+    return table[batches.transform("nunique") > 1]
+
+
+def _apart(table: pd.DataFrame) -> list[str]:
+    return [name for name in levels(table) if name not in (*RATES, "local_batch")]
 
 
 def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
@@ -32,7 +48,7 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     all. Cells that differ in other settings, such as the strategy, have panels of their own, at
     most four pairs.
     """
-    apart = [name for name in levels(table) if name not in (*RATES, "local_batch")]
+    apart = _apart(table)
     every = sorted(table.groupby(level=apart, sort=False), key=lambda group: -len(group[1]))
     groups = every[:_MOST_PANELS]
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
@@ -56,7 +72,7 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
     entries = [
         handle(_BEST, f"best rate of each batch size, by {best_by(study)}"),
         handle(_ONE, words),
-        handle({**drawing.BEHIND, "marker": "."}, "the other rates"),
+        handle(_OTHER, "the other rates"),
     ]
     drawing.legends(figure, (entries, ""))
     return drawing.captioned(
@@ -74,7 +90,7 @@ def rate_by_batch(study: Study, table: pd.DataFrame) -> Figure:
 def _draw_scores(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
     settings = [name for name in levels(rows) if name in RATES]
     for _, of in rows.groupby(level=settings):
-        axes.plot(_along_batch(of)["score"].dropna(), marker=".", **drawing.BEHIND)
+        axes.plot(_along_batch(of)["score"].dropna(), **_OTHER)
     drawing.draw_line(axes, _ONE, _along_batch(one), "score")
     drawing.draw_line(axes, _BEST, _along_batch(rows[rows["is_best"]]), "score")
     drawing.log_axis(axes, rows, "local_batch")
@@ -84,7 +100,7 @@ def _draw_scores(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
 
 def _draw_rates(axes: Axes, rows: pd.DataFrame, one: pd.DataFrame) -> None:
     every, best = _along_batch(rows), _along_batch(rows[rows["is_best"]])
-    axes.plot(every.index, every["learning_rate"], ".", color="#BBBBBB", zorder=1)
+    axes.plot(every.index, every["learning_rate"], **{**_OTHER, "linestyle": ""})
     axes.plot(_along_batch(one)["learning_rate"], **_ONE)
     axes.plot(best["learning_rate"], **_BEST)
     drawing.log_axis(axes, rows, "local_batch")

@@ -21,6 +21,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing
 from bsweep.plots.curves import (
+    INK,
     Curve,
     common,
     curves,
@@ -66,7 +67,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
     whiskers = table.reindex(columns=errors).to_numpy(float)
     are_bars = num_nodes <= _MAX_BARS
     row_inches = 0.12 + 0.08 * num_nodes if are_bars else 0.25
-    figure, panels = panels_of_rows(table, 1, row_inches)
+    figure, panels = panels_of_rows(table, 1, row_inches, sorted_by="idle_seconds")
     shades = [to_hex(colormaps["Greys"](at)) for at in np.linspace(0.9, 0.25, num_nodes)]
     for (axes,), rows in panels:
         for place, (_, row) in enumerate(rows.iterrows()):
@@ -77,7 +78,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
                 half = row.reindex(errors).to_numpy(float)
                 axes.barh(places, seconds, height, color=shades, xerr=half, **_BARS)
             else:
-                axes.plot(seconds, [place] * num_nodes, "o", color=drawing.INK, alpha=0.4)
+                axes.plot(seconds, [place] * num_nodes, "o", color=INK, alpha=0.4)
             _name_total(axes, place, row)
         _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
         axes.set_xlim(0, 1.04 * max(np.nanmax(idle + np.nan_to_num(whiskers)), 1e-9))
@@ -252,7 +253,7 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
     looks: dict[str, Any] = {
         "published": {"color": drawing.GRAY},
-        "modelled": {"facecolor": "white", "edgecolor": drawing.INK},
+        "modelled": {"facecolor": "white", "edgecolor": INK},
     }
     for axes, (method, title) in zip(panels, _PUBLISHED_METHODS.items(), strict=True):
         rows = idle[idle.index.get_level_values("method") == method].droplevel("method")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis.naming import applies
 from bsweep.plots import drawing
-from bsweep.plots.curves import said
+from bsweep.plots.curves import INK, said
 
 _MAX_ROWS = 48
 _MAX_LETTERS = 36  # in a line of a row's label
@@ -100,7 +100,7 @@ def numbered(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.reset_index(drop=True)
 
 
-def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = drawing.INK) -> None:
+def draw_dots(axes: Axes, rows: pd.DataFrame, metric: str, color: str = INK) -> None:
     """Draw for each cell a dot at the mean of its seeds or, if it has two seeds, a dot at each.
 
     A faint line across the panel marks the row of the cell.

@@ -25,7 +25,16 @@ from bsweep.plots.along import (
     measured_cells,
     published_cells,
 )
-from bsweep.plots.curves import Curve, alike_words, common, curves, handle, in_panels, panel_handles
+from bsweep.plots.curves import (
+    INK,
+    Curve,
+    alike_words,
+    common,
+    curves,
+    handle,
+    in_panels,
+    panel_handles,
+)
 from bsweep.plots.epochs import PARTS, examples, part_name
 from bsweep.plots.rows import numbered
 
@@ -91,8 +100,8 @@ def _as_dots(
         for axes, metric in zip(row, metrics, strict=True):
             guess = _score_axis(axes, study, cells, metric, flat=True) or guess
             at = numbered(rows)
-            is_cut |= drawing.mark_cut(axes, at.index, at[metric], drawing.INK, flat=True)
-            is_beyond |= drawing.mark_beyond(axes, at, metric, drawing.INK, flat=True)
+            is_cut |= drawing.mark_cut(axes, at.index, at[metric], INK, flat=True)
+            is_beyond |= drawing.mark_beyond(axes, at, metric, INK, flat=True)
     for axes, name in zip(panels[-1][0], _named(study, metrics), strict=True):
         axes.set_xlabel(name)
     drawing.legends(figure, (guess, common(cells)))

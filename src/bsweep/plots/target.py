@@ -55,7 +55,8 @@ def time_to_target(study: Study, table: pd.DataFrame) -> Figure:
     )
     return drawing.captioned(
         figure,
-        f"Seconds of training until {common[0]}, by the median of three evaluations. {common[1]}",
+        f"Seconds of training until {common[0]}, by the median of three evaluations.",
+        common[1],
         drawing.repeats(table["n"]),
         "Open triangles on the edge are seeds that did not reach the target." if missed else "",
         left_out,

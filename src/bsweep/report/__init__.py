@@ -100,9 +100,9 @@ def _write_files(study: Study, folder: Path, command: str, columns: Sequence[str
     titled = [*all_tables, replace(costs, caption=f"{scaling.TITLE}. {costs.caption}")]
     (folder / "table.md").write_text(formats.as_markdown(study.name, titled), encoding="utf-8")
     texts = formats.as_latex(study.name, titled, columns)
-    (folder / "table.tex").write_text("\n".join(texts), encoding="utf-8")
-    for number, text in enumerate(texts, 1):
-        (folder / f"table_{number}.tex").write_text(text, encoding="utf-8")
+    (folder / "table.tex").write_text("\n".join(texts.values()), encoding="utf-8")
+    for name, text in texts.items():
+        (folder / f"table_{name}.tex").write_text(text, encoding="utf-8")
     page = _page(study, all_tables, costs, _write_figures(study, folder), folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 

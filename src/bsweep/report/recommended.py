@@ -40,9 +40,12 @@ def recommended(study: Study) -> Iterator[Table]:
     learning rates; each only if the study has numbers for it.
     """
     if len(cells := analysis.surface(study)):
-        yield Table(_CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell))
+        yield Table(
+            _CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell), "predicted", 2
+        )
     if len(steps := analysis.more_workers(study)):
-        yield Table(_STEPS.format(plots.targets_in_words(steps)), _table(steps, _step))
+        caption = _STEPS.format(plots.targets_in_words(steps))
+        yield Table(caption, _table(steps, _step), "more-workers", 2)
     if len(rows := tuning.rates(study)):
         yield _rates(study, rows[rows["num_rates"] > 1])
 
@@ -77,7 +80,7 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
             "the best is the last": one["at_edge"] or "no",
             f"{name} at each": "; ".join(scores),
         })  # fmt: skip
-    return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows))
+    return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows), "rates", len(shown))
 
 
 def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:

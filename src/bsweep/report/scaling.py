@@ -77,7 +77,7 @@ def scaling(study: Study) -> Table:
         _OVERHEAD if other["fitted to"] != "-" else "",
         _shared_cores(study),
     )
-    return Table(" ".join(filter(None, caption)), pd.DataFrame([*rows, sent, other]))
+    return Table(" ".join(filter(None, caption)), pd.DataFrame([*rows, sent, other]), "costs", 2)
 
 
 def exponent_text(exponent: float, half_width: float) -> str:

@@ -29,20 +29,28 @@ def tables(study: Study) -> Iterator[Table]:
     yield _means(study, cells)
     yield from recommended(study)
     no_speedup = analysis.unequal_threads(cells)
-    others = {
-        "Ratio to the next smaller local batch, with all other settings equal.": _ratios(cells),
-        " ".join(filter(None, (_SPEEDUP, no_speedup))): _speedups(cells),
-        _FIT: _fits(study),
-        **{
-            _GROWTH.format(heading(along)): _of_series(analysis.epoch_growth(study, along))
+    others: list[tuple[str, str, pd.DataFrame]] = [
+        (
+            "batch-ratios",
+            "Ratio to the next smaller local batch, with all other settings equal.",
+            _ratios(cells),
+        ),
+        ("speed-ups", " ".join(filter(None, (_SPEEDUP, no_speedup))), _speedups(cells)),
+        ("fits", _FIT, _fits(study)),
+        *(
+            (
+                f"epochs-by-{heading(along).replace(' ', '-')}",
+                _GROWTH.format(heading(along)),
+                _of_series(analysis.epoch_growth(study, along)),
+            )
             for along in analysis.GROWS_WITH
-        },
-        _steps_caption(study): _steps(study),
-        "Parameter servers: how evenly they share model and work.": analysis.server_loads(study),
-        _SHARDING: analysis.sharding_gains(study),
-        _EQUAL_TIME: _equal_time(study),
-    }
-    yield from (_table(study, caption, rows) for caption, rows in others.items() if len(rows))
+        ),
+        ("steps", _steps_caption(study), _steps(study)),
+        ("servers", _SERVERS, analysis.server_loads(study)),
+        ("sharding", _SHARDING, analysis.sharding_gains(study)),
+        ("equal-time", _EQUAL_TIME, _equal_time(study)),
+    ]
+    yield from (_table(study, name, caption, rows) for name, caption, rows in others if len(rows))
     if no_speedup and _speedups(cells).empty:
         yield Table(no_speedup, pd.DataFrame())
     if len(idle := analysis.idle_table(study)):
@@ -50,6 +58,7 @@ def tables(study: Study) -> Iterator[Table]:
         shares = idle[["rounds", "idle_share", "exchange_share"]]
         yield _table(
             study,
+            "rounds",
             "Rounds, and the parts of the time that workers are idle or exchange data.",
             shares,
         )
@@ -85,6 +94,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
         ends = f"{ends} {_MEDIAN.format(part.capitalize())}".strip()
     return _table(
         study,
+        "results",
         " ".join(filter(None, ("Results of each cell.", ends, _of_seeds(cells["n"])))),
         values,
     )
@@ -129,6 +139,7 @@ _RING = (
     "Horovod, DDP and the native all-reduce are computed by this formula, so a ratio of 1 is not a "
     "measurement there. Other exchanges count their messages, and shared memory sends nothing."
 )
+_SERVERS = "Parameter servers: how evenly they share model and work."
 _SHARDING = (
     "Gain in images per second from sharding VGG-16 by memory instead of by layer, as a fraction. "
     "The fitted formula has one constant, which is fitted to the gains of the published study, and "
@@ -245,7 +256,8 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
             fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]
         ]
     rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
-    return _table(study, _idle_caption(table), cells.assign(**{rate: table[rate]}, n=table["n"]))
+    shown = cells.assign(**{rate: table[rate]}, n=table["n"])
+    return _table(study, "idle", _idle_caption(table), shown)
 
 
 def _idle_caption(table: pd.DataFrame) -> str:
@@ -269,7 +281,7 @@ def _idle_caption(table: pd.DataFrame) -> str:
     )
 
 
-def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
+def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:
     """Turn rows of numbers into a table of text for the report. The rows are indexed by cells or by
     series of cells.
 
@@ -307,7 +319,8 @@ def _table(study: Study, caption: str, rows: pd.DataFrame) -> Table:
         naming.heading(study.runs, str(name)): [_text(str(name), value) for value in flat[name]]
         for name in columns
     }
-    return Table(" ".join(filter(None, (caption, _sentence(said)))), pd.DataFrame(text))
+    whole = " ".join(filter(None, (caption, _sentence(said))))
+    return Table(whole, pd.DataFrame(text), name, len(varying or shared))
 
 
 def _sentence(parts: Sequence[str]) -> str:

@@ -168,8 +168,9 @@ class Prediction:
         runs = gains[gains["kind"] == "run"]
         best = runs.sort_values("gain").iloc[-1]
         if best["gain"] < LEAST_GAIN:
-            return f"nothing: no further run is expected to save {LEAST_GAIN:.1%}"
-        return f"{cell_name(best)} with a new seed, which is expected to save {best['gain']:.1%}"
+            return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
+        saved = f"{100 * best['gain']:.1f} %"
+        return f"{cell_name(best)} with a new seed, which is expected to save {saved}"
 
     def _others(self) -> str:
         places = self.choice.alternatives
