@@ -84,10 +84,9 @@ def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
         torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident()))
     )
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    monkeypatch.setattr(Part, "_fetch", lambda *_: threading.get_ident())
     gpu = torch.device("cuda", 3)
     part, _ = some_part(gpu)
-    thread = part._thread.submit(part._fetch, torch.arange(2)).result()
+    thread = part._thread.submit(threading.get_ident).result()
     assert used == [(gpu, thread)]
     assert thread != threading.get_ident()
 

@@ -437,7 +437,7 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
     assert not replays
     may_capture(calls_again(replays))
     config = replace(job.config, device="cuda")
-    on_gpu = SimpleNamespace(type="cuda")
+    on_gpu: Any = SimpleNamespace(type="cuda")
     monkeypatch.setattr(
         timed_steps,
         "as_trained",

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class Captured:
     # The bytes that the graph needs in addition to what was allocated before. The graph owns them
     # for as long as it exists; they do not count as allocated during a replay.
     num_bytes: int
-    pool: object  # the handle of its memory, which other graphs may share
+    pool: Any  # torch's handle of its memory, which other graphs may share
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture(work: Callable[[], object], pool: object) -> Captured:
+def capture(work: Callable[[], object], pool: Any) -> Captured:
     """Capture the GPU work of the function `work`, in the current stream, as a CUDA graph.
 
     Args:
