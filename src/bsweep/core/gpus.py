@@ -30,6 +30,8 @@ def num_gpus(device: str) -> int:
     """Return the number of GPUs that this process may use if the key `device` has the given value.
 
     Torch is imported only if `device` is not "cpu" and this machine seems to have an NVIDIA driver.
+    In that case CUDA counts GPUs as `nvidia-smi` does from then on, unless `CUDA_DEVICE_ORDER` is
+    set. By default CUDA counts the fastest GPU first, so unlike GPUs would have other numbers.
 
     Raises:
         ValueError: If there are GPUs but the installed torch cannot use all of them, or cannot be
@@ -37,6 +39,7 @@ def num_gpus(device: str) -> int:
     """
     if device == "cpu" or (shutil.which("nvidia-smi") is None and not _DEVICE.exists()):
         return 0
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         import torch
     except (ImportError, OSError) as error:
