@@ -110,7 +110,7 @@ def test_inline_uses_a_fresh_process_under_a_limit_or_after_a_failure(
     assert outcome(plain) == Outcome("failed", "ValueError: there")
 
 
-def test_inline_frees_a_gpus_memory_after_each_point_or_says_that_it_is_lost(
+def test_inline_frees_a_gpus_memory_after_a_point_or_says_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors, freed = [ValueError("its own"), OutOfMemoryInCapture("CUDA out of memory")], [0]

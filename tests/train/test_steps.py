@@ -173,10 +173,18 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1")]
+    ("more", "of_run"),
+    [
+        ((), [1, 1, 2, 1, 1, 2]),
+        (("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1"), [1, 2, 1, 2]),
+        (("batching=schedule", "batching.every_epochs=1"), [1, 1, 2]),  # the second without graphs
+    ],
 )
 def test_steps_of_a_graph_are_those_without(
-    tmp_path: Path, may_capture: Callable[[Capture], None], more: tuple[str, ...]
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    more: tuple[str, ...],
+    of_run: list[int],
 ) -> None:
     """The examples, their crops in each epoch, and the rate reach it; the tail's graph is in the
     memory of the other.
@@ -186,8 +194,7 @@ def test_steps_of_a_graph_are_those_without(
     may_capture(calls_again(replays))
     replayed, records = trained(tmp_path / "graph", *more)
     assert torch.equal(plain, replayed)
-    of_epoch = [1, 2] if more else [1, 1, 2]
-    assert replays == [1, 2, *of_epoch, *of_epoch], "one to compare, and those of two epochs"
+    assert replays == [1, 2, *of_run], "one each to compare, and those of two epochs"
     losses = [
         [record["train_loss"] for record in run if record["type"] == "epoch"]
         for run in (plain_records, records)
