@@ -84,7 +84,7 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
-        "no CUDA graph is used: the host launches the kernels of full steps one by one "
+        "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
     return job, [Event(event="warning", message=message)] if weight else []
