@@ -130,8 +130,8 @@ STEPS_A_ROUND = 50  # on a GPU: more than its queue hides of the host
 
 
 def bench_step(*model: str) -> dict[str, Seconds]:
-    """A training step, cifar stem, against a plain eager fp32 loop, and what the loop adds to its
-    parts; by batch.
+    """A training step, cifar stem, against a plain eager fp32 loop (on a GPU as torch has it by
+    default, with TF32 in convolutions, and without), and what the loop adds to its parts; by batch.
     """
     model = model or ("model.stem=cifar",)
     return {
@@ -143,20 +143,22 @@ def bench_step(*model: str) -> dict[str, Seconds]:
 def step_rounds(size: int, *model: str) -> Seconds:
     config = compose(f"local_batch={size}", "strategy=single", *model, "data=synthetic")
     job = prepare(config)
-    batch = job.inputs.first(size)
-    if job.device.type == "cuda":
+    batch, on_gpu = job.inputs.first(size), job.device.type == "cuda"
+    if on_gpu:
         warm_up.make_steps(job)
         job, warnings = graph_capture.captured(job)
         print(
-            f"CUDA graph: {'yes' if job.graph else 'no'}",
+            f"CUDA graph: {'yes' if job.graphs else 'no'}",
             *(warning.message for warning in warnings),
         )
     programs = {
-        "plain": plain_loop(job, size),
+        "plain": with_tf32(plain_loop(job, size)),
+        "plain without TF32": plain_loop(job, size),
         "step": lambda: step.train_step(job, batch, batch, 1),
         "core": core_of(job, batch),
     }
-    on_gpu = job.device.type == "cuda"
+    if not on_gpu:  # a CPU has no TF32
+        del programs["plain without TF32"]
     rounds = alternating(programs, rounds=7, calls=STEPS_A_ROUND if on_gpu else 1)
     rounds["data"] = data_seconds(job, batch)
     seconds = medians(rounds)
@@ -166,6 +168,7 @@ def step_rounds(size: int, *model: str) -> Seconds:
     print(
         f"step at batch {size} ({job.precision}, {where}): {size / seconds['step']:.1f} images/s, "
         f"plain fp32 loop {size / seconds['plain']:.1f}: {ratio:.2f}x"
+        + (f", without TF32 {size / seconds['plain without TF32']:.1f}" if on_gpu else "")
         + (f" (target on one H100 or H200: {STEP_TARGETS[size]})" if on_gpu else "")
     )
     print(
@@ -197,6 +200,23 @@ def plain_loop(job: Job, size: int) -> Callable[[], object]:
         optimizer.step()
 
     return step
+
+
+def with_tf32(program: Callable[[], object]) -> Callable[[], object]:
+    """A program that runs as torch has it by default: convolutions in TF32 where a GPU has it.
+
+    The job has switched that off for the whole process.
+    """
+
+    def run() -> None:
+        own = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = True
+        try:
+            program()
+        finally:
+            torch.backends.cudnn.allow_tf32 = own
+
+    return run
 
 
 def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:

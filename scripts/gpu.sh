@@ -4,12 +4,13 @@
 #
 #   scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]
 #
-#   --seconds N      ends after N seconds; the same command resumes with what is not done yet
+#   --seconds N      ends after N seconds, set-up included; the same command resumes with what is not done yet
 #   --python PYTHON  sets nothing up and uses this Python, which has torch and all else that bsweep needs
 #   --dry-run        prints what it would do
 #   OVERRIDE         goes to the sweep, such as data.root=DIR
 #
-# All results are in results/HARDWARE, such as results/4x_tesla_t4. Without a GPU the exit code is 2.
+# The tests have at most 900 seconds, or a third of N, so that the measurements get the rest. All results are in
+# results/HARDWARE, such as results/4x_tesla_t4. Without a GPU the exit code is 2.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/common.sh
@@ -38,7 +39,8 @@ folder=results/${number}x_$(sort -u <<<"$gpus" | paste -sd ' ' | tr '[:upper:]' 
 commit=$(git rev-parse HEAD 2>/dev/null || echo none)
 failed=()
 
-# attempt NAME COMMAND...: its output goes to NAME.log too. If one command fails, the others still run.
+# attempt NAME COMMAND...: its output goes to NAME.log too. If one command fails, or takes longer than $most seconds
+# (0: no limit of its own), the others still run.
 attempt() {
     local name=$1 left=0 status=0
     if [[ $(cat "$folder/$name.done" 2>/dev/null) == "$commit" ]]; then
@@ -49,6 +51,7 @@ attempt() {
     [[ -z $dry ]] || return 0
     ! is_over || out_of_time "$name"
     if ((seconds)); then left=$((seconds - SECONDS)); fi
+    if ((most && (left == 0 || most < left))); then left=$most; fi
     # Interrupted, a sweep still puts its run on record.
     run timeout --signal=INT --kill-after=60 "$left" "${@:2}" > >(tee "$folder/$name.log" >&2) 2>&1 || status=$?
     if ((status == 0)); then
@@ -56,6 +59,7 @@ attempt() {
     elif is_over; then
         out_of_time "$name"
     else
+        ((status != 124)) || say "$name took longer than $left seconds and was ended."
         failed+=("$name")
     fi
 }
@@ -72,13 +76,25 @@ if [[ $python ]]; then
 fi
 say "set-up: ${set_up[*]}"
 if [[ -z $dry ]]; then
-    "${set_up[@]}"
+    need=2 # GB for data and results, and more for a torch with CUDA
+    [[ $python || -x .venv/bin/python ]] || need=15
+    free=$(($(df -Pk . | awk 'END { print $4 }') / 1000000))
+    ((free >= need)) || fail "$PWD has $free GB left, and this takes up to $need: make room, or use a clone on another disk."
+    status=0
+    run timeout --signal=INT --kill-after=60 "$seconds" "${set_up[@]}" || status=$?
+    if ((status)); then
+        ! is_over || out_of_time set-up
+        exit "$status"
+    fi
     mkdir -p "$folder"
 fi
 python=${python:-.venv/bin/python}
 benches=(step)
 if ((number > 1)); then benches+=(strategies); fi
+most=900
+if ((seconds && seconds / 3 < most)); then most=$((seconds / 3)); fi
 attempt tests "$python" -m pytest -m gpu -rs
+most=0
 attempt bench "$python" scripts/bench.py --json "$folder/bench.json" "${benches[@]}"
 # The large batches are the quick ones: of a short time, most points are made of.
 attempt sweep "$python" -m bsweep run --report experiment=paper "results_dir=$folder" "num_workers=$number" \

@@ -46,7 +46,7 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
 
     def halves() -> None:
         meter.begin_step([Share(SIZE, 1)], SIZE, 0, False)
-        step._pass_on_halves(job, batch, 1)
+        step.pass_on_halves(job, batch, 1)
         meter.after_step()
 
     def among_two() -> None:

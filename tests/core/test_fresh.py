@@ -17,7 +17,7 @@ from bsweep.core import fresh_process, memory
 from bsweep.launch import failure, inline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog.errors import spoils_process
+from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process
 from bsweep.runlog.files import RunPaths
 from tests.support.running import TINY, compose
 
@@ -108,6 +108,28 @@ def test_inline_uses_a_fresh_process_under_a_limit_or_after_a_failure(
     assert outcome(limited) == Outcome("failed", "ValueError: there")
     assert outcome(plain) == Outcome("out_of_memory", "MemoryError: here")
     assert outcome(plain) == Outcome("failed", "ValueError: there")
+
+
+def test_inline_frees_a_gpus_memory_after_a_point_or_says_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, freed = [ValueError("its own"), OutOfMemoryInCapture("CUDA out of memory")], [0]
+
+    def train(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(inline, "_train", train)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(len(errors)))
+    point = compose(*TINY, "local_batch=8", "num_workers=1", "launch=inline", "strategy=single")
+    request, launcher = LaunchRequest(point, RunPaths(tmp_path), lambda: None), inline.Inline()
+    assert launcher.launch(request).status == "failed"
+    assert freed == [0, 1]
+    assert launcher.launch(request).status == "out_of_memory"
+    unfit = launcher.launch(request)
+    assert unfit.status == "interrupted"
+    assert "CUDA out of memory" in unfit.message
+    assert "type the same command again" in unfit.message
 
 
 def test_a_crash_under_a_limit_is_out_of_memory(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ the machine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         gpus.num_gpus.cache_clear()
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is removed afterwards
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
     gpus.num_gpus.cache_clear()
     yield be
     gpus.num_gpus.cache_clear()
@@ -139,6 +142,7 @@ def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch)
     machine("Tesla T4", "535.104.05", "7.5", counted=2, usable=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.num_gpus("auto") == 0
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as nvidia-smi counts"
 
 
 @pytest.mark.parametrize(

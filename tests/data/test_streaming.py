@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_the_next_step_is_fetched_before_it_is_taken() -> None:
     ((indices, future),) = part._coming
     assert torch.equal(indices, steps[1])
     assert torch.equal(future.result(timeout=30).tensors[0], images[4:8])
+
+
+def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the first GPU, it would take half a GiB of another worker's memory."""
+    used: list[tuple[torch.device, int]] = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident()))
+    )
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    gpu = torch.device("cuda", 3)
+    part, _ = some_part(gpu)
+    thread = part._thread.submit(threading.get_ident).result()
+    assert used == [(gpu, thread)]
+    assert thread != threading.get_ident()
 
 
 def test_what_was_not_expected_is_fetched_all_the_same() -> None:

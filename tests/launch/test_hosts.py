@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import HOSTS, ROOT, TINY, bsweep, forks, on
+from bsweep.cli import doctor
+from bsweep.launch import machine_facts
+from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, forks, on
 
 OTHERS = ("horovod", "ddp", "local_sgd", "diloco", "parameter_server")
 TRANSFERRED_BYTES = 10_000_000
@@ -182,6 +184,19 @@ def test_the_doctor_measures_hosts_and_says_what_to_mend(
     (problem,) = json.loads(ill.stdout)["to_mend"]
     assert problem.startswith("h2: ssh cannot enter the host: connect to host h2 port 22: ")
     assert not list(tmp_path.iterdir()), "it leaves nothing"
+
+
+def test_the_doctor_says_that_nccl_has_too_little_shared_memory() -> None:
+    facts = {
+        **machine_facts.facts(machine_facts.Request(device="cpu")),
+        "slots": None,
+        "clock_ahead_seconds": None,
+        "gpus": 2,
+    }
+    machines = {"h1": {**facts, "free_shared_bytes": 64_000_000}, "h2": facts}
+    found = [said for said in doctor._to_mend(compose("local_batch=8"), machines) if "shm" in said]
+    assert len(found) == 1
+    assert found[0].startswith("h1: 64 MB are free in /dev/shm")
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
         plain.named_parameters(), trimmed.parameters(), strict=True
     ):
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
+    some_taps = taps._Taps.apply(weight, 0, 2, 0, 2)  # type: ignore[no-untyped-call]
+    assert some_taps.is_contiguous(memory_format=memory_format)
     # Outside of a step nobody writes there.
     before = vector.gradients.clone()
     torch.autograd.grad(trimmed(images[0]).sum(), [weight])

@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from bsweep.numerics.clock import Slowdown
+from bsweep.numerics import clock
+from bsweep.numerics.clock import Slowdown, StepClock
 
 
 def test_a_slowed_step_lasts_the_factor_times_what_such_steps_compute(
@@ -37,3 +38,33 @@ def test_a_worker_that_is_not_slowed_never_sleeps(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("asleep"))
     with Slowdown(1, torch.device("cpu")).step(8):
         pass
+
+
+def test_a_long_epochs_events_are_read_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that has ended each step; each lasts as many ms as its number."""
+    made: list[int] = []
+
+    class Event:
+        def __init__(self, **_: object) -> None:
+            made.append(len(made) // 2)
+            self.step = made[-1]
+
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(self.step)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(clock, "_MOST_EVENTS", 4)
+    steps = StepClock(torch.device("cuda"), [])
+    for number in range(1, 10):
+        with steps.step():
+            pass
+        assert len(steps._events) < 4
+        assert len(steps) == number
+    assert steps.seconds() == [step / 1000 for step in range(9)]

@@ -298,3 +298,11 @@ def test_all_benches_have_a_cheap_case_and_a_grid_is_chosen_by_words() -> None:
         argparse.ArgumentTypeError, match=r"vgg: unknown\. Known: resnet18_imagenet, "
     ):
         bench.models_of("vgg")
+
+
+def test_the_plain_loop_runs_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    seen: list[bool] = []
+    bench.with_tf32(lambda: seen.append(torch.backends.cudnn.allow_tf32))()
+    assert seen == [True]
+    assert not torch.backends.cudnn.allow_tf32

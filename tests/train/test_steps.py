@@ -4,9 +4,11 @@ change no number.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +23,16 @@ from bsweep.config import own
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
+from bsweep.measure import timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
+from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
+from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
+from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose
@@ -134,20 +139,23 @@ def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]
     return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
 
 
-Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None], int]]
+Capture = Callable[[Callable[[], object], object], graphs.Captured]
 
 
-def calls_again(replays: list[int]) -> Capture:
-    """In place of a capture: what computes the work anew calls it again, and counts that."""
+def calls_again(replays: list[object], num_bytes: int = 1000) -> Capture:
+    """In place of a capture: what computes the work anew calls it again, and counts that, by the
+    number of graphs in whose memory it is.
+    """
 
-    def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
-        result = work().clone()
+    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
+        work()
+        shared = [*pool, work] if isinstance(pool, list) else [work]
 
         def replay() -> None:
-            replays.append(1)
-            result.copy_(work())
+            replays.append(len(shared))
+            work()
 
-        return result, replay, 1000
+        return graphs.Captured(replay, num_bytes // len(shared), shared)
 
     return capture
 
@@ -158,31 +166,80 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
 
     def use(capture: Capture) -> None:
         monkeypatch.setattr(graph_capture, "no_graph", lambda _: "")
+        monkeypatch.setattr(graph_capture, "_broken", [])
         monkeypatch.setattr(graphs, "capture", capture)
 
     return use
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1")]
+    ("more", "of_run"),
+    [
+        ((), [1, 1, 2, 1, 1, 2]),
+        (("accumulation_steps=2", "optimizer=adamw", "optimizer.lr=0.1"), [1, 2, 1, 2]),
+        (("batching=schedule", "batching.every_epochs=1"), [1, 1, 2]),  # the second without graphs
+    ],
 )
 def test_steps_of_a_graph_are_those_without(
-    tmp_path: Path, may_capture: Callable[[Capture], None], more: tuple[str, ...]
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    more: tuple[str, ...],
+    of_run: list[int],
 ) -> None:
-    """The examples, their crops in each epoch, and the rate reach it; the tail goes without."""
-    replays: list[int] = []
+    """The examples, their crops in each epoch, and the rate reach it; the tail's graph is in the
+    memory of the other.
+    """
+    replays: list[object] = []
     plain, plain_records = trained(tmp_path / "plain", *more)
     may_capture(calls_again(replays))
     replayed, records = trained(tmp_path / "graph", *more)
     assert torch.equal(plain, replayed)
-    assert len(replays) == 1 + 2 * (1 if more else 2), (
-        "one to compare, and the full steps of two epochs"
-    )
+    assert replays == [1, 2, *of_run], "one each to compare, and those of two epochs"
     losses = [
         [record["train_loss"] for record in run if record["type"] == "epoch"]
         for run in (plain_records, records)
     ]
     assert losses[0] == losses[1]
+
+
+class FakeCuda:
+    """What a capture uses of `torch.cuda`, with the pools and the streams that it was given."""
+
+    def __init__(self) -> None:
+        self.pools: list[object] = []
+        self.streams: list[object] = []
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(replay=None, pool=lambda: "of this graph")
+
+    def Stream(self, device: torch.device) -> Any:
+        self.streams.append(device)
+        return self.current_stream()
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(device=torch.device("cuda"), wait_stream=lambda _: None)
+
+    def stream(self, _: object) -> Any:
+        return nullcontext()
+
+    def graph(self, graph: object, *, pool: object, **_: object) -> Any:
+        self.pools.append(pool)
+        return nullcontext()
+
+    def synchronize(self) -> None: ...
+
+
+def test_all_captures_on_a_device_use_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries keep memory for each stream."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(
+        graphs, "_capture_stream", functools.cache(graphs._capture_stream.__wrapped__)
+    )
+    for number in (0, 1, 0):
+        with graphs.on_capture_stream(torch.device("cuda", number)):
+            pass
+    assert cuda.streams == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 def test_a_graphs_memory_is_measured_and_added_later(
@@ -192,26 +249,19 @@ def test_a_graphs_memory_is_measured_and_added_later(
     optimizer's state.
     """
     gauge = SimpleNamespace(now=100, most=900)
-    stream = SimpleNamespace(device=torch.device("cuda"), wait_stream=lambda _: None)
-    cuda = SimpleNamespace(
-        CUDAGraph=lambda: SimpleNamespace(replay=None),
-        Stream=lambda: stream,
-        current_stream=lambda: stream,
-        stream=lambda _: nullcontext(),
-        graph=lambda *_, **__: nullcontext(),
-        synchronize=lambda: None,
-    )
 
-    def work() -> Tensor:
+    def work() -> None:
         gauge.most = max(gauge.most, 700)
-        return torch.zeros(3)
 
     with monkeypatch.context() as patch:
+        cuda = FakeCuda()
         patch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
         patch.setattr(memory, "reset_peak", lambda _: setattr(gauge, "most", gauge.now))
         patch.setattr(memory, "peak_bytes", lambda _: gauge.most)
         patch.setattr(memory, "allocated_bytes", lambda _: gauge.now)
-        assert graphs.capture(work)[2] == 600
+        found = graphs.capture(work, "of another graph")
+    assert found.num_bytes == 600
+    assert cuda.pools == ["of another graph"]
     may_capture(calls_again([]))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: 310)
     monkeypatch.setattr(memory, "allocated_bytes", lambda _: 300)
@@ -221,14 +271,23 @@ def test_a_graphs_memory_is_measured_and_added_later(
     ]
 
 
-def breaks(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
+def breaks(work: Callable[[], object], pool: object) -> graphs.Captured:
     work()
     raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
-def is_stale(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
+def is_full(work: Callable[[], object], pool: object) -> graphs.Captured:
+    """As torch does, whose end of a capture raises another error."""
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    except RuntimeError:
+        return breaks(work, pool)
+
+
+def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
     """As of a model that chose in Python, when it was captured, what to compute."""
-    return work().clone(), lambda: None, 0
+    work()
+    return graphs.Captured(lambda: None, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -264,17 +323,136 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert not all(map(torch.equal, before, kept)), "passes leave statistics"
     before = [tensor.clone() for tensor in kept]
     may_capture(breaks)
-    told: list[str] = []
-    assert graph_capture.captured(job, told.append)[0].graph is None
-    assert told == [
-        "the passes cannot be captured: operation not permitted when stream is capturing"
-    ]
+    assert graph_capture.captured(job)[0].graphs is None
+    assert graph_capture.broken_capture() == "operation not permitted when stream is capturing"
     assert all(map(torch.equal, before, kept))
     assert torch.equal(torch.get_rng_state(), random)
-    monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: torch.zeros(0)))
+    monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: 0, None))
     with pytest.raises(RuntimeError):
         step.compute_passes(job, batch[:1], batch[:1], 0)
     assert all(module.training for module in job.model.modules())
+
+
+def test_a_process_captures_no_more_after_a_broken_capture(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each capture that breaks off would cost memory for good."""
+    tried: list[int] = []
+
+    def tries(work: Callable[[], object], pool: object) -> graphs.Captured:
+        tried.append(1)
+        return breaks(work, pool)
+
+    may_capture(tries)
+    job = prepared(tmp_path, *SMALL)
+    first, second = (graph_capture.captured(job)[1] for _ in range(2))
+    assert len(tried) == 1
+    assert "earlier in this process" not in first[0].message
+    assert "earlier in this process" in second[0].message
+    assert "not permitted when stream is capturing" in second[0].message
+    demanding = replace(job, config=replace(job.config, graph=True))
+    with pytest.raises(ValueError, match=r"graph=true, but .*type the command again"):
+        graph_capture.captured(demanding)
+    # torch 2.13 may take such a capture for one under way.
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: breaks(lambda: 0, None))
+    memory.give_back_garbage()
+
+
+def test_memory_lost_in_a_capture_ends_the_attempt(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
+) -> None:
+    may_capture(is_full)
+    job = prepared(tmp_path, *SMALL)
+    demanding = replace(job, config=replace(job.config, graph=True))
+    for each, notes in ((demanding, {}), (job, {"without_graph": True})):
+        with pytest.raises(OutOfMemoryInCapture) as found:
+            graph_capture.captured(each)
+        assert (read_json(job.paths.meta) or {}) == notes
+    assert status_of(found.value) == "out_of_memory"
+    assert spoils_process(found.value)
+    again, (warning,) = graph_capture.captured(job)
+    assert again.graphs is None
+    assert "an earlier attempt" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("more", "eager"),
+    [
+        ((), []),
+        (("measure.noise_scale=true",), [16, 16]),
+        (("measure.noise_scale=true", "accumulation_steps=2"), [32, 32]),
+        (("batching=goodput",), [16, 16, 32]),
+        (("batching=schedule",), []),
+    ],
+)
+def test_what_runs_beside_graphs_is_tried_beside_them(
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+    eager: list[int],
+) -> None:
+    """Passes by their examples, after the last replay: if they do not fit, graphs go."""
+    passes: list[int] = []
+    plain = type(prepared(tmp_path, *SMALL).inputs).training
+    rooms: list[int] = []
+
+    def training(inputs: Inputs, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
+        passes.append(len(indices))
+        if rooms and len(passes) > rooms[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(inputs, indices, crops)
+
+    monkeypatch.setattr(Inputs, "training", training)
+    may_capture(calls_again([]))
+    job = prepared(tmp_path, *SMALL, *more)
+    assert graph_capture.captured(job)[0].graphs
+    num_in_graphs = len(passes) - len(eager)
+    assert passes[num_in_graphs:] == eager
+    if eager:
+        passes.clear()
+        rooms.append(num_in_graphs)
+        without, (warning,) = graph_capture.captured(job)
+        assert without.graphs is None
+        assert "not enough memory beside it" in warning.message
+        assert graph_capture.broken_capture() == ""
+
+
+@pytest.mark.parametrize(("policy", "stays"), [("schedule", False), ("goodput", True)])
+def test_graphs_go_when_a_policy_leaves_their_batch_for_good(
+    tmp_path: Path, may_capture: Callable[[Capture], None], policy: str, stays: bool
+) -> None:
+    may_capture(calls_again([]))
+    job, _ = graph_capture.captured(prepared(tmp_path, *SMALL, f"batching={policy}"))
+    assert job.graphs
+    configured = job.policy.shares(0.0)
+    graph_capture.drop_left(job, configured)
+    assert job.graphs.replay_bytes == 1000
+    graph_capture.drop_left(job, job.policy.of_batches([16]))
+    assert bool(job.graphs) == stays
+    assert job.graphs.replay_bytes == 1000 * stays
+
+
+def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a batch that is not the run's own, with its passes in one graph."""
+    replays: list[object] = []
+    monkeypatch.setattr(timed_steps, "NUM_STEPS", 3)
+    job = prepared(tmp_path, *SMALL, "accumulation_steps=2", "batching=schedule")
+    assert timed_steps.step_seconds(timed_steps.alone(job), 8, 1) > 0
+    assert not replays
+    may_capture(calls_again(replays))
+    config = replace(job.config, device="cuda")
+    on_gpu: Any = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(
+        timed_steps,
+        "as_trained",
+        lambda job, plain=timed_steps.as_trained: plain(replace(job, device=torch.device("cpu"))),
+    )
+    lone = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
+    assert timed_steps.step_seconds(lone, 8, 1) > 0
+    assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
 
 
 def test_one_worker_without_a_graph_leaves_all_without(
@@ -288,10 +466,10 @@ def test_one_worker_without_a_graph_leaves_all_without(
         ("there is not enough memory", True),
         ("it is slow", False),
     ):
-        other = {"reason": reason, "broke_off": broke_off}
+        other = {"reason": reason, "weight": int(broke_off)}
         monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
         of_all, warnings = graph_capture.captured(job)
-        assert bool(of_all.graph) == (not reason)
+        assert bool(of_all.graphs) == (not reason)
         assert [f"rank 2: {reason}" in warning.message for warning in warnings] == [
             True
         ] * broke_off
@@ -375,17 +553,24 @@ def same_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_gpus_graph_computes_what_its_kernels_do(
     tmp_path: Path, same_order: None, more: tuple[str, ...]
 ) -> None:
-    """Three steps, dropout included; and takes as much memory, the optimizer's state included."""
+    """Three steps and a smaller last one, dropout included; and takes as much memory, the
+    optimizer's state included.
+    """
     found, peaks = [], []
     for graph in ("true", "false"):
         folder = tmp_path / graph
         folder.mkdir()
         size = 64 * (2 if "accumulation_steps=2" in more else 1)
         config = compose(
-            *POINT, *GPU, "precision=fp32", *more, f"graph={graph}", f"data.num_train={3 * size}"
+            *POINT,
+            *GPU,
+            "precision=fp32",
+            *more,
+            f"graph={graph}",
+            f"data.num_train={3 * size + 5}",
         )
         job = worker.train(config, RunPaths(folder), Place())
-        assert (job.graph is not None) == (graph == "true")
+        assert (job.graphs is not None) == (graph == "true")
         found.append(
             torch.cat(
                 [job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]

@@ -179,6 +179,13 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         ):
             if facts[key] < _LEAST_FREE_BYTES:
                 yield f"{name}: {facts[key] / 1e6:.0f} MB are free for {contents}: free some space"
+        shared = facts.get("free_shared_bytes")
+        if facts["gpus"] > 1 and shared is not None and shared < _LEAST_FREE_BYTES:
+            yield (
+                f"{name}: {shared / 1e6:.0f} MB are free in /dev/shm, through which the workers of "
+                "a host may exchange with NCCL: mount -o remount,size=8G /dev/shm, or start the "
+                "container with --shm-size=8g"
+            )
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
         if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
@@ -258,6 +265,9 @@ _HARDWARE = {
         f"{name} {address}" for name, address in facts["interfaces"].items()
     ),
     "free, results": lambda facts: f"{facts['free_bytes'] / 1e9:.0f} GB",
+    "free, shared": lambda facts: (
+        "-" if (free := facts.get("free_shared_bytes")) is None else f"{free / 1e9:.1f} GB"
+    ),
     "free, temporary": lambda facts: f"{facts['free_temporary_bytes'] / 1e9:.0f} GB",
     "clock": _clock,
 }

@@ -35,6 +35,11 @@ class BatchingConfig(Card):
     without `measure.noise_scale=true`.
     """
 
+    may_return: ClassVar[bool] = False
+    """True if the policy may return to a batch that it has left. The workers then keep the CUDA
+    graphs of that batch.
+    """
+
     def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         """Yield an error message, with the remedy, if a bound of this policy is larger than the
         training set of `num_train` examples.
@@ -223,6 +228,7 @@ class MeasuringConfig(ChangingConfig):
     every_steps: Count
 
     measures_noise: ClassVar[bool] = True
+    may_return: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +254,7 @@ class NormTestConfig(MeasuringConfig):
     theta: Share
 
     builds: ClassVar[str] = "bsweep.batching.norm_test:NormTest"
+    may_return: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +288,7 @@ class OwnBatchingConfig(Own, DecidingConfig):
     name: Literal["own"]
 
     builds: ClassVar[str] = "bsweep.batching:from_target"
+    may_return: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = ("config",)
 
 

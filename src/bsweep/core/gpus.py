@@ -1,5 +1,5 @@
-"""The number of GPUs of this machine that a process may use, and an error that tells the user what
-to do if torch cannot use all of these GPUs.
+"""The GPUs of this machine that a process may use, and an error that tells the user what to do if
+torch cannot use all of them.
 
 `python -m bsweep.core.gpus` prints the problem and fails, so that a set-up stops before it takes
 minutes.
@@ -15,9 +15,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsweep.core import torch_versions
 from bsweep.core.words import counted
+
+# `num_gpus` imports torch only where there is a driver.
+if TYPE_CHECKING:
+    import torch
 
 
 @functools.cache
@@ -25,6 +30,8 @@ def num_gpus(device: str) -> int:
     """Return the number of GPUs that this process may use if the key `device` has the given value.
 
     Torch is imported only if `device` is not "cpu" and this machine seems to have an NVIDIA driver.
+    In that case CUDA counts GPUs as `nvidia-smi` does from then on, unless `CUDA_DEVICE_ORDER` is
+    set. By default CUDA counts the fastest GPU first, so unlike GPUs would have other numbers.
 
     Raises:
         ValueError: If there are GPUs but the installed torch cannot use all of them, or cannot be
@@ -32,6 +39,7 @@ def num_gpus(device: str) -> int:
     """
     if device == "cpu" or (shutil.which("nvidia-smi") is None and not _DEVICE.exists()):
         return 0
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -49,6 +57,17 @@ def num_gpus(device: str) -> int:
             f"{_counted(max(1, count, len(listed)), listed)}, but {_reason(listed)} {_ON_THE_CPU}"
         )
     return count
+
+
+def use(device: torch.device) -> None:
+    """Make a GPU the current device of this thread; do nothing for another device.
+
+    A new thread begins with the first GPU, on which some calls would take half a GiB for a context.
+    """
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)
 
 
 def driver_version() -> str | None:

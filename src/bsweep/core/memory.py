@@ -115,7 +115,8 @@ def give_back_garbage() -> None:
     import torch
 
     gc.collect()
-    torch.cuda.empty_cache()
+    with suppress(RuntimeError):  # torch may lack pytorch #180395: a capture that broke off is open
+        torch.cuda.empty_cache()
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # constants of glibc's <malloc.h>

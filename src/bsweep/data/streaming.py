@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bsweep.core import gpus
+
 
 class Part:
     """The training, test or validation examples of a data set; the method `take` returns those with
@@ -30,7 +32,7 @@ class Part:
         self._coming: deque[tuple[Tensor, Future[_Fetched]]] = deque()
         self._taken, self._position = _Fetched(torch.empty(0, dtype=torch.int64), (), None), 0
         if self.streams:
-            self._thread = ThreadPoolExecutor(1, "examples")
+            self._thread = ThreadPoolExecutor(1, "examples", gpus.use, (device,))
             self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             self._buffers = itertools.cycle(
                 (_Buffer(self._stream is not None), _Buffer(self._stream is not None))

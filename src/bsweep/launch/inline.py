@@ -3,7 +3,8 @@ cases, in a fresh process.
 
 The fresh process trains a point that has a memory limit, and points that follow one that ran out of
 the host's memory: such a failure may break later training in the same process. Inside the `bsweep`
-process, breakpoints work as usual.
+process, breakpoints work as usual. After a GPU ran out of memory during the capture of a CUDA
+graph, no process helps: the `bsweep` process holds that memory until it ends.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bsweep.config.run import RunConfig
-from bsweep.core import fresh_process
+from bsweep.core import fresh_process, memory
 from bsweep.core.ranks import Place
 from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest
-from bsweep.launch.outcome import Outcome, recorded
+from bsweep.launch.outcome import Outcome, of_unfit_processes, recorded
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.shared_clock import file_system_time
 
@@ -28,13 +29,27 @@ class Inline(Launcher):
 
     def __init__(self) -> None:
         self._is_spoilt = False  # True once a failure made this process unfit for training
+        self._lost_memory = ""  # the failure that cost this process memory of its GPU
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point's only worker, and return the status of the run and, after a failure, the
         cause.
+
+        Then free the GPU memory of the point, such as that of its CUDA graphs, for the next one.
         """
         # Import torch only when a worker runs.
+        import torch
+
+        if self._lost_memory:
+            return of_unfit_processes(self._lost_memory)
+        outcome = self._launched(request)
+        if torch.cuda.is_initialized():
+            memory.give_back_garbage()
+        return outcome
+
+    def _launched(self, request: LaunchRequest) -> Outcome:
         from bsweep.runlog.errors import (
+            OutOfMemoryInCapture,
             ProgramError,
             described,
             spoils_process,
@@ -49,6 +64,8 @@ class Inline(Launcher):
             # In that case this call raises the interrupt.
             request.on_poll()
             self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
+            if isinstance(error, OutOfMemoryInCapture):
+                self._lost_memory = described(error)
             # These errors need no traceback of bsweep: their messages say what to do.
             is_full_disk = isinstance(error, OSError) and is_full(error)
             if not (is_full_disk or isinstance(error, ProgramError)):

@@ -35,6 +35,7 @@ from bsweep.runlog.files import RunPaths
 
 PACKAGES = ("bsweep", "torch", "torchvision", "horovod")
 EXTRAS = ("safetensors", "timm", "tokenizers")
+_SHARED = Path("/dev/shm")
 _MOST_FILES = 5_000
 _SAMPLED_FILES = 20
 _SAMPLED_BYTES = 65_536
@@ -82,6 +83,7 @@ def facts(request: Request) -> dict[str, Any]:
         "weights": None,
         "free_bytes": shutil.disk_usage(_existing(Path(request.point or "."))).free,
         "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
+        "free_shared_bytes": shutil.disk_usage(_SHARED).free if _SHARED.exists() else None,
     }
     if request.point:
         found |= _facts_of_point(Path(request.point), problems)

@@ -21,6 +21,21 @@ class Outcome:
     """
 
 
+def of_unfit_processes(reason: str) -> Outcome:
+    """Return the outcome of a point that is not trained, because the processes that should train it
+    ran out of memory before, and must not be replaced within this command.
+
+    Args:
+        reason: How they ran out of memory.
+    """
+    return Outcome(
+        "interrupted",
+        "not trained, because these processes may fail, or have less memory than others, after "
+        f"they ran out of memory ({reason}): type the same command again, which skips points that "
+        "have a result",
+    )
+
+
 def recorded(paths: RunPaths) -> Outcome | None:
     """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
     return None if the last record is not such a record.

@@ -30,7 +30,7 @@ from bsweep.core import memory, terminal
 from bsweep.core.ranks import Place
 from bsweep.launch import stop
 from bsweep.launch.horovodrun_command import listen_only_at
-from bsweep.launch.outcome import Outcome, recorded
+from bsweep.launch.outcome import Outcome, of_unfit_processes, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
@@ -91,12 +91,7 @@ class WarmRank:
         Only rank 0 calls this method.
         """
         if self._spoilt_by:
-            return Outcome(
-                "interrupted",
-                "not trained, because oneDNN may fail in these processes after an earlier point "
-                f"({self._spoilt_by}): type the same command again, which skips points that have a "
-                "result",
-            )
+            return of_unfit_processes(self._spoilt_by)
         _send((config, paths.folder.resolve()))
         self._is_training = True
         outcome = self._train(config, paths, on_poll)

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from bsweep import batching
 from bsweep.config.allocation import UniformConfig
+from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import SingleConfig
 from bsweep.core import memory
@@ -17,7 +19,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
-from bsweep.train import step, worker
+from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # the most timed steps, and the most seconds for all of them
@@ -64,8 +66,10 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
         local_batch: The examples per pass.
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
-    config = replace(job.config, local_batch=local_batch, global_batch=None)
-    job = replace(job, config=config)
+    config = replace(job.config, local_batch=local_batch, global_batch=None, batching=FIXED)
+    job = replace(job, config=config, policy=batching.build(config))
+    if job.device.type == "cuda":
+        job = as_trained(job)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
     step.train_step(job, examples, examples, 1, config.accumulation_steps)
@@ -77,7 +81,18 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break
-    return statistics.median(clock.seconds())
+    seconds = statistics.median(clock.seconds())
+    if job.graphs:
+        job.graphs.drop()
+    return seconds
+
+
+def as_trained(job: Job) -> Job:
+    """Choose the kernels of a lone worker's steps, and return its job with the CUDA graphs that a
+    run of this batch would have.
+    """
+    warm_up.make_steps(job)
+    return graph_capture.captured(job)[0]
 
 
 def step_seconds_within(

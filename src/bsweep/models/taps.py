@@ -62,7 +62,7 @@ class _Taps(torch.autograd.Function):
             weight,
             (slice(None), slice(None), slice(top, bottom), slice(left, right)),
         )
-        return weight[:, :, top:bottom, left:right].contiguous()
+        return weight[:, :, top:bottom, left:right].clone(memory_format=torch.preserve_format)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import torch
 
+_MOST_EVENTS = 2000  # pairs that a clock holds before it reads the older half of them
+
 
 class StepClock:
     """A clock that times training steps.
@@ -43,6 +45,8 @@ class StepClock:
             yield
             end.record()
             self._events.append((begin, end))
+            if len(self._events) == _MOST_EVENTS and self._events[_MOST_EVENTS // 2][1].query():
+                self._read(_MOST_EVENTS // 2)  # these steps have ended, so the host does not wait
         else:
             start = time.perf_counter()
             yield
@@ -52,9 +56,13 @@ class StepClock:
         """Return the seconds of every step so far, after a GPU has finished these steps."""
         if self._events:
             self._events[-1][1].synchronize()
-            self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in self._events]
-            self._events = []
+            self._read(len(self._events))
         return self._seconds
+
+    def _read(self, count: int) -> None:
+        """Read the events of the first `count` steps, which have ended, and free the events."""
+        read, self._events = self._events[:count], self._events[count:]
+        self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in read]
 
     def rate(self, examples: float) -> float:
         """Return the examples per second in the steps since this method was last called, on which

@@ -1,21 +1,27 @@
-"""A CUDA graph of a step's forward and backward passes: the host launches one graph instead of each
+"""CUDA graphs of a step's forward and backward passes: the host launches one graph instead of each
 kernel.
 
-With small batches a fast GPU computes a step in less time than the host takes to launch it. The
-graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
-without a graph. The inputs that change from step to step, the examples and the random bits of their
-crops, are in tensors that the graph reads. Steps of another size, such as an epoch's last, are
-launched kernel by kernel.
+With small batches a fast GPU computes a step in less time than the host takes to launch it. A graph
+ends with this worker's gradient in the vector; any exchange and any optimizer follow as without a
+graph. The inputs that change from step to step, the examples and the random bits of their crops,
+are in tensors that the graph reads. There is a graph for each size of a step, such as a full step
+and an epoch's last. The graphs never run at the same time and share their memory. Steps of another
+size are launched kernel by kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bsweep.core import memory
+from bsweep.runlog.errors import OutOfMemoryInCapture
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """A function that computes the gradient of some examples, and returns the sums of their losses,
@@ -25,11 +31,68 @@ It takes the indices of the examples and the `crop_stream`. It leaves the gradie
 """
 
 
+class BrokenCapture(RuntimeError):
+    """The error of a capture that broke off. torch 2.13 then keeps the memory that the capture had
+    allocated for as long as the process lives.
+    """
+
+
+@dataclass(frozen=True)
+class Captured:
+    """GPU work that was captured as a CUDA graph."""
+
+    replay: Callable[[], None]
+    # The bytes that the graph needs in addition to what was allocated before. The graph owns them
+    # for as long as it exists; they do not count as allocated during a replay.
+    num_bytes: int
+    pool: Any  # torch's handle of its memory, which other graphs may share
+
+
+@dataclass(frozen=True)
 class Graph:
     """A CUDA graph of the forward and backward passes of a step with a fixed number of examples."""
 
-    def __init__(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> None:
-        """Capture the forward and backward passes of a step as a CUDA graph.
+    captured: Captured
+    # The graph reads the first two and writes the third, which no other graph overwrites.
+    part: Tensor
+    crops: Tensor
+    sums: Tensor
+
+    def replay(self, part: Tensor, crops: int) -> Tensor:
+        """Replay the captured passes on the training examples whose indices are `part`.
+
+        Return the sums of their losses, correct answers and labels, valid until the next call.
+        """
+        self.part.copy_(part)
+        self.crops.fill_(crops)
+        self.captured.replay()
+        return self.sums
+
+
+class Graphs:
+    """The CUDA graphs of one worker, one for each size of a step."""
+
+    def __init__(self, shares: Sequence[object]) -> None:
+        """Create an empty collection of graphs, for the rounds in which the workers have the given
+        shares.
+        """
+        self.shares = tuple(shares)
+        self._by_size: dict[tuple[int, int, int], Graph] = {}
+
+    def __bool__(self) -> bool:
+        """Return True if there are graphs, as there are until `drop` is called."""
+        return bool(self._by_size)
+
+    @property
+    def replay_bytes(self) -> int:
+        """The bytes that the graphs' shared memory adds to what is allocated."""
+        return max((graph.captured.num_bytes for graph in self._by_size.values()), default=0)
+
+    def capture(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> Graph:
+        """Capture the forward and backward passes of a step as a CUDA graph, and return the graph.
+
+        Capture the largest step first: the graphs of smaller ones then fit into its memory. Call
+        this within `on_capture_stream`, after a call of `compute` there for an equal step.
 
         Args:
             compute: Computes the passes.
@@ -38,51 +101,74 @@ class Graph:
             num_passes: The number of passes in which the part is computed.
 
         Raises:
-            RuntimeError: If the passes cannot be captured, or there is not enough memory.
+            BrokenCapture: If the passes cannot be captured.
+            OutOfMemoryInCapture: If there is not enough memory.
         """
-        self._size = len(part), num_all, num_passes
-        self._part = part.clone()
-        self._crops = torch.zeros((), dtype=torch.int64, device=part.device)
-        self._sums, self._replay, self.replay_bytes = capture(
-            lambda: compute(self._part, self._crops)
-        )
+        pool = next((graph.captured.pool for graph in self._by_size.values()), None)
+        part, crops = part.clone(), torch.zeros((), dtype=torch.int64, device=part.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=part.device)
+        try:
+            captured = capture(lambda: sums.copy_(compute(part, crops)), pool)
+        except RuntimeError as error:
+            # After an error within the capture, its end raises another one.
+            is_full = isinstance(error, torch.OutOfMemoryError) or isinstance(
+                error.__context__, torch.OutOfMemoryError
+            )
+            first, *_ = str(error).splitlines() or [type(error).__name__]
+            raise (OutOfMemoryInCapture if is_full else BrokenCapture)(first) from error
+        graph = Graph(captured, part, crops, sums)
+        self._by_size[len(part), num_all, num_passes] = graph
+        return graph
 
-    def fits(self, part: Tensor, num_all: int, num_passes: int) -> bool:
-        """Return True if the graph was captured for the given numbers of examples and passes."""
-        return (len(part), num_all, num_passes) == self._size
+    def of_step(self, part: Tensor, num_all: int, num_passes: int) -> Graph | None:
+        """Return the graph for the given numbers of examples and passes; None if there is none."""
+        return self._by_size.get((len(part), num_all, num_passes))
 
-    def replay(self, part: Tensor, crops: int) -> Tensor:
-        """Replay the captured passes on the training examples whose indices are `part`.
-
-        Return the sums of their losses, correct answers and labels, valid until the next call.
-        """
-        self._part.copy_(part)
-        self._crops.fill_(crops)
-        self._replay()
-        return self._sums
+    def drop(self) -> None:
+        """Free the graphs and their memory; all further steps run without a graph."""
+        self._by_size.clear()
+        memory.give_back_garbage()
 
 
-def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None], int]:
-    """Capture the GPU work of the function `work` as a CUDA graph, which can be replayed.
+@contextmanager
+def on_capture_stream(device: torch.device) -> Iterator[None]:
+    """Run the GPU work of the block in the CUDA stream for captures; do nothing on a CPU.
 
-    Returns:
-        The tensor that will hold the result, the function that replays the graph, and the bytes
-        that the graph needs in addition to what was allocated before. The graph owns these bytes
-        for as long as it exists; they do not count as allocated during a replay.
+    A device has one such stream for the life of the process. Libraries keep memory for each stream
+    in which they have run, which would grow with the number of points that a process trains.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = _capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def capture(work: Callable[[], object], pool: Any) -> Captured:
+    """Capture the GPU work of the function `work`, in the current stream, as a CUDA graph.
+
+    Args:
+        work: Launches the work; it was called in this stream before, because libraries set
+            themselves up once for each stream.
+        pool: The memory of an earlier graph that this one shares; None for memory of its own.
 
     Raises:
         RuntimeError: If a part of `work` cannot be captured, or there is not enough memory.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
-        work()  # Libraries set themselves up once for each stream.
-        torch.cuda.synchronize()
-        memory.reset_peak(stream.device)
-        before = memory.allocated_bytes(stream.device)
-        # Threads of Horovod and NCCL go on during the capture and must not break it.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            result = work()
-        replay_bytes = (memory.peak_bytes(stream.device) or 0) - before
-    torch.cuda.current_stream().wait_stream(stream)
-    return result, graph.replay, replay_bytes
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    torch.cuda.synchronize()
+    memory.reset_peak(stream.device)
+    before = memory.allocated_bytes(stream.device)
+    # Threads of Horovod and NCCL go on during the capture and must not break it.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        work()
+    num_bytes = (memory.peak_bytes(stream.device) or 0) - before
+    return Captured(graph.replay, num_bytes, graph.pool())

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DiLoCoConfig
+from bsweep.core import gpus
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.files import RunPaths
@@ -53,7 +54,7 @@ class EagerDiLoCo(DiLoCo):
         super().prepare(vector, optimizer)
         self._start = self._anchor.parameters.clone()
         self._own_part = torch.zeros_like(self._start)
-        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._thread = ThreadPoolExecutor(1, "exchange", gpus.use, (vector.parameters.device,))
         # On a GPU the exchange has a stream of its own. On the stream that computes, it would delay
         # what follows.
         self._stream = (
@@ -145,7 +146,7 @@ class EagerDiLoCo(DiLoCo):
         self._vector.parameters.copy_(self._anchor.parameters)
 
     def _travel(self, own: Tensor) -> Arrivals:
-        with torch.cuda.device_of(self._anchor.gradients), torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):
             arrivals = self._meet(own)
             spent = self._timed_exchange()  # this waits for the GPU, too
             return replace(arrivals, spent=self.gather(torch.tensor(spent, dtype=torch.float64)))

@@ -169,6 +169,14 @@ def run_point(
             progress.skip(config, _skipped(config, result))
             return result
         outcome = _attempt(config, paths, progress, launch_point, warnings)
+        if outcome.status == "out_of_memory" and read_meta(paths).get("without_graph"):
+            progress.once_more()
+            event = Event(
+                event="retried",
+                message="once more, without a CUDA graph, after its capture ran out of memory: "
+                f"{outcome.message.splitlines()[0]}",
+            )
+            outcome = _attempt(config, paths, progress, launch_point, warnings, event)
         for number in range(1, config.launch.num_retries + 1):
             if not outcome.may_pass:
                 break
@@ -205,7 +213,7 @@ def _attempt(
     warnings = [*warnings, *found.damage]
     with attendance.folder_locked(paths.folder):
         began = time.monotonic() - found.wall_seconds  # not disturbed when the clock is set
-        _write_beginning(config, paths, found.wall_seconds)
+        _write_beginning(config, paths, found)
         with RunLog(paths.metrics) as log:
             for warning in warnings:
                 if warning not in found.warnings:
@@ -258,21 +266,26 @@ def _train_rest(
     return outcome
 
 
-def _write_beginning(config: RunConfig, paths: RunPaths, seconds_before: float) -> None:
+def _write_beginning(config: RunConfig, paths: RunPaths, earlier: _Earlier) -> None:
     """Write the files that workers and launchers read from a run folder, such as the configuration,
     the user's own code and facts about the launch.
 
     Args:
         config: The point.
         paths: The run's folder.
-        seconds_before: The wall seconds of earlier attempts.
+        earlier: The facts of earlier attempts.
     """
     save_config(config, paths.config)
     own.keep(config, paths.own)
     config.program.keep(paths.own)
-    meta = {"launched_at": file_system_time(paths.folder), "wall_seconds_before": seconds_before}
+    meta = {
+        "launched_at": file_system_time(paths.folder),
+        "wall_seconds_before": earlier.wall_seconds,
+    }
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
+    if earlier.without_graph:
+        meta["without_graph"] = True
     write_json(paths.meta, {**meta, **provenance(config)})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
@@ -325,6 +338,7 @@ class _Earlier:
     wall_seconds: float = 0.0
     warnings: Sequence[str] = ()
     damage: Sequence[str] = ()
+    without_graph: bool = False  # the capture of a CUDA graph ran out of memory
 
 
 def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
@@ -335,12 +349,16 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
         f"{path}: {why}: it is now {_set_aside(paths.folder, path)}"
         for path, why in odd_entries(paths).items()
     ]
+    without_graph = False
+    with suppress(Damaged):
+        without_graph = bool(read_meta(paths).get("without_graph"))
     latest, damage = soundest(paths)
     if latest:
         try:
             earlier = _take_up(paths, latest)
             said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
-            return replace(earlier, damage=(*odd, *earlier.damage, *([said] if damage else [])))
+            every = (*odd, *earlier.damage, *([said] if damage else []))
+            return replace(earlier, damage=every, without_graph=without_graph)
         except Damaged as error:
             damage = str(error)
     damage = damage or _why_repeated(paths)
@@ -350,7 +368,7 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
         branching.begin(config, paths)
     damage = damage.removesuffix(f". {REMEDY}")
     said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
-    return _Earlier(damage=(*odd, said) if damage else odd)
+    return _Earlier(damage=(*odd, said) if damage else odd, without_graph=without_graph)
 
 
 def _why_repeated(paths: RunPaths) -> str:

@@ -1,4 +1,4 @@
-"""The capture of a training step's passes as a CUDA graph, if every worker can capture them."""
+"""The capture of a training step's passes as CUDA graphs, if every worker can capture them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.numerics.graphs import Graph
+from bsweep.numerics.graphs import BrokenCapture, Graphs, on_capture_stream
+from bsweep.runlog.errors import OutOfMemoryInCapture
+from bsweep.runlog.files import write_json
+from bsweep.runlog.reading import read_json, read_meta
 from bsweep.runlog.records import Event
 from bsweep.strategies import InBackward
 from bsweep.train import step
@@ -21,62 +24,70 @@ from bsweep.train.job import Job
 # even in bf16.
 _TOLERANCE = 0.1
 
+# How serious it is that a worker has no graph: it was not tried, it failed, it cost memory.
+_KNOWN, _FAILED, _LOST_MEMORY = range(3)
 
-def do_nothing(reason: str) -> None:
-    """Do nothing; this is the default function to call if the capture of a CUDA graph breaks
-    off.
+_broken: list[str] = []
+
+
+def broken_capture() -> str:
+    """Return why the capture of a CUDA graph broke off in this process, whose memory torch 2.13
+    then keeps; return "" if none did.
     """
+    return _broken[0] if _broken else ""
 
 
-def captured(
-    job: Job, on_broken_capture: Callable[[str], object] = do_nothing
-) -> tuple[Job, list[Event]]:
-    """Return this worker's training job, with a CUDA graph unless `graph=false` or a worker cannot
-    capture one, and a list of warnings to record.
+def captured(job: Job) -> tuple[Job, list[Event]]:
+    """Return this worker's training job, with CUDA graphs unless `graph=false` or a worker cannot
+    capture them, and a list of warnings to record.
 
-    The graph holds the passes of full steps, but not those of an epoch's smaller last step. All
-    workers call this together and return together, because some take longer to capture than others.
+    The graphs hold the passes of full steps and of an epoch's smaller last step. All workers call
+    this together and return together, because some take longer to capture than others.
 
     Args:
         job: This worker's job.
-        on_broken_capture: Called with the reason if this worker's capture breaks off. torch 2.13
-            then keeps the memory that the capture had allocated for as long as the process lives.
 
     Raises:
-        ValueError: If `graph=true` is configured and a worker cannot have a graph.
+        ValueError: If `graph=true` is configured and a worker cannot have graphs.
+        OutOfMemoryInCapture: If the memory of a worker's GPU ran out during a capture. With
+            `graph=auto`, the run's file `meta.json` then says that the next attempt does without.
     """
     if not job.config.graph:
         return job, []
-    graph, reason, broke_off = None, no_graph(job), False
-    if not reason:
+    graphs, reason, weight = None, no_graph(job), _KNOWN
+    if not reason and (reason := _earlier_failure(job)):
+        weight = _FAILED
+    elif not reason:
         try:
             with step.forgotten(job):
-                graph = _of_full_steps(job)
+                graphs = _of_steps(job)
         except RuntimeError as error:
-            first, *_ = str(error).splitlines() or [type(error).__name__]
-            reason, broke_off = f"the passes cannot be captured: {first}", True
-            on_broken_capture(reason)
-    every = job.strategy.gather_json({"reason": reason, "broke_off": broke_off})
+            reason, weight = _reason(error)
+    every = job.strategy.gather_json({"reason": reason, "weight": weight})
     reasons = [
-        (one["broke_off"], rank, one["reason"])
+        (one["weight"], rank, one["reason"])
         for rank, one in zip(job.strategy.members, every, strict=True)
     ]
     if not any(reason for _, _, reason in reasons):
-        return replace(job, graph=graph), []
-    # Either all workers use a graph or none does. The record speaks for all workers, and the others
+        return replace(job, graphs=graphs), []
+    # Either all workers use graphs or none does. The record speaks for all workers, and the others
     # would wait at each step for a worker without a graph.
-    del graph
+    del graphs
     memory.give_back_garbage()
-    broke_off, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
+    weight, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
     if len(every) > 1:
         reason = f"rank {rank}: {reason}"
+    if weight == _LOST_MEMORY:
+        if job.config.graph is not True and job.place.rank == job.strategy.members[0]:
+            write_json(job.paths.meta, {**(read_json(job.paths.meta) or {}), "without_graph": True})
+        raise OutOfMemoryInCapture(reason)
     if job.config.graph is True:
         raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
-        "no CUDA graph is used: the host launches the kernels of full steps one by one "
+        "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
-    return job, [Event(event="warning", message=message)] if broke_off else []
+    return job, [Event(event="warning", message=message)] if weight else []
 
 
 def no_graph(job: Job) -> str:
@@ -95,35 +106,104 @@ def no_graph(job: Job) -> str:
     return ""
 
 
-def _of_full_steps(job: Job) -> Graph:
-    """Capture the passes of a full step as a CUDA graph, check the graph's gradients, and return
-    the graph. The check compares these gradients with those of the passes without a graph.
+def drop_left(job: Job, shares: tuple[plan.Share, ...]) -> None:
+    """Drop the CUDA graphs if the workers have other shares of a round than the graphs' steps, and
+    the batching policy never returns to those.
 
-    A full step is not the smaller last step of an epoch.
+    Args:
+        job: This worker's job.
+        shares: The share of each worker, by rank.
+    """
+    if job.graphs and shares != job.graphs.shares and not job.config.batching.may_return:
+        job.graphs.drop()
+
+
+def _earlier_failure(job: Job) -> str:
+    """Return the reason not to capture again what an earlier attempt or point could not capture;
+    return "" if there is none.
+    """
+    if read_meta(job.paths).get("without_graph"):
+        return "an earlier attempt at this run ran out of memory in the capture"
+    if earlier := broken_capture():
+        return (
+            "a capture broke off earlier in this process, which would lose more memory with each "
+            f"other: {earlier}. Only a new process can try again: type the command again for the "
+            "points that need a graph"
+        )
+    return ""
+
+
+def _reason(error: RuntimeError) -> tuple[str, int]:
+    """Return why a worker has no graph, and how serious that is; remember a capture that broke
+    off.
+    """
+    first, *_ = str(error).splitlines() or [type(error).__name__]
+    if isinstance(error, OutOfMemoryInCapture):
+        return f"the GPU's memory ran out during the capture: {first}", _LOST_MEMORY
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"there is not enough memory beside it for passes without it: {first}", _FAILED
+    if isinstance(error, BrokenCapture):
+        _broken.append(first)
+    return f"the passes cannot be captured: {first}", _FAILED
+
+
+def _of_steps(job: Job) -> Graphs:
+    """Capture the passes of each size of step as CUDA graphs, check the graphs' gradients, and
+    return the graphs. The check compares these gradients with those of the passes without a graph.
+
+    The sizes are those of a full round's steps and of the steps of an epoch's smaller last round.
 
     Raises:
-        RuntimeError: If the passes cannot be captured, or the graph gives other gradients.
+        BrokenCapture: If the passes cannot be captured.
+        torch.OutOfMemoryError: If there is not enough memory for the graphs, or beside the graphs
+            for what runs without them.
+        RuntimeError: If a graph gives other gradients.
     """
     shares = job.policy.of_batches(job.config.worker_batches)
-    batch = job.inputs.first(plan.round_size(shares))
-    part, *_ = plan.local_steps(batch, job.place.rank, shares)
-    num_passes = shares[job.place.rank].num_passes
+    num_passes, num_train = shares[job.place.rank].num_passes, len(job.dataset.train_labels)
+    graphs, size = Graphs(shares), min(num_train, plan.round_size(shares))
+    batches = [job.inputs.first(number) for number in (size, num_train % size)]
+    steps = {
+        (len(part), len(batch)): (batch, part)
+        for batch in batches
+        for part in plan.local_steps(batch, job.place.rank, shares)
+        if len(part)
+    }
 
-    def compute_all(part: Tensor, crops: int | Tensor) -> Tensor:
-        return step.compute_passes(job, batch, part, crops, num_passes)
+    def computing(batch: Tensor) -> Callable[[Tensor, int | Tensor], Tensor]:
+        return lambda part, crops: step.compute_passes(job, batch, part, crops, num_passes)
 
-    others = len(job.dataset.train_labels) - 1 - part
-
-    def gradients(compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def gradients(compute: Callable[[Tensor, int], Tensor], part: Tensor) -> Tensor:
         torch.manual_seed(0)  # for dropout
-        compute(others, 1)
+        compute(num_train - 1 - part, 1)
         return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
 
-    expected = gradients(compute_all)  # before the graph reserves the memory of a step
-    graph = Graph(compute_all, part, len(batch), num_passes)
-    if (gradients(graph.replay) - expected).norm() > _TOLERANCE * expected.norm():
-        raise RuntimeError(
-            "the gradients of the CUDA graph differ from those without a graph, perhaps because "
-            "Python code of the model decides what to compute"
-        )
-    return graph
+    with on_capture_stream(job.device):
+        # These passes come before the first graph reserves the memory of a step.
+        expected = [gradients(computing(batch), part) for batch, part in steps.values()]
+        found = [
+            graphs.capture(computing(batch), part, len(batch), num_passes)
+            for batch, part in steps.values()
+        ]
+    for graph, (_, part), right in zip(found, steps.values(), expected, strict=True):
+        if (gradients(graph.replay, part) - right).norm() > _TOLERANCE * right.norm():
+            raise RuntimeError(
+                "the gradients of the CUDA graph differ from those without a graph, perhaps "
+                "because Python code of the model decides what to compute"
+            )
+    _try_beside(job, *next(iter(steps.values())), num_passes)
+    return graphs
+
+
+def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
+    """Compute the passes of a full step that will run without a graph now and then, while the
+    graphs hold their memory.
+
+    Raises:
+        torch.OutOfMemoryError: If there is not enough memory for both.
+    """
+    noise_of_one = job.config.measures_noise and job.config.num_workers == 1
+    if noise_of_one and num_passes == 1:
+        step.pass_on_halves(job, part, 0)
+    if job.config.batching.may_return or (noise_of_one and num_passes > 1):
+        step.compute_passes(job, batch, part, 0, num_passes)

@@ -18,7 +18,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
-from bsweep.numerics.graphs import Graph
+from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
@@ -57,7 +57,7 @@ class Job:
     noise: NoiseHook  # the meter of the gradient noise, if the run measures it
     # the equipment of each worker, by rank; see `bsweep.train.peers_check`
     peers: tuple[Mapping[str, Any], ...] = ()
-    graph: Graph | None = None  # of the passes of full steps
+    graphs: Graphs | None = None  # of the passes of steps
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
     @property

@@ -19,7 +19,7 @@ from bsweep.runlog.errors import Diverged
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import End, Epoch, Event, Round, Step
 from bsweep.strategies import Rounds
-from bsweep.train import evaluation, step
+from bsweep.train import evaluation, graph_capture, step
 from bsweep.train.checkpointing import Keeper
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
@@ -110,6 +110,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
         clock: The clock that times the steps.
     """
     shares = plan.of_members(job.policy.shares(cursor.epochs_done()), job.strategy.members)
+    graph_capture.drop_left(job, shares)
     size = plan.round_size(shares)
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
     sums = _train_steps(job, cursor, shares, batch, coming, clock)
@@ -125,10 +126,10 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
     peak_memory_bytes = cursor.peak_memory_bytes or memory.peak_bytes(job.device)
-    if job.graph and peak_memory_bytes is not None:
-        # Steps that replay the graph allocate nothing, and the optimizer's state exists by now.
+    if job.graphs and peak_memory_bytes is not None:
+        # Steps that replay a graph allocate nothing, and the optimizer's state exists by now.
         peak_memory_bytes = max(
-            peak_memory_bytes, memory.allocated_bytes(job.device) + job.graph.replay_bytes
+            peak_memory_bytes, memory.allocated_bytes(job.device) + job.graphs.replay_bytes
         )
     memory.reset_peak(job.device)
     checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
@@ -187,7 +188,7 @@ def _train_steps(
     for number, part in enumerate(parts, 1):
         ends_round = number == len(parts)
         job.dataset.train.expect(coming_parts[number - 1 : number + 1])
-        job.noise.begin_step(shares, len(batch), cursor.num_steps, job.graph is not None)
+        job.noise.begin_step(shares, len(batch), cursor.num_steps, bool(job.graphs))
         with clock.step():
             middle = cursor.epochs_done((number - 0.5) / len(parts) * len(batch))
             rate = job.learning_rate(middle, strategy.rate_batch(shares))

@@ -1,7 +1,7 @@
 """One training step of a worker, from its examples to the updated model.
 
 A worker computes the gradient of its part of the batch in one or more passes (forward + backward).
-`bsweep.train.graph_capture` may have captured these passes as one CUDA graph. After the passes, the
+`bsweep.train.graph_capture` may have captured these passes as a CUDA graph. After the passes, the
 strategy updates the model.
 """
 
@@ -40,9 +40,9 @@ def train_step(
         float64 tensor (3,) on the device.
     """
     crops = augment.crop_stream(job.config.seed, epoch)
-    job.noise.before_passes(lambda: _pass_on_halves(job, part, crops))
-    graph = None if job.noise.needs_passes else job.graph
-    if graph and graph.fits(part, len(round_batch), num_passes):
+    job.noise.before_passes(lambda: pass_on_halves(job, part, crops))
+    graphs = None if job.noise.needs_passes else job.graphs
+    if graphs and (graph := graphs.of_step(part, len(round_batch), num_passes)):
         with job.phase("graph"):
             totals = graph.replay(part, crops)
     else:
@@ -135,7 +135,7 @@ def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
         yield
 
 
-def _pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
+def pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
     """Compute the gradients of the two halves of a lone worker's batch, and pass them to the
     gradient noise meter.
 

@@ -11,7 +11,6 @@ the launcher's host that every host can reach. The launcher needs only ssh in th
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import sys
@@ -75,17 +74,15 @@ class TeamPaths:
 def train(paths: TeamPaths) -> None:
     """Take part in one point after another, until the launcher has no more points."""
     # This imports torch, which a parent that only uses the paths does not need.
-    from bsweep.train import worker
+    from bsweep.train import graph_capture, worker
 
     # Imported objects stay for good. Scanning them at each collection would take longer than
     # starting a point.
     gc.freeze()
     for run in _points(paths):
-        broken: list[str] = []  # broken CUDA graph captures, whose memory is never freed
-        work = functools.partial(worker.train_launched, on_broken_capture=broken.append)
-        place = worker.take_part(run, work)
+        place = worker.take_part(run, worker.train_launched)
         with paths.through(place.rank).open("ab") as file:
-            file.write(SPOILT if broken else b".")
+            file.write(SPOILT if graph_capture.broken_capture() else b".")
         own.forget()
         memory.give_back_garbage()
 

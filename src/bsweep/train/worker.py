@@ -70,7 +70,6 @@ def train(
     *,
     launched_at: float | None = None,
     on_step: Callable[[], None] = do_nothing,
-    on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
 ) -> Job:
     """Train one point in this worker process, and return the worker's training job.
 
@@ -83,7 +82,6 @@ def train(
         launched_at: When the point was launched, by the clock of the run's file system.
         on_step: Called after each step and at the other signs of life that the worker shows, such
             as after each batch of an evaluation.
-        on_broken_capture: Called with the reason if the capture of a CUDA graph breaks off.
 
     Raises:
         Diverged: If the training diverged. All workers raise it, after the records are written.
@@ -98,7 +96,7 @@ def train(
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
-        job, warnings = graph_capture.captured(job, on_broken_capture)
+        job, warnings = graph_capture.captured(job)
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
@@ -248,7 +246,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
         transport=job.strategy.transport,
-        graph=job.graph is not None if job.device.type == "cuda" else None,
+        graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         start_seconds=_seconds_since(launched_at, job.paths),
         learning_rate=optim.base_learning_rate(config),
@@ -342,17 +340,12 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def train_launched(
-    config: RunConfig,
-    paths: RunPaths,
-    place: Place,
-    on_broken_capture: Callable[[str], object] = graph_capture.do_nothing,
-) -> None:
+def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
     """Train one point in a worker process that may train several points for its launcher. The run's
     folder says when the launcher started the point.
     """
     launched_at = (read_json(paths.meta) or {}).get("launched_at")
-    train(config, paths, place, launched_at=launched_at, on_broken_capture=on_broken_capture)
+    train(config, paths, place, launched_at=launched_at)
 
 
 def main() -> NoReturn:
