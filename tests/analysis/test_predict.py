@@ -238,7 +238,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         ),
         (["--target-accuracy", "0.9", "--where", "strategy"], "--where strategy=horovod"),
         (["--target-accuracy", "0.9", "--where", "optimiser=sgd"], "Did you mean 'optimizer'?"),
-        (["--target-accuracy", "0.9", "--where", "global_batch=128"], "run one more batch size"),
+        (["--target-accuracy", "0.9", "--where", "global_batch=128"], "Run one more batch size"),
         (["--target-accuracy", "0.9", "--batches", "0"], "--batches"),
     ],
 )
@@ -517,10 +517,25 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
     assert width[512] > 2 * width[128]
     assert width[32] > 1.3 * width[128]
     assert any("2 more would test the formula" in warning for warning in prediction.warnings)
-    with pytest.raises(ValueError, match="run one more batch size"):
+    with pytest.raises(ValueError, match="Run one more batch size"):
         bsweep.predict(
             replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]
         )
+
+
+def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:
+    for batch in (32, 128):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
+    says = (
+        r"no batch size has known steps .* 2 runs reached a test accuracy of 0.9 at the first "
+        r"evaluation.* Evaluate more often \(evaluate_every_examples=40000; .* harder to reach"
+    )
+    with pytest.raises(ValueError, match=says):
+        bsweep.predict(tmp_path / "s", TARGET)
+    for batch in (256, 512):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert any("only an upper bound" in line for line in prediction.warnings)
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:

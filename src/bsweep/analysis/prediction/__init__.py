@@ -27,7 +27,13 @@ from bsweep.analysis.prediction.objectives import (
     with_probabilities,
 )
 from bsweep.analysis.prediction.result import Prediction
-from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
+from bsweep.analysis.prediction.selection import (
+    Observed,
+    bounded,
+    exact_batches,
+    observed,
+    rate_rule,
+)
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
 from bsweep.config.target import Target, target_of
 from bsweep.core.words import counted
@@ -163,13 +169,16 @@ def _warnings(
 ) -> Iterator[str]:
     yield from rates.warnings(seen, float(np.median(fits.steps.sigma)))
     runs, cells = seen.runs, predicted.cells
-    num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
-    if num_reached < ENOUGH_BATCHES:
+    num_known = len(exact_batches(runs))
+    if num_known < ENOUGH_BATCHES:
         yield (
-            f"{counted(num_reached, 'batch size')} reached the target, but the formula for the "
-            f"steps, S_min + E_min / B, has two parameters: {ENOUGH_BATCHES - num_reached} more "
-            "would test the formula. Until then, the intervals depend on priors."
+            f"{counted(num_known, 'batch size')} reached the target after the first evaluation, "
+            "but the formula for the steps, S_min + E_min / B, has two parameters: "
+            f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
+            "depend on priors."
         )
+    if text := bounded(runs, seen.target):
+        yield text
     known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
     others = sorted(set(cells["num_workers"]) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):

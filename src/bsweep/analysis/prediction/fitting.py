@@ -4,20 +4,19 @@ This module also estimates the critical batch size and the leave-one-out error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction import critical_batch
-from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.forecast import forecast, measured_log
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, fit_steps
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
@@ -41,7 +40,7 @@ def fit(
     timings: Sequence[Timing] = (),
     num_draws: int = NUM_DRAWS,
     *,
-    from_one_batch: bool = False,
+    searched: Sequence[int] = (),
 ) -> Fits:
     """Fit one formula to the steps that runs took to the target and one to the seconds of their
     steps, and estimate the critical batch size.
@@ -54,8 +53,9 @@ def fit(
         seen: The runs.
         timings: Step timings beside those of the runs, as from a probe.
         num_draws: The number of draws from each posterior.
-        from_one_batch: Accept a single batch size without another estimate. The critical batch then
-            rests on its wide default prior.
+        searched: The global batch sizes of a search. Any number of batch sizes is then enough, and
+            the median of the critical batch's wide prior is the geometric mean of these sizes. So
+            the prior does not depend on which of them was run first.
 
     Raises:
         ValueError: If there are too few points. The message says what is missing.
@@ -63,30 +63,23 @@ def fit(
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
     elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
-    if problem := missing(
-        seen, has_estimate=from_one_batch or elsewhere is not None, has_timings=bool(timings)
-    ):
+    least_batches = 0 if searched else 2 if elsewhere is None else 1
+    if problem := missing(seen, least_batches, has_timings=bool(timings)):
         raise ValueError(problem)
+    prior = Known(float(np.exp(np.mean(np.log(searched)))), CRITICAL_FACTOR) if searched else None
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
-    alone = fit_steps(runs, num_draws=num_draws) if num_reached > 1 else None
+    alone = fit_steps(runs, prior, num_draws) if num_reached > 1 else None
     lacking = f"not identifiable: {2 - num_reached} batch size is missing"
     by_steps = (
         critical_batch.from_steps(alone)
         if alone
         else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
     )
-    steps = _with_help(runs, alone, elsewhere if num_reached < ENOUGH_BATCHES else None, num_draws)
+    help_ = elsewhere if num_reached < ENOUGH_BATCHES else None
+    steps = alone if alone and not help_ else fit_steps(runs, help_ or prior, num_draws)
     step_time = fit_step_time([*seen.timings(), *timings], num_draws)
     return Fits(steps, step_time, (by_steps, noise, branched))
-
-
-def _with_help(
-    runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Known | None, num_draws: int
-) -> StepsFit:
-    if alone is not None and help_ is None:
-        return alone
-    return fit_steps(runs, help_, num_draws)
 
 
 def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
