@@ -16,7 +16,8 @@ import bsweep
 from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
-from bsweep.analysis.prediction.objectives import parse_objective
+from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
 from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
@@ -317,7 +318,8 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     assert not row["is_allowed"]
     assert row["probability_best"] == 0
     assert "0 of 2 reached; left out" in repr(prediction)
-    assert "Left out: cells with a batch size whose runs" in repr(prediction)
+    assert "Left out: cells with a batch size whose runs, or those of a smaller" in repr(prediction)
+    assert bsweep.predict(study, TARGET, batches=[64, 1024, 2048]).cells["is_unreached"].iloc[-1]
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
     assert "Its own 2 runs did not reach the target." in unreached.sentence(), (
         "where there is nothing else"
@@ -521,6 +523,34 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
         bsweep.predict(
             replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]
         )
+
+
+def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None:
+    for batch, workers in ((256, 1), (512, 1), (512, 2)):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, workers=workers)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[256, 512], workers=[1, 2])
+    beyond = prediction.cells.set_index(["global_batch", "num_workers"])["beyond"]
+    assert beyond[256, 2] == "local batch 128 (timed: 256 to 512)"
+    assert beyond[512, 2] == ""
+    assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
+
+
+def test_a_wide_unmeasured_cell_does_not_beat_a_measured_one() -> None:
+    rng = np.random.default_rng(0)
+    logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
+    cells = pd.DataFrame({"problem": "", "is_unreached": False, "num_workers": 1,
+                          "num_reached": [0, 1]})  # fmt: skip
+    choice = choose_cell(Forecast(cells, logs, logs, logs), parse_objective("fastest"))
+    assert (choice.place, choice.measured) == (1, 1)
+
+
+def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> None:
+    for batch, slower in ((32, 1.0), (64, 2.0), (128, 1.0), (256, 2.0)):
+        seconds, each = slower * TRUTH.pass_seconds, slower * TRUTH.example_seconds
+        truth = replace(TRUTH, pass_seconds=seconds, example_seconds=each)
+        write_target_run(tmp_path / "s", truth, batch=batch, needed=slower)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert sum("a formula that does not hold" in line for line in prediction.warnings) == 2
 
 
 def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ from bsweep.analysis.prediction.step_time import Timing, probe_timings
 from bsweep.config.target import Target, target_of
 from bsweep.core.words import counted
 
+# What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
+_NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
+
 __all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]
 
 
@@ -206,12 +209,28 @@ def _warnings(
             f"{mixture.in_words(values)}."
         )
     yield from _of_times_beside_others(seen)
-    if cells["is_extrapolated"].iloc[place]:
+    yield from _of_misfits(fits)
+    if beyond := cells["beyond"].iloc[place]:
+        best = cells.iloc[place]
         yield (
-            "the recommended cell lies beyond the batches or workers of the runs: train this cell "
-            "before you rely on it."
+            f"the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
+            f"you rely on it. One epoch of it (local_batch={best['local_batch']:g} "
+            f"num_workers={best['num_workers']} epochs=1) would time its steps."
         )
     yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_misfits(fits: Fits) -> Iterator[str]:
+    for name, fitted, normal in (
+        ("steps to the target", fits.steps, _NORMAL_STEPS),
+        ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
+    ):
+        if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
+            yield (
+                f"the formula for the {name} misses the runs by about {missed:.0%}, but "
+                f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
+                "that does not hold can be far off there."
+            )
 
 
 def _of_times_beside_others(seen: Observed) -> Iterator[str]:

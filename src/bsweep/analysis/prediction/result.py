@@ -172,12 +172,20 @@ class Prediction:
         return f"{cell_name(best)} with a new seed, which is expected to save {best['gain']:.1%}"
 
     def _others(self) -> str:
-        places = self.choice.alternatives
+        places, measured, safe = self.choice.alternatives, self.choice.measured, ""
+        if measured not in (None, self.choice.place):
+            cell = self.cells.iloc[measured]
+            value, low, high = (
+                number(cell[name]) for name in ("seconds", "seconds_low", "seconds_high")
+            )
+            safe = f"The best measured cell is {cell_name(cell)}, {value} s ({low} to {high}). "
         if not places:
             runner_up = self.choice.runner_up
-            return "" if runner_up is None else f"Next: {cell_name(self.cells.iloc[runner_up])}."
+            if runner_up is None:
+                return safe
+            return f"{safe}Next: {cell_name(self.cells.iloc[runner_up])}."
         named = first_of([cell_name(self.cells.iloc[place]) for place in places], comma="; ")
-        return f"Statistically tied with {named}."
+        return f"{safe}Statistically tied with {named}."
 
     def __repr__(self) -> str:
         below = (
@@ -219,9 +227,13 @@ class Prediction:
                 "alternatives": [
                     _key(self.cells.iloc[place]) for place in self.choice.alternatives
                 ],
-                "runner_up": None
-                if self.choice.runner_up is None
-                else _key(self.cells.iloc[self.choice.runner_up]),
+                **{
+                    name: None if place is None else _key(self.cells.iloc[place])
+                    for name, place in (
+                        ("runner_up", self.choice.runner_up),
+                        ("measured", self.choice.measured),
+                    )
+                },
             },
             "cells": self.cells.to_dict("records"),
             "fits": self.fits.reset_index().to_dict("records"),
@@ -245,7 +257,8 @@ class Prediction:
         reasons = ["that exceed the objective's limits"] * (not is_unreached.all())
         if is_unreached.any():
             reasons.append(
-                "with a batch size whose runs trained to their end without reaching the target"
+                "with a batch size whose runs, or those of a smaller one, trained to their end "
+                "without reaching the target"
             )
         return f"Left out: cells {', or '.join(reasons)}."
 

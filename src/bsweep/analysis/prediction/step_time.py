@@ -246,15 +246,21 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
     """
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
-    one_pass = fixed + per_example * batch
-    exchange = (workers > 1) * (sync + per_worker * np.maximum(workers - 2, 0))
-    of_kind = {
-        "step": pollux.step_seconds(one_pass, exchange, overlap, passes),
-        "compute": passes * one_pass,
-        "exposed": np.maximum(pollux.step_seconds(one_pass, exchange, overlap) - one_pass, 1e-12),
-        "exchange": exchange,
-    }
-    return np.stack([of_kind[kind][:, number] for number, kind in enumerate(kinds)], axis=1)
+    of_kind = np.array(kinds)
+    found = passes * (fixed + per_example * batch)
+    for kind in ("step", "exposed", "exchange"):
+        if not (of := (of_kind == kind) & (workers > 1)).any():
+            continue
+        exchange = sync + per_worker * (workers[of] - 2)
+        one_pass = found[:, of] / passes[of]
+        if kind == "exchange":
+            found[:, of] = exchange
+        elif kind == "step":
+            found[:, of] = pollux.step_seconds(one_pass, exchange, overlap, passes[of])
+        else:
+            whole = pollux.step_seconds(one_pass, exchange, overlap)
+            found[:, of] = np.maximum(whole - one_pass, 1e-12)
+    return found
 
 
 def _doublings(value: float, measured: Sequence[float]) -> float:
