@@ -94,7 +94,7 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     text = repr(prediction)
     assert text.startswith("Fastest to a test accuracy of 0.9: global batch ")
     assert "with probability" in text
-    assert "Leave-one-cell-out" in text
+    assert "starts and evaluations come on top" in text
     assert "linear" in text
     assert "<table" in prediction._repr_html_()
     assert (
@@ -106,10 +106,16 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
 def test_cells_left_out_are_predicted_from_the_others(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
-    left_out = prediction.leave_one_out
-    assert len(left_out) == len(CELLS)
-    assert left_out["error"].abs().median() < 0.15
-    assert left_out["is_inside"].sum() >= len(CELLS) - 1
+    table = prediction.leave_out
+    assert sorted(zip(table["global_batch"], table["num_workers"], strict=True)) == sorted(
+        [*CELLS, *CELLS]
+    ), "without its batch size, and without its worker count"
+    by_batch = table[table["left_out"] == "global_batch"]
+    assert by_batch["error"].abs().median() < 0.15
+    assert table["is_inside"].sum() >= len(table) - 2
+    text = repr(prediction)
+    assert text.index("Error without a cell's worker count (2 worker counts") < text.index("S_min")
+    assert "% for the worst cell" in text
 
 
 def test_one_more_run_brings_most_where_the_choice_is_open(
@@ -212,7 +218,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         "branched runs",
     ]
     assert read["recommendation"]["global_batch"] in {128, 256}
-    assert read["leave_one_out"]
+    assert read["leave_out"]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +397,7 @@ def test_runs_that_missed_the_target_count_in_a_cells_error(
     whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))
     assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15)
     assert alone < 0.85 * whole
-    left_out = prediction.leave_one_out.set_index("global_batch")
+    left_out = prediction.leave_out.set_index("global_batch")
     assert left_out["measured_seconds"][128] > 1.05 * alone
     assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
     assert left_out["error"][256] == 0

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, Search, named
+from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
@@ -240,9 +241,15 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
     prediction = None if why else search.prediction(NUM_DRAWS, search.objective)
     ended = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
     more = _more(search, end, is_told=prediction is not None)
-    lines = [*ended, more]
     if prediction is None:
-        lines.insert(0, f"No recommendation: {why}")
+        ended.insert(0, f"No recommendation: {why}")
+    else:
+        # Starts and evaluations count for the search alone.
+        trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
+        ended.append(
+            f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
+        )
+    lines = [*ended, more]
     lines = [line for line in lines if line]
     if as_json:
         spent = {
@@ -260,7 +267,7 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
             print(prediction, end="\n\n")
         print("\n".join(lines))
     else:
-        answer = prediction.brief() if prediction is not None else lines[:1]
+        answer = prediction.brief() if prediction is not None else [ended.pop(0)]
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
         print("\n".join([*answer, " ".join(filter(None, [*ended, more])), page]))
     return 0 if prediction is not None else 1

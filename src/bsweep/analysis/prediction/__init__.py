@@ -18,7 +18,7 @@ from bsweep.analysis.beside_others import timed_beside
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
-from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
+from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_out
 from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
 from bsweep.analysis.prediction.objectives import (
     Objective,
@@ -41,7 +41,7 @@ from bsweep.core.words import counted
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
 
-__all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]
+__all__ = ["Fits", "Prediction", "fit", "leave_out", "predict", "predict_from"]
 
 
 def predict(

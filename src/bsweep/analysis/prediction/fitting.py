@@ -1,5 +1,5 @@
 """The two fits of a prediction: one of the steps to the target, and one of the seconds of a step.
-This module also estimates the critical batch size and the leave-one-out error.
+This module also estimates the critical batch size and the leave-out error.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction import critical_batch
+from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
-from bsweep.analysis.prediction.forecast import forecast, measured_log
+from bsweep.analysis.prediction.forecast import Forecast, forecast, measured_log
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
@@ -20,8 +21,8 @@ from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, f
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
-_LEFT_OUT_DRAWS = 1000  # from each fit for the leave-one-out error
-_MOST_LEFT_OUT = 16  # cells at the most
+_LEFT_OUT_DRAWS = 600  # from each fit for the leave-out error
+_MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +83,14 @@ def fit(
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 
-def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Predict the time to the target of measured cells (at most 16), each from the runs of all
-    other cells, and return a table of the errors.
+def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
+    """Predict the time to the target of measured cells without the runs of their batch size, and
+    without those of their worker count, and return a table of the errors.
 
-    The columns are `CELL` and:
+    At most 16 batch sizes and worker counts are left out, one after another. A cell has a row for
+    each time that it was left out. The columns are `CELL` and:
 
+    - `left_out`: `global_batch` or `num_workers`.
     - `measured_seconds`: the exponential of `measured_log`.
     - `is_bound`: True if no run of the cell reached the target. `measured_seconds` is then the
       geometric mean of the time that its runs trained, a lower bound.
@@ -100,31 +103,46 @@ def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFram
     A cell has no row if the others are too few to predict from.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
-    groups = list(seen.runs[was_trained].groupby(CELL))
-    chosen = np.unique(
-        np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int)
-    )
+    known = seen.runs[was_trained]
+    groups = [
+        (name, float(value))
+        for name in ("global_batch", "num_workers")
+        for value in sorted(known[name].unique())
+        if known[name].nunique() > 1
+    ]
     rows = []
-    for number in chosen:
-        key, of_cell = groups[number]
-        others = seen.without(key)
+    for name, value in (groups[place] for place in evenly(len(groups), _MOST_LEFT_OUT)):
+        others = seen.without(name, value)
         try:
             fits = fit(others, timings, _LEFT_OUT_DRAWS)
         except ValueError:
             continue
-        made = forecast(others, fits.steps, fits.step_time, [tuple(map(int, key))])  # type: ignore[list-item]
-        scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(of_cell))
-        low, high = np.exp(np.quantile(made.log_seconds[:, 0] + scatter, critical_batch.INTERVAL))
-        log, is_bound = (
-            measured_log(of_cell, fits.steps, fits.step_time),
-            not of_cell["reached"].eq(True).any(),
-        )
-        measured = float(
-            np.exp(np.log(of_cell["trained_seconds"].astype(float)).mean() if is_bound else log)
-        )
-        predicted = float(np.exp(np.median(made.log_seconds)))
-        error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
-        is_inside = measured <= high and (is_bound or low <= measured)
-        rows.append((*key, measured, is_bound, predicted, low, high, error, is_inside))
-    names = "measured_seconds is_bound predicted_seconds low high error is_inside"
+        cells = list(known[known[name] == value].groupby(CELL))
+        of_cells = pd.DataFrame([key for key, _ in cells]).to_numpy(int).tolist()
+        keys = [(int(batch), int(workers), int(passes)) for batch, workers, passes in of_cells]
+        made = forecast(others, fits.steps, fits.step_time, keys)
+        rows += [
+            (*key, name, *_missed(of_cell, fits, made, place))
+            for place, (key, of_cell) in enumerate(cells)
+        ]
+    names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
     return pd.DataFrame(rows, columns=[*CELL, *names.split()])
+
+
+def _missed(of_cell: pd.DataFrame, fits: Fits, made: Forecast, place: int) -> tuple[float, ...]:
+    """Return by how much a forecast from other cells misses the runs of a cell, in the order of the
+    columns of `leave_out`.
+    """
+    logs = made.log_seconds[:, place]
+    scatter = (made.log_run_seconds[:, place] - logs) / np.sqrt(len(of_cell))
+    low, high = np.exp(np.quantile(logs + scatter, critical_batch.INTERVAL))
+    is_bound = not of_cell["reached"].eq(True).any()
+    log = (
+        np.log(of_cell["trained_seconds"].astype(float)).mean()
+        if is_bound
+        else measured_log(of_cell, fits.steps, fits.step_time)
+    )
+    measured, predicted = float(np.exp(log)), float(np.exp(np.median(logs)))
+    error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
+    is_inside = measured <= high and (is_bound or low <= measured)
+    return measured, is_bound, predicted, low, high, error, is_inside

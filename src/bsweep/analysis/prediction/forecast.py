@@ -217,8 +217,8 @@ def _are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[boo
 
 
 def _beyond(table: pd.DataFrame, runs: pd.DataFrame, timed: Sequence[Cell]) -> list[str]:
-    known = {
-        "global_batch": ("global batch", "run", runs["global_batch"]),
+    known: dict[str, tuple[str, str, Sequence[float]]] = {
+        "global_batch": ("global batch", "run", runs["global_batch"].tolist()),
         "local_batch": ("local batch", "timed", [cell.local_batch for cell in timed]),
         "num_workers": ("number of workers", "timed", [cell.num_workers for cell in timed]),
     }

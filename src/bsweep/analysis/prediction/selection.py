@@ -83,12 +83,11 @@ class Observed:
             )
         return found
 
-    def without(self, cell: tuple[float, ...]) -> Observed:
-        """Return a copy of the selected runs that leaves out the runs of one cell."""
-        runs, continued = (
-            table[~(table[CELL] == list(cell)).all(axis="columns")]
-            for table in (self.runs, self.continued)
-        )
+    def without(self, name: str, value: float) -> Observed:
+        """Return a copy of the selected runs that leaves out the runs of one global batch or one
+        worker count.
+        """
+        runs, continued = (table[table[name] != value] for table in (self.runs, self.continued))
         return replace(self, runs=runs, continued=continued)
 
 
