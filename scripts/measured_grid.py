@@ -17,7 +17,7 @@ import pandas as pd
 from bsweep.analysis import load
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Offer, first_run, next_run
+from bsweep.analysis.prediction.next_run import Grid, Key, Offer, first_run, next_run
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
@@ -160,7 +160,8 @@ class Played:
         ]
         probed = {cell: self.truth.run_step((cell, self.seeds[0])) for cell in ends}
         self.timings = [Timing(_timed(cell), seconds) for cell, seconds in probed.items()]
-        self.spent = sum(_PROBED_STEPS * seconds * cell[1] for cell, seconds in probed.items())
+        self.probed = sum(_PROBED_STEPS * seconds * cell[1] for cell, seconds in probed.items())
+        self.spent = self.probed
         examples = self.truth.num_train * float(self.truth.study.runs["planned_epochs"].max())
         self.grid = Grid(
             dict.fromkeys(cells, len(self.seeds)), {cell: examples / cell[0] for cell in cells}, {}
@@ -172,7 +173,7 @@ class Played:
             prediction = (
                 self._predicted(seen) if seen and seen.runs["reached"].eq(True).any() else None
             )
-            left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
+            left = self.grid.share(step_time, prediction, self.probed) - self.spent
             of_workers = dict.fromkeys({cell[1] for cell in self.grid.cells}, left)
             offers = [
                 Offer(cell, self.grid.most_steps[cell])
@@ -186,9 +187,7 @@ class Played:
             )
             if coming.ends or coming.offer is None:
                 if prediction is None:
-                    sys.exit(
-                        f"no run reached {self.truth.target} within {SHARE:.0%} of the grid's cost"
-                    )
+                    sys.exit(f"no run reached {self.truth.target} within the budget")
                 return prediction
             cell = coming.offer.cell
             run = (cell, self._seeds_left(cell)[0])
@@ -204,7 +203,7 @@ class Played:
         return fit_step_time([*(self.seen.timings() if self.seen else []), *self.timings], DRAWS)
 
     def _predicted(self, seen: Observed) -> Prediction:
-        fits = fit(seen, self.timings, DRAWS, from_one_batch=True)
+        fits = fit(seen, self.timings, DRAWS, searched=[cell[0] for cell in self.grid.cells])
         return predict_from(
             seen, fits, parse_objective("fastest"), self.grid.cells, timings=tuple(self.timings)
         )

@@ -22,7 +22,16 @@ import bsweep
 from bsweep import launch
 from bsweep.advise import recommend, search
 from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
+from bsweep.analysis.prediction.next_run import (
+    SHARE,
+    Grid,
+    Key,
+    Next,
+    Offer,
+    first_run,
+    is_told,
+    next_run,
+)
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
@@ -65,6 +74,7 @@ class Simulated:
             )
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
             self.spent += 10 * seconds * workers
+        self.probed = self.spent
 
     def search(self) -> Prediction:
         """As `bsweep.advise.search` does it, to the end of the budget."""
@@ -81,9 +91,10 @@ class Simulated:
         prediction = None
         step_time = fit_step_time([*(seen.timings() if seen else []), *self.timings], DRAWS)
         if seen and seen.runs["reached"].eq(True).any():
-            fits = fit(seen, self.timings, DRAWS, from_one_batch=True)
+            batches = [batch for batch, _, _ in self.grid.cells]
+            fits = fit(seen, self.timings, DRAWS, searched=batches)
             prediction = predict_from(seen, fits, parse_objective(self.objective), self.grid.cells)
-        left = SHARE * self.grid.worker_seconds(step_time, prediction) - self.spent
+        left = self.grid.share(step_time, prediction, self.probed) - self.spent
         of_workers = dict.fromkeys((1, 2, 4), left)
         offers = [
             Offer(cell, self.grid.most_steps[cell])
@@ -165,12 +176,12 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
     assert prediction.choice.probability_in_time >= 0.9
 
 
-def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -> None:
+def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> None:
     search = Simulated(Truth(), tmp_path / "s", 0)
     _, first, _ = search.look()
     assert first.offer is not None
     assert first.offer.cell[1] == 1
-    assert 32 <= first.offer.cell[0] <= 512
+    assert first.offer.cell[0] in (128, 256), "the middle of the batches"
     step_time = fit_step_time(search.timings, DRAWS)
     begun = Offer((16, 4, 1), 9e4, done_steps=50.0)
     goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
@@ -180,8 +191,11 @@ def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -
     )
     assert first_run(search.grid, [], step_time, dict.fromkeys((1, 2, 4), 1e4)).ends == "runs"
     search.run((64, 1, 1), math.inf)
-    prediction, _, _ = search.look()
+    prediction, second, _ = search.look()
     assert prediction is not None
+    assert not is_told(prediction), "one batch size tells nothing of the others"
+    assert second.offer is not None
+    assert second.offer.cell[0] != 64
     offers = [Offer(cell, search.grid.most_steps[cell]) for cell in search.grid.cells]
     poor = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1.0))
     assert poor.ends == "budget"
@@ -197,6 +211,30 @@ def test_a_search_begins_with_a_cheap_run_and_keeps_its_budget(tmp_path: Path) -
     ]
     cheaper = next_run(search.grid, half, prediction, dict.fromkeys((1, 2, 4), 1e6))
     assert cheaper.worker_seconds < 0.5 * rich.worker_seconds, "the rest of a run alone"
+    search.run((512, 1, 1), math.inf)
+    prediction, _, _ = search.look()
+    assert prediction is not None
+    assert is_told(prediction)
+
+
+def test_without_a_budget_three_runs_are_paid_for() -> None:
+    step_time = fit_step_time([Timing(Cell(8, 1), 0.1), Timing(Cell(32, 1), 0.2)], DRAWS)
+    cells: list[Key] = [(8, 1, 1), (16, 1, 1), (32, 1, 1)]
+    small = Grid(dict.fromkeys(cells, 1), dict.fromkeys(cells, 100.0), {1: 5.0})
+    middle = small.run_worker_seconds(Offer((16, 1, 1), 100.0), math.inf, step_time)
+    assert middle > 5 + 100 * 0.1, "with its start"
+    assert small.share(step_time, None, before=7.0) == pytest.approx(7 + 3 * middle)
+    large = Grid(dict.fromkeys(cells, 100), dict.fromkeys(cells, 100.0), {1: 5.0})
+    assert large.share(step_time, None, before=7.0) > 10 * middle, "5 % of all runs are more"
+
+
+def test_the_prior_of_a_search_does_not_follow_its_first_run(tmp_path: Path) -> None:
+    truth, batches = Truth(), (16, 32, 64, 128, 256, 512)
+    for batch in (16, 512):
+        write_target_run(tmp_path / str(batch), truth, batch=batch)
+        seen = observed(bsweep.load(tmp_path / str(batch)), target_of(accuracy=TARGET))
+        fits = fit(seen, (), DRAWS, searched=batches)
+        assert 60 < np.median(fits.steps.critical_batch) < 140, "about the middle of the grid, 91"
 
 
 TINY = (
@@ -273,7 +311,7 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
 
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
     """One is out of memory as its steps are timed, the other one later: in a run, which is the
-    first.
+    first, of a batch in the middle.
     """
     (tmp_path / "sitecustomize.py").write_text(
         "import time, torch\n"
@@ -281,13 +319,13 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "plain = step.train_step\n"
         "def scarce(job, *a, **k):\n"
         "    time.sleep(0.003)\n"  # so that few large steps take less than many
-        "    if job.config.local_batch == 80 or job.config.local_batch == 64 and job.config.epochs "
+        "    if job.config.local_batch == 80 or job.config.local_batch == 32 and job.config.epochs "
         "> 1:\n"
         "        raise torch.OutOfMemoryError('no room')\n"
         "    return plain(job, *a, **k)\n"
         "step.train_step = scarce\n"
     )
-    grid = (*TINY[1:], "local_batch=16,64,80", "num_workers=1,2", "strategy=allreduce")
+    grid = (*TINY[1:], "local_batch=8,16,32,64,80", "num_workers=1,2", "strategy=allreduce")
     wanted = (
         "--target-accuracy",
         "0.2",
@@ -299,18 +337,19 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     )
     result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 0, result.stderr
-    for batch in (64, 80):
+    for batch in (32, 80):
         cell = rf"global batch {batch} on 1 worker"
         said = rf"{cell}: .*OutOfMemoryError: no room; this cell and .* larger passes are left out"
         assert re.search(said, result.stderr), result.stderr
     assert "2 workers" not in result.stderr
     told = json.loads(result.stdout)
     best = told["prediction"]["recommendation"]
-    assert (best["global_batch"], best["num_workers"]) == (16, 1)
+    assert best["global_batch"] in (8, 16)
+    assert best["num_workers"] == 1
     assert best["probability_in_time"] > 0.9
     statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
-    assert statuses[64] == "out_of_memory"
-    assert statuses[16] == "completed"
+    assert statuses[32] == "out_of_memory"
+    assert statuses[8] == statuses[16] == "completed"
 
 
 def test_a_search_out_of_budget_names_the_best_accuracy_seen(
@@ -330,7 +369,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     )
     assert "can resume" in result.stderr
     assert "Ended: the rest of the budget" in result.stdout
-    assert "A larger budget would pay for a run of" in result.stdout
+    assert "more would pay for a run of global batch" in result.stdout
     assert "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1, result.stderr

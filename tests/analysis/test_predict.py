@@ -17,7 +17,8 @@ import bsweep
 from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
-from bsweep.analysis.prediction.objectives import parse_objective
+from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
 from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
@@ -94,7 +95,7 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     text = repr(prediction)
     assert text.startswith("Fastest to a test accuracy of 0.9: global batch ")
     assert "with probability" in text
-    assert "Leave-one-cell-out" in text
+    assert "starts and evaluations come on top" in text
     assert "linear" in text
     assert "<table" in prediction._repr_html_()
     assert (
@@ -106,10 +107,16 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
 def test_cells_left_out_are_predicted_from_the_others(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
-    left_out = prediction.leave_one_out
-    assert len(left_out) == len(CELLS)
-    assert left_out["error"].abs().median() < 0.15
-    assert left_out["is_inside"].sum() >= len(CELLS) - 1
+    table = prediction.leave_out
+    assert sorted(zip(table["global_batch"], table["num_workers"], strict=True)) == sorted(
+        [*CELLS, *CELLS]
+    ), "without its batch size, and without its worker count"
+    by_batch = table[table["left_out"] == "global_batch"]
+    assert by_batch["error"].abs().median() < 0.15
+    assert table["is_inside"].sum() >= len(table) - 2
+    text = repr(prediction)
+    assert text.index("Error without a cell's worker count (2 worker counts") < text.index("S_min")
+    assert "% for the worst cell" in text
 
 
 def test_one_more_run_brings_most_where_the_choice_is_open(
@@ -212,7 +219,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         "branched runs",
     ]
     assert read["recommendation"]["global_batch"] in {128, 256}
-    assert read["leave_one_out"]
+    assert read["leave_out"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +246,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         ),
         (["--target-accuracy", "0.9", "--where", "strategy"], "--where strategy=horovod"),
         (["--target-accuracy", "0.9", "--where", "optimiser=sgd"], "Did you mean 'optimizer'?"),
-        (["--target-accuracy", "0.9", "--where", "global_batch=128"], "run one more batch size"),
+        (["--target-accuracy", "0.9", "--where", "global_batch=128"], "Run one more batch size"),
         (["--target-accuracy", "0.9", "--batches", "0"], "--batches"),
     ],
 )
@@ -318,7 +325,8 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     assert not row["is_allowed"]
     assert row["probability_best"] == 0
     assert "0 of 2 reached; left out" in repr(prediction)
-    assert "Left out: cells with a batch size whose runs" in repr(prediction)
+    assert "Left out: cells with a batch size whose runs, or those of a smaller" in repr(prediction)
+    assert bsweep.predict(study, TARGET, batches=[64, 1024, 2048]).cells["is_unreached"].iloc[-1]
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
     assert "Its own 2 runs did not reach the target." in unreached.sentence(), (
         "where there is nothing else"
@@ -390,7 +398,7 @@ def test_runs_that_missed_the_target_count_in_a_cells_error(
     whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))
     assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15)
     assert alone < 0.85 * whole
-    left_out = prediction.leave_one_out.set_index("global_batch")
+    left_out = prediction.leave_out.set_index("global_batch")
     assert left_out["measured_seconds"][128] > 1.05 * alone
     assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
     assert left_out["error"][256] == 0
@@ -518,10 +526,53 @@ def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) ->
     assert width[512] > 2 * width[128]
     assert width[32] > 1.3 * width[128]
     assert any("2 more would test the formula" in warning for warning in prediction.warnings)
-    with pytest.raises(ValueError, match="run one more batch size"):
+    with pytest.raises(ValueError, match="Run one more batch size"):
         bsweep.predict(
             replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]
         )
+
+
+def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None:
+    for batch, workers in ((256, 1), (512, 1), (512, 2)):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, workers=workers)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[256, 512], workers=[1, 2])
+    beyond = prediction.cells.set_index(["global_batch", "num_workers"])["beyond"]
+    assert beyond[256, 2] == "local batch 128 (timed: 256 to 512)"
+    assert beyond[512, 2] == ""
+    assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
+
+
+def test_a_wide_unmeasured_cell_does_not_beat_a_measured_one() -> None:
+    rng = np.random.default_rng(0)
+    logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
+    cells = pd.DataFrame({"problem": "", "is_unreached": False, "num_workers": 1,
+                          "num_reached": [0, 1]})  # fmt: skip
+    choice = choose_cell(Forecast(cells, logs, logs, logs), parse_objective("fastest"))
+    assert (choice.place, choice.measured) == (1, 1)
+
+
+def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> None:
+    for batch, slower in ((32, 1.0), (64, 2.0), (128, 1.0), (256, 2.0)):
+        seconds, each = slower * TRUTH.pass_seconds, slower * TRUTH.example_seconds
+        truth = replace(TRUTH, pass_seconds=seconds, example_seconds=each)
+        write_target_run(tmp_path / "s", truth, batch=batch, needed=slower)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert sum("a formula that does not hold" in line for line in prediction.warnings) == 2
+
+
+def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:
+    for batch in (32, 128):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
+    says = (
+        r"no batch size has known steps .* 2 runs reached a test accuracy of 0.9 at the first "
+        r"evaluation.* Evaluate more often \(evaluate_every_examples=40000; .* harder to reach"
+    )
+    with pytest.raises(ValueError, match=says):
+        bsweep.predict(tmp_path / "s", TARGET)
+    for batch in (256, 512):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    prediction = bsweep.predict(tmp_path / "s", TARGET)
+    assert any("only an upper bound" in line for line in prediction.warnings)
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:

@@ -365,6 +365,8 @@ def test_adascales_gain_is_the_batchs_factor_in_noise_and_one_without() -> None:
         policy.observe(seen_at(0.5, noise=noise))
         gains.append(policy.rate_factor(0.5))
     assert gains == pytest.approx([4, 1, 2 / 1.25])
+    policy.observe(seen_at(0.6, noise=GradientNoise(-0.1, 32.0, 9)))
+    assert policy.rate_factor(0.6) == gains[-1], "held where the gradient is not known"
     policy.observe(seen_at(1.0, noise=GradientNoise(1.0, 32.0, 9)))  # the batch doubles
     again = batching.build(compose(*words, "batching=schedule"))
     again.load_state(policy.state())

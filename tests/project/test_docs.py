@@ -150,7 +150,10 @@ def test_what_a_page_says_to_type_works(line: str, desk: Path) -> None:
     program, *words = shlex.split(line, comments=True)
     assert program == "bsweep", line
     result = bsweep(*shrunk(words), cwd=desk)
-    assert result.returncode == 0, f"{TYPED[line]}: {line}\n{result.stdout}{result.stderr}"
+    is_told = words[:1] != ["recommend"]  # of runs that reach the target at once, nothing is told
+    said = result.stdout + result.stderr
+    assert result.returncode == int(not is_told), f"{TYPED[line]}: {line}\n{said}"
+    assert is_told or "so only an upper bound of the steps is known" in result.stdout
 
 
 def shrunk(words: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, Search, named
-from bsweep.analysis.prediction import Prediction
+from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
@@ -236,14 +236,20 @@ def _led(search: Search, as_json: bool, is_verbose: bool) -> int:
 
 def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
-    prediction = search.prediction(NUM_DRAWS, search.objective)
+    seen = search.observed()
+    why = missing(seen, has_timings=True) if seen else "no run was started."
+    prediction = None if why else search.prediction(NUM_DRAWS, search.objective)
     ended = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
-    more = _more(search, end, prediction)
-    lines = [*ended, more]
+    more = _more(search, end, is_told=prediction is not None)
     if prediction is None:
-        seen = search.observed()
-        why = missing(seen, has_estimate=True) if seen else "no run was started."
-        lines.insert(0, f"No recommendation: {why}")
+        ended.insert(0, f"No recommendation: {why}")
+    else:
+        # Starts and evaluations count for the search alone.
+        trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
+        ended.append(
+            f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
+        )
+    lines = [*ended, more]
     lines = [line for line in lines if line]
     if as_json:
         spent = {
@@ -261,13 +267,13 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
             print(prediction, end="\n\n")
         print("\n".join(lines))
     else:
-        answer = prediction.brief() if prediction is not None else lines[:1]
+        answer = prediction.brief() if prediction is not None else [ended.pop(0)]
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
         print("\n".join([*answer, " ".join(filter(None, [*ended, more])), page]))
     return 0 if prediction is not None else 1
 
 
-def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
+def _more(search: Search, end: Next, is_told: bool) -> str:
     """Return a sentence on the run that the search would make next if it went on; empty if no run
     is left.
     """
@@ -285,11 +291,9 @@ def _more(search: Search, end: Next, prediction: Prediction | None) -> str:
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
         "continues."
     )
-    if prediction is None:
-        return (
-            f"A larger budget would pay for a run of {named(cell)}, which is predicted to take "
-            f"{duration(seconds)} at most: {again}"
-        )
+    if not is_told:
+        most = " at most" * math.isnan(end.gain)
+        return f"{duration(seconds)}{most} more would pay for a run of {named(cell)}: {again}"
     return (
         f"A larger budget would pay for a run of {named(cell)}, which takes about "
         f"{duration(seconds)} and is expected to save {100 * end.gain:.1f} % of the "

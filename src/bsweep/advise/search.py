@@ -27,7 +27,15 @@ from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.forecast import unreached
-from bsweep.analysis.prediction.next_run import SHARE, Grid, Key, Next, Offer, first_run, next_run
+from bsweep.analysis.prediction.next_run import (
+    Grid,
+    Key,
+    Next,
+    Offer,
+    first_run,
+    is_told,
+    next_run,
+)
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
@@ -56,6 +64,7 @@ _DRAWS = 1500  # for the fits that only choose the next run
 # the run's predicted time.
 _OVERTIME = 2.0
 _LEFT = ("new", "interrupted")  # statuses of points that can be run
+_SHARE = "5 % of the predicted cost of the grid or three typical runs, whichever is more"
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,7 @@ class Search:
         self._probe()
         while True:
             prediction = self._best_known()
-            if prediction is not None:
+            if prediction is not None and is_told(prediction):
                 say(f"now: {_in_short(prediction)}")
             coming = self._next(prediction)
             if coming.ends or coming.offer is None:
@@ -315,7 +324,7 @@ class Search:
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
             return None
-        fits = fit(seen, self.timings, num_draws, from_one_batch=True)
+        fits = fit(seen, self.timings, num_draws, searched=[batch for batch, _, _ in self.cells])
         return predict_from(
             seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings)
         )
@@ -330,7 +339,14 @@ class Search:
         )
         left = self._left(grid, step_time, prediction)
         if prediction is None:
+            if self.budget is None and not self.run_ids:
+                say(
+                    f"no --budget: at most {self.share:.3g} worker-seconds, which are {_SHARE}; a "
+                    "run that reaches the target will tell more exactly"
+                )
             return first_run(grid, self._still_open(offers), step_time, left)
+        if not is_told(prediction):
+            offers = self._still_open(offers)
         return next_run(grid, offers, prediction, left)
 
     def _all_timings(self) -> list[Timing]:
@@ -359,12 +375,13 @@ class Search:
         workers of that run.
 
         A given budget is wall time, so a run on more workers may take more worker-seconds. Without
-        a given budget, the budget is the fraction `SHARE` of the grid's predicted worker-seconds.
+        a given budget, the budget is `Grid.share`.
         """
         workers = {count for _, count, _ in self.cells}
         if self.budget is not None:
             return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
-        self.share = SHARE * grid.worker_seconds(step_time, prediction)
+        timed = sum(probe.wall_seconds * cell[1] for cell, probe in self.probes.items())
+        self.share = grid.share(step_time, prediction, timed)
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
@@ -439,6 +456,8 @@ class Search:
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
             why = f"{takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
+            if not is_told(prediction):
+                why = f"the steps of two batch sizes must be known; this run takes {takes}"
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
@@ -460,8 +479,8 @@ class Search:
     def budget_text(self) -> str:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
-        share = f"{self.share:.3g} worker-seconds, 5 % of the predicted cost of the grid"
-        return f"{self.spent(is_wall=False):.3g} of {share}, spent"
+        spent = self.spent(is_wall=False)
+        return f"{spent:.3g} of {self.share:.3g} worker-seconds, {_SHARE}, spent"
 
 
 def _in_short(prediction: Prediction) -> str:

@@ -18,7 +18,7 @@ from bsweep.analysis.beside_others import timed_beside
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
-from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_one_out
+from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_out
 from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
 from bsweep.analysis.prediction.objectives import (
     Objective,
@@ -27,12 +27,21 @@ from bsweep.analysis.prediction.objectives import (
     with_probabilities,
 )
 from bsweep.analysis.prediction.result import Prediction
-from bsweep.analysis.prediction.selection import Observed, observed, rate_rule
+from bsweep.analysis.prediction.selection import (
+    Observed,
+    bounded,
+    exact_batches,
+    observed,
+    rate_rule,
+)
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
 from bsweep.config.target import Target, target_of
 from bsweep.core.words import counted
 
-__all__ = ["Fits", "Prediction", "fit", "leave_one_out", "predict", "predict_from"]
+# What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
+_NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
+
+__all__ = ["Fits", "Prediction", "fit", "leave_out", "predict", "predict_from"]
 
 
 def predict(
@@ -163,13 +172,16 @@ def _warnings(
 ) -> Iterator[str]:
     yield from rates.warnings(seen, float(np.median(fits.steps.sigma)))
     runs, cells = seen.runs, predicted.cells
-    num_reached = runs.loc[runs["reached"].eq(True), "global_batch"].nunique()
-    if num_reached < ENOUGH_BATCHES:
+    num_known = len(exact_batches(runs))
+    if num_known < ENOUGH_BATCHES:
         yield (
-            f"{counted(num_reached, 'batch size')} reached the target, but the formula for the "
-            f"steps, S_min + E_min / B, has two parameters: {ENOUGH_BATCHES - num_reached} more "
-            "would test the formula. Until then, the intervals depend on priors."
+            f"{counted(num_known, 'batch size')} reached the target after the first evaluation, "
+            "but the formula for the steps, S_min + E_min / B, has two parameters: "
+            f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
+            "depend on priors."
         )
+    if text := bounded(runs, seen.target):
+        yield text
     known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
     others = sorted(set(cells["num_workers"]) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):
@@ -197,12 +209,28 @@ def _warnings(
             f"{mixture.in_words(values)}."
         )
     yield from _of_times_beside_others(seen)
-    if cells["is_extrapolated"].iloc[place]:
+    yield from _of_misfits(fits)
+    if beyond := cells["beyond"].iloc[place]:
+        best = cells.iloc[place]
         yield (
-            "the recommended cell lies beyond the batches or workers of the runs: train this cell "
-            "before you rely on it."
+            f"the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
+            f"you rely on it. One epoch of it (local_batch={best['local_batch']:g} "
+            f"num_workers={best['num_workers']} epochs=1) would time its steps."
         )
     yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_misfits(fits: Fits) -> Iterator[str]:
+    for name, fitted, normal in (
+        ("steps to the target", fits.steps, _NORMAL_STEPS),
+        ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
+    ):
+        if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
+            yield (
+                f"the formula for the {name} misses the runs by about {missed:.0%}, but "
+                f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
+                "that does not hold can be far off there."
+            )
 
 
 def _of_times_beside_others(seen: Observed) -> Iterator[str]:

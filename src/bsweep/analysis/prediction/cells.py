@@ -80,6 +80,14 @@ def cells_of(runs: Iterable[CellRuns]) -> Cells:
     return Cells(known, count, mean, within, np.array([cell.resolution for cell in known]))
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """Return the places of at most `most` of `count` items, spread evenly from the first to the
+    last.
+    """
+    places = np.linspace(0, count - 1, min(count, most)).round().astype(int)
+    return [int(place) for place in np.unique(places)]
+
+
 def cell_runs(
     exact: ArrayLike = (), above: ArrayLike = (), below: ArrayLike = (), spacing: ArrayLike = 0.0
 ) -> CellRuns:

@@ -1,28 +1,28 @@
 """The two fits of a prediction: one of the steps to the target, and one of the seconds of a step.
-This module also estimates the critical batch size and the leave-one-out error.
+This module also estimates the critical batch size and the leave-out error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction import critical_batch
-from bsweep.analysis.prediction.cells import CellRuns
+from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
-from bsweep.analysis.prediction.forecast import forecast, measured_log
+from bsweep.analysis.prediction.forecast import Forecast, forecast, measured_log
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, fit_steps
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
-_LEFT_OUT_DRAWS = 1000  # from each fit for the leave-one-out error
-_MOST_LEFT_OUT = 16  # cells at the most
+_LEFT_OUT_DRAWS = 600  # from each fit for the leave-out error
+_MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ def fit(
     timings: Sequence[Timing] = (),
     num_draws: int = NUM_DRAWS,
     *,
-    from_one_batch: bool = False,
+    searched: Sequence[int] = (),
 ) -> Fits:
     """Fit one formula to the steps that runs took to the target and one to the seconds of their
     steps, and estimate the critical batch size.
@@ -54,8 +54,9 @@ def fit(
         seen: The runs.
         timings: Step timings beside those of the runs, as from a probe.
         num_draws: The number of draws from each posterior.
-        from_one_batch: Accept a single batch size without another estimate. The critical batch then
-            rests on its wide default prior.
+        searched: The global batch sizes of a search. Any number of batch sizes is then enough, and
+            the median of the critical batch's wide prior is the geometric mean of these sizes. So
+            the prior does not depend on which of them was run first.
 
     Raises:
         ValueError: If there are too few points. The message says what is missing.
@@ -63,38 +64,33 @@ def fit(
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
     elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
-    if problem := missing(
-        seen, has_estimate=from_one_batch or elsewhere is not None, has_timings=bool(timings)
-    ):
+    least_batches = 0 if searched else 2 if elsewhere is None else 1
+    if problem := missing(seen, least_batches, has_timings=bool(timings)):
         raise ValueError(problem)
+    prior = Known(float(np.exp(np.mean(np.log(searched)))), CRITICAL_FACTOR) if searched else None
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
-    alone = fit_steps(runs, num_draws=num_draws) if num_reached > 1 else None
+    alone = fit_steps(runs, prior, num_draws) if num_reached > 1 else None
     lacking = f"not identifiable: {2 - num_reached} batch size is missing"
     by_steps = (
         critical_batch.from_steps(alone)
         if alone
         else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
     )
-    steps = _with_help(runs, alone, elsewhere if num_reached < ENOUGH_BATCHES else None, num_draws)
+    help_ = elsewhere if num_reached < ENOUGH_BATCHES else None
+    steps = alone if alone and not help_ else fit_steps(runs, help_ or prior, num_draws)
     step_time = fit_step_time([*seen.timings(), *timings], num_draws)
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 
-def _with_help(
-    runs: Mapping[float, CellRuns], alone: StepsFit | None, help_: Known | None, num_draws: int
-) -> StepsFit:
-    if alone is not None and help_ is None:
-        return alone
-    return fit_steps(runs, help_, num_draws)
+def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
+    """Predict the time to the target of measured cells without the runs of their batch size, and
+    without those of their worker count, and return a table of the errors.
 
+    At most 16 batch sizes and worker counts are left out, one after another. A cell has a row for
+    each time that it was left out. The columns are `CELL` and:
 
-def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
-    """Predict the time to the target of measured cells (at most 16), each from the runs of all
-    other cells, and return a table of the errors.
-
-    The columns are `CELL` and:
-
+    - `left_out`: `global_batch` or `num_workers`.
     - `measured_seconds`: the exponential of `measured_log`.
     - `is_bound`: True if no run of the cell reached the target. `measured_seconds` is then the
       geometric mean of the time that its runs trained, a lower bound.
@@ -107,31 +103,46 @@ def leave_one_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFram
     A cell has no row if the others are too few to predict from.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
-    groups = list(seen.runs[was_trained].groupby(CELL))
-    chosen = np.unique(
-        np.linspace(0, len(groups) - 1, min(len(groups), _MOST_LEFT_OUT)).round().astype(int)
-    )
+    known = seen.runs[was_trained]
+    groups = [
+        (name, float(value))
+        for name in ("global_batch", "num_workers")
+        for value in sorted(known[name].unique())
+        if known[name].nunique() > 1
+    ]
     rows = []
-    for number in chosen:
-        key, of_cell = groups[number]
-        others = seen.without(key)
+    for name, value in (groups[place] for place in evenly(len(groups), _MOST_LEFT_OUT)):
+        others = seen.without(name, value)
         try:
             fits = fit(others, timings, _LEFT_OUT_DRAWS)
         except ValueError:
             continue
-        made = forecast(others, fits.steps, fits.step_time, [tuple(map(int, key))])  # type: ignore[list-item]
-        scatter = (made.log_run_seconds - made.log_seconds)[:, 0] / np.sqrt(len(of_cell))
-        low, high = np.exp(np.quantile(made.log_seconds[:, 0] + scatter, critical_batch.INTERVAL))
-        log, is_bound = (
-            measured_log(of_cell, fits.steps, fits.step_time),
-            not of_cell["reached"].eq(True).any(),
-        )
-        measured = float(
-            np.exp(np.log(of_cell["trained_seconds"].astype(float)).mean() if is_bound else log)
-        )
-        predicted = float(np.exp(np.median(made.log_seconds)))
-        error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
-        is_inside = measured <= high and (is_bound or low <= measured)
-        rows.append((*key, measured, is_bound, predicted, low, high, error, is_inside))
-    names = "measured_seconds is_bound predicted_seconds low high error is_inside"
+        cells = list(known[known[name] == value].groupby(CELL))
+        of_cells = pd.DataFrame([key for key, _ in cells]).to_numpy(int).tolist()
+        keys = [(int(batch), int(workers), int(passes)) for batch, workers, passes in of_cells]
+        made = forecast(others, fits.steps, fits.step_time, keys)
+        rows += [
+            (*key, name, *_missed(of_cell, fits, made, place))
+            for place, (key, of_cell) in enumerate(cells)
+        ]
+    names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
     return pd.DataFrame(rows, columns=[*CELL, *names.split()])
+
+
+def _missed(of_cell: pd.DataFrame, fits: Fits, made: Forecast, place: int) -> tuple[float, ...]:
+    """Return by how much a forecast from other cells misses the runs of a cell, in the order of the
+    columns of `leave_out`.
+    """
+    logs = made.log_seconds[:, place]
+    scatter = (made.log_run_seconds[:, place] - logs) / np.sqrt(len(of_cell))
+    low, high = np.exp(np.quantile(logs + scatter, critical_batch.INTERVAL))
+    is_bound = not of_cell["reached"].eq(True).any()
+    log = (
+        np.log(of_cell["trained_seconds"].astype(float)).mean()
+        if is_bound
+        else measured_log(of_cell, fits.steps, fits.step_time)
+    )
+    measured, predicted = float(np.exp(log)), float(np.exp(np.median(logs)))
+    error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
+    is_inside = measured <= high and (is_bound or low <= measured)
+    return measured, is_bound, predicted, low, high, error, is_inside

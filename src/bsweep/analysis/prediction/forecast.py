@@ -99,9 +99,12 @@ def forecast(
       contained in the exchange.
     - `num_runs` and `num_reached`: the numbers of the cell's runs, and of those that reached the
       target. `measured_seconds`: the exponential of `measured_log`.
-    - `is_unreached`: True if runs of the batch size trained to their end and none reached the
-      target.
-    - `is_extrapolated`: True if the cell lies beyond the batches or workers of the runs.
+    - `is_unreached`: True if runs of the batch size, or of a smaller one, trained to their end and
+      neither they nor runs of a larger batch size reached the target.
+    - `beyond`: what of the cell lies beyond the measurements, in words: the global batch beyond
+      those of the runs, or the local batch or the workers beyond those whose steps were timed.
+      Empty if nothing does.
+    - `is_extrapolated`: True if `beyond` is not empty.
     - `problem`: why the cell cannot be trained, or empty.
     """
     keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
@@ -123,9 +126,9 @@ def forecast(
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
-    table["is_unreached"] = table["global_batch"].isin(unreached(seen.runs))
-    beyond = [_is_beyond(table, seen.runs, name) for name in ("global_batch", "num_workers")]
-    table["is_extrapolated"] = beyond[0] | beyond[1]
+    table["is_unreached"] = _are_unreached(table["global_batch"], seen.runs)
+    table["beyond"] = _beyond(table, seen.runs, step_time.passed)
+    table["is_extrapolated"] = table["beyond"] != ""
     table["problem"] = _problems(seen.runs, table)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 
@@ -206,8 +209,28 @@ def unreached(runs: pd.DataFrame) -> set[int]:
     return {int(batch) for batch in set(runs.loc[has_ended, "global_batch"]) - reached}
 
 
-def _is_beyond(table: pd.DataFrame, runs: pd.DataFrame, name: str) -> pd.Series[bool]:
-    return ~table[name].between(runs[name].min(), runs[name].max())
+def _are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool]:
+    missed = unreached(runs)
+    reached = runs.loc[runs["reached"].eq(True), "global_batch"].max()
+    least = min((batch for batch in missed if not batch < reached), default=np.inf)
+    return batches.isin(missed) | (batches >= least)
+
+
+def _beyond(table: pd.DataFrame, runs: pd.DataFrame, timed: Sequence[Cell]) -> list[str]:
+    known: dict[str, tuple[str, str, Sequence[float]]] = {
+        "global_batch": ("global batch", "run", runs["global_batch"].tolist()),
+        "local_batch": ("local batch", "timed", [cell.local_batch for cell in timed]),
+        "num_workers": ("number of workers", "timed", [cell.num_workers for cell in timed]),
+    }
+    found = [""] * len(table)
+    for name, (words, how, values) in known.items():
+        least, most = min(values), max(values)
+        for place, value in enumerate(table[name]):
+            if not least <= value <= most:
+                between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+                comma = ", " if found[place] else ""
+                found[place] += f"{comma}{words} {value:g} ({how}: {between})"
+    return found
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:

@@ -3,8 +3,9 @@ to improve the recommendation most per worker-second, within a budget.
 
 The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
 (or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
-reached the target, the number of steps is unknown. The first run is then the one that reaches the
-target most cheaply if the critical batch lies in the middle of the grid.
+reached the target, the number of steps is unknown. The first run then has the batch in the middle
+of the grid, on the worker count that costs least. A search recommends nothing before the steps of
+two batch sizes are known.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import pandas as pd
 from bsweep.analysis.prediction.fitting import Fits
 from bsweep.analysis.prediction.objectives import LEAST_GAIN, SURE, Choice, Objective, gains
 from bsweep.analysis.prediction.result import Prediction
-from bsweep.analysis.prediction.selection import CELL
+from bsweep.analysis.prediction.selection import CELL, exact_batches
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
+FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
+
+_FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
 
 Key = tuple[int, int, int]
 """A cell as three numbers in the order of `CELL`: global batch, workers, passes of a step."""
@@ -68,21 +72,30 @@ class Grid:
     def cells(self) -> list[Key]:
         return list(self.points)
 
-    def worker_seconds(self, step_time: StepTimeFit, prediction: Prediction | None) -> float:
-        """Return the worker-seconds that training all planned runs of the grid is predicted to
-        take.
+    def share(
+        self, step_time: StepTimeFit, prediction: Prediction | None, before: float = 0.0
+    ) -> float:
+        """Return the worker-seconds that a search may spend if no budget is given: the fraction
+        `SHARE` of the predicted cost of all planned runs, or the cost of three runs if that is
+        more. A typical run has the median cost of the grid's cells.
 
         Without a prediction each run takes the most steps that it may have.
+
+        Args:
+            step_time: The fit of the seconds of steps.
+            prediction: The prediction from the runs so far, or None.
+            before: The worker-seconds that timing steps took before the first run.
         """
         needed = dict.fromkeys(self.cells, np.inf)
         if prediction is not None:
             rows = prediction.cells[[*CELL, "steps"]].itertuples(index=False, name=None)
             needed |= {(int(b), int(n), int(p)): float(steps) for b, n, p, steps in rows}
-        return sum(
-            number
-            * self.run_worker_seconds(Offer(cell, self.most_steps[cell]), needed[cell], step_time)
-            for cell, number in self.points.items()
-        )
+        costs = {
+            cell: self.run_worker_seconds(Offer(cell, most), needed[cell], step_time)
+            for cell, most in self.most_steps.items()
+        }
+        whole = sum(number * costs[cell] for cell, number in self.points.items())
+        return max(SHARE * whole, before + FEWEST_RUNS * float(np.median(list(costs.values()))))
 
     def run_worker_seconds(self, offer: Offer, steps: float, step_time: StepTimeFit) -> float:
         """Return the predicted worker-seconds that a run still takes, its start and evaluations
@@ -122,7 +135,8 @@ def first_run(
     grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]
 ) -> Next:
     """Return the run that a search for the best cell trains next as long as no run has reached the
-    target. A run that was started before goes first.
+    target: of the batches that are left, one in the middle, on the worker count that costs least. A
+    run that was started before goes first.
 
     Args:
         grid: All cells.
@@ -132,13 +146,16 @@ def first_run(
     """
     if not offers:
         return Next(None, 0.0, np.nan, "runs")
-    middle = float(np.exp(np.mean([np.log(batch) for batch, _, _ in grid.cells])))
-    costs = {}
-    for offer in offers:
-        batch, workers, _ = offer.cell
-        relative = (1 + middle / batch) * median_step(step_time, offer.cell) * workers
-        costs[offer] = (not offer.done_steps, relative)
-    offer = min(offers, key=lambda one: costs[one])
+    middle = float(np.exp(np.mean(np.log(sorted({one.cell[0] for one in offers})))))
+
+    def rank(one: Offer) -> tuple[bool, float, float]:
+        batch, workers, _ = one.cell
+        away = round(abs(float(np.log(batch / middle))), 6)  # equal on both sides
+        # As if the middle were the critical batch.
+        cost = (1 + middle / batch) * median_step(step_time, one.cell) * workers
+        return not one.done_steps, away, cost
+
+    offer = min(offers, key=rank)
     cost = grid.run_worker_seconds(offer, offer.most_steps, step_time)
     if (
         left[offer.cell[1]] < grid.other_seconds.get(offer.cell[1], 0.0) * offer.cell[1]
@@ -148,18 +165,34 @@ def first_run(
     return Next(offer, cost, np.nan)
 
 
+def is_told(prediction: Prediction) -> bool:
+    """Return True if the steps to the target are known at two batch sizes or more, so that a search
+    may recommend a cell.
+    """
+    return len(exact_batches(prediction.seen.runs)) >= _FEWEST_BATCHES
+
+
 def next_run(
     grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
 ) -> Next:
     """Return the run that a search trains next: the one that is expected to improve the
     recommendation most per worker-second, within the budget. `first_run` describes the arguments.
+
+    Until the steps of two batch sizes are known, it is a run of a further batch size, whatever it
+    gains. A batch size no larger than one that reached the target at its first evaluation would do
+    so too, and tell as little.
     """
+    if not is_told(prediction):
+        runs = prediction.seen.runs
+        at_once = runs.loc[runs["reached"].eq(True) & runs["is_bound"].eq(True), "global_batch"]
+        most, known = at_once.max(), exact_batches(runs)
+        offers = [one for one in offers if one.cell[0] not in known and not one.cell[0] <= most]
     table = _gains(grid, offers, prediction)
-    if is_sure(prediction.choice):
+    if is_told(prediction) and is_sure(prediction.choice):
         return _best(table, "sure")
     if table.empty:
         return Next(None, 0.0, 0.0, "runs")
-    worth = table[table["gain"] >= LEAST_GAIN]
+    worth = table[table["gain"] >= LEAST_GAIN] if is_told(prediction) else table
     if worth.empty:
         return _best(table, "gain")
     paid = worth[worth["cost"] <= worth["workers"].map(left)]
@@ -197,5 +230,7 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
 def _best(table: pd.DataFrame, ends: End) -> Next:
     if table.empty:
         return Next(None, 0.0, 0.0, ends)
-    row = table.iloc[int((table["gain"] / table["cost"].clip(lower=1e-9)).to_numpy(float).argmax())]
+    # Of runs that gain nothing, the cheapest is the best.
+    worth = table["gain"].clip(lower=1e-9) / table["cost"].clip(lower=1e-9)
+    row = table.iloc[int(worth.to_numpy(float).argmax())]
     return Next(row["offer"], float(row["cost"]), float(row["gain"]), ends)

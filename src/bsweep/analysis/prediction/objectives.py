@@ -103,8 +103,9 @@ class Choice:
     `probability_best` is the probability that no allowed cell is better. `probability_close` is the
     probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
     are the allowed cells that are better than the recommended one with a probability of 0.05 or
-    more, the likeliest first. `probability_in_time` is the probability that one run meets the
-    deadline; None without a deadline.
+    more, the likeliest first. `measured` is the best of the allowed cells of which a run reached
+    the target. `probability_in_time` is the probability that one run meets the deadline; None
+    without a deadline.
     """
 
     place: int
@@ -115,6 +116,7 @@ class Choice:
     probability_close: float
     alternatives: tuple[int, ...]
     runner_up: int | None
+    measured: int | None
     probability_in_time: float | None
 
 
@@ -179,8 +181,9 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Choose the recommended cell: of the allowed cells, the one with the least median of the
-    measure to minimize. `with_probabilities` says which cells are allowed.
+    """Choose the recommended cell: of the allowed cells, the one with the least expected value of
+    the measure to minimize. The expected value of a cell that is known poorly is larger than its
+    median. `with_probabilities` says which cells are allowed.
 
     Raises:
         ValueError: If no cell is allowed, or the energy of the runs is not known. The message says
@@ -191,7 +194,8 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
     if not len(allowed):
         raise ValueError(_nothing_allowed(table, objective))
     values = log_objective(forecast, objective)
-    order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
+    order = allowed[np.argsort(np.exp(values[:, allowed]).mean(axis=0), kind="stable")]
+    is_measured = table["num_reached"].to_numpy(int) > 0
     place, others = int(order[0]), [int(other) for other in order[1:]]
     better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
     low, high = np.exp(
@@ -209,6 +213,7 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
             sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])
         ),
         runner_up=others[0] if others else None,
+        measured=next((int(one) for one in order if is_measured[one]), None),
         probability_in_time=None if np.isnan(in_time) else float(in_time),
     )
 
@@ -269,9 +274,7 @@ def gains(
         ("steps", forecast.log_step_seconds, step_sigma, worker_steps),
     ):
         gain = np.zeros(len(table))
-        gain[allowed] = [
-            _gain(values, measured[:, place], float(np.mean(noise**2))) for place in allowed
-        ]
+        gain[allowed] = _gains(values, measured[:, allowed], float(np.mean(noise**2)))
         both.append(
             cells.assign(
                 kind=kind, gain=gain, worker_seconds=cost, gain_per_worker_second=gain / cost
@@ -280,14 +283,15 @@ def gains(
     return pd.concat(both, ignore_index=True)
 
 
-def _gain(values: Array, measured: Array, noise: float) -> float:
+def _gains(values: Array, measured: Array, noise: float) -> list[float]:
     """Return by how much the least of the cells' mean log times (or log costs) is expected to fall
-    after one more measurement.
+    after one more measurement, for a measurement of each cell.
 
-    `values` has the shape (draws, cells).
+    `values` and `measured` have the shape (draws, cells).
     """
-    means, away = values.mean(axis=0), measured - measured.mean()
-    slope = away @ (values - means) / len(values) / np.sqrt(np.mean(away**2) + noise)
+    means, away = values.mean(axis=0), measured - measured.mean(axis=0)
+    spread = np.sqrt(np.mean(away**2, axis=0) + noise)
+    slopes = away.T @ (values - means) / len(values) / spread[:, None]
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
-    least = (means[:, None] + slope[:, None] * nodes).min(axis=0)
-    return max(0.0, float(means.min() - least @ weights / weights.sum()))
+    least = [(means[:, None] + slope[:, None] * nodes).min(axis=0) @ weights for slope in slopes]
+    return [max(0.0, float(means.min() - one / weights.sum())) for one in least]

@@ -86,8 +86,8 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 found = (
                     f"batch {more:g} {needed} {number(float(np.exp(least)))} {examples_or_steps}, "
                     f"batch {less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B "
-                    f"cannot describe this: the learning rate (rule: {rule}) is a likelier cause "
-                    "than the batch."
+                    "does not explain this. Possible causes are the learning rate (rule: "
+                    f"{rule}), generalisation and BatchNorm."
                 )
         if found:
             yield found

@@ -17,7 +17,7 @@ import pandas as pd
 
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
-from bsweep.analysis.prediction.fitting import Fits, leave_one_out
+from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import CLOSE, LEAST_GAIN, Choice, Objective, gains
 from bsweep.analysis.prediction.selection import Observed
@@ -52,13 +52,14 @@ class Prediction:
     fitted: Fits
 
     @cached_property
-    def leave_one_out(self) -> pd.DataFrame:
-        """A table that compares the time to the target measured in a cell with its prediction from
-        the other cells, for at most 16 cells.
+    def leave_out(self) -> pd.DataFrame:
+        """A table that compares the time to the target measured in a cell with its prediction
+        without the runs of its batch size, and without those of its worker count.
 
-        It is computed on first use, with two fits or more for each of these cells.
+        At most 16 batch sizes and worker counts are left out. The table is computed on first use,
+        with two fits or more for each of them.
         """
-        return leave_one_out(self.seen, self.timings)
+        return leave_out(self.seen, self.timings)
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
@@ -169,38 +170,47 @@ class Prediction:
         best = runs.sort_values("gain").iloc[-1]
         if best["gain"] < LEAST_GAIN:
             return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
-        saved = f"{100 * best['gain']:.1f} %"
-        return f"{cell_name(best)} with a new seed, which is expected to save {saved}"
+        return (
+            f"{cell_name(best)} with a new seed, which is expected to save "
+            f"{100 * best['gain']:.1f} % for about {number(best['worker_seconds'])} worker-seconds"
+        )
 
     def _others(self) -> str:
-        places = self.choice.alternatives
+        places, measured, safe = self.choice.alternatives, self.choice.measured, ""
+        if measured not in (None, self.choice.place):
+            cell = self.cells.iloc[measured]
+            value, low, high = (
+                number(cell[name]) for name in ("seconds", "seconds_low", "seconds_high")
+            )
+            safe = f"The best measured cell is {cell_name(cell)}, {value} s ({low} to {high}). "
         if not places:
             runner_up = self.choice.runner_up
-            return "" if runner_up is None else f"Next: {cell_name(self.cells.iloc[runner_up])}."
+            if runner_up is None:
+                return safe
+            return f"{safe}Next: {cell_name(self.cells.iloc[runner_up])}."
         named = first_of([cell_name(self.cells.iloc[place]) for place in places], comma="; ")
-        return f"Statistically tied with {named}."
+        return f"{safe}Statistically tied with {named}."
 
     def __repr__(self) -> str:
-        below = (
-            *self._warned(),
-            *filter(None, [self._not_allowed()]),
-            self._rule(),
-            self._left_out(),
+        doubts, notes = (
+            [textwrap.fill(line, _WIDTH) for line in lines]
+            for lines in (self._doubts(), self._notes())
         )
-        wrapped = [textwrap.fill(line, _WIDTH) for line in (self.sentence(), *below)]
         lines = [
-            wrapped[0], "", _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
-            _as_text(self._shown_critical()), "", *wrapped[1:],
+            textwrap.fill(self.sentence(), _WIDTH), "", *doubts, "",
+            _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
+            _as_text(self._shown_critical()), "", *notes,
         ]  # fmt: skip
         return "\n".join(lines).rstrip()
 
     def _repr_html_(self) -> str:
         tables = (self._shown_cells(), self._shown_fits(), self._shown_critical())
-        lines = (*self._warned(), self._not_allowed(), self._rule(), self._left_out())
         body = "".join(table.to_html(index=False) for table in tables)
-        return f"<p><b>{html.escape(self.sentence())}</b></p>{body}" + "".join(
-            f"<p>{html.escape(line)}</p>" for line in lines if line
+        doubts, notes = (
+            "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+            for lines in (self._doubts(), self._notes())
         )
+        return f"<p><b>{html.escape(self.sentence())}</b></p>{doubts}{body}{notes}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole prediction in plain values, with None for what is not known.
@@ -220,14 +230,18 @@ class Prediction:
                 "alternatives": [
                     _key(self.cells.iloc[place]) for place in self.choice.alternatives
                 ],
-                "runner_up": None
-                if self.choice.runner_up is None
-                else _key(self.cells.iloc[self.choice.runner_up]),
+                **{
+                    name: None if place is None else _key(self.cells.iloc[place])
+                    for name, place in (
+                        ("runner_up", self.choice.runner_up),
+                        ("measured", self.choice.measured),
+                    )
+                },
             },
             "cells": self.cells.to_dict("records"),
             "fits": self.fits.reset_index().to_dict("records"),
             "critical_batches": [asdict(estimate) for estimate in self.critical_batches],
-            "leave_one_out": self.leave_one_out.to_dict("records"),
+            "leave_out": self.leave_out.to_dict("records"),
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
         }
@@ -235,8 +249,20 @@ class Prediction:
         plain["recommendation"].pop("place")
         return plain
 
-    def _warned(self) -> Iterator[str]:
+    def _doubts(self) -> Iterator[str]:
+        yield from self._errors()
         yield from (f"Warning: {text}" for text in self.warnings)
+
+    def _notes(self) -> Iterator[str]:
+        if text := self._not_allowed():
+            yield text
+        yield (
+            f"The prediction holds for the learning-rate rule of these runs ({self.rate_rule}), "
+            "and for their model, data and machine. It assumes that steps depend only on the "
+            "global batch, not on the number of workers that share it. Times and costs are those "
+            "of training steps: starts and evaluations come on top."
+        )
+        yield f"Run next: {self.next_run()}."
 
     def _not_allowed(self) -> str:
         left_out = ~self.cells["is_allowed"] & (self.cells["problem"] == "")
@@ -246,29 +272,26 @@ class Prediction:
         reasons = ["that exceed the objective's limits"] * (not is_unreached.all())
         if is_unreached.any():
             reasons.append(
-                "with a batch size whose runs trained to their end without reaching the target"
+                "with a batch size whose runs, or those of a smaller one, trained to their end "
+                "without reaching the target"
             )
         return f"Left out: cells {', or '.join(reasons)}."
 
-    def _rule(self) -> str:
-        return (
-            f"The prediction holds for the learning-rate rule of these runs ({self.rate_rule}), "
-            "and for their model, data and machine. It assumes that steps depend only on the "
-            "global batch, not on the number of workers that share it."
-        )
-
-    def _left_out(self) -> str:
-        table = self.leave_one_out
-        if len(table) < 2:
-            return "Leave-one-cell-out error: too few cells were measured to compute it."
-        return (
-            f"Leave-one-cell-out: each of {len(table)} measured cells is predicted from the others "
-            f"with a median error of {100 * table['error'].abs().median():.0f} % (worst "
-            f"{100 * table['error'].abs().max():.0f} %); {int(table['is_inside'].sum())} lie in "
-            "their 90 % interval."
-            + " For a cell that did not reach the target, the time that it trained is a lower "
-            "bound." * bool(table["is_bound"].any())
-        )
+    def _errors(self) -> Iterator[str]:
+        table = self.leave_out
+        for name, words in (("global_batch", "batch size"), ("num_workers", "worker count")):
+            of = table[table["left_out"] == name]
+            if of.empty:
+                yield f"Error without a cell's {words}: too few {words}s were measured to tell."
+                continue
+            errors, number_of = 100 * of["error"].abs(), of[name].nunique()
+            yield (
+                f"Error without a cell's {words} ({counted(number_of, words)} left out, one at a "
+                f"time): {errors.max():.0f} % for the worst cell, {errors.median():.0f} % in the "
+                f"median; {int(of['is_inside'].sum())} of {len(of)} lie in their 90 % interval."
+            )
+        if table["is_bound"].any():
+            yield "If a cell did not reach the target, the time that it trained is a lower bound."
 
     def _shown_cells(self) -> pd.DataFrame:
         rows = []

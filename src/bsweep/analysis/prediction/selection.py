@@ -32,6 +32,7 @@ _TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_secon
 _NO_DIFFERENCE = ("target_accuracy", "target_loss", "stop_at_target", "evaluate_every_examples")
 _MEASURING = ("measure.",)
 _MOST_CHOICES = 8  # parts of a study that a message names
+_WANTED_EVALUATIONS = 10  # of a run before its target
 _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 
@@ -82,12 +83,11 @@ class Observed:
             )
         return found
 
-    def without(self, cell: tuple[float, ...]) -> Observed:
-        """Return a copy of the selected runs that leaves out the runs of one cell."""
-        runs, continued = (
-            table[~(table[CELL] == list(cell)).all(axis="columns")]
-            for table in (self.runs, self.continued)
-        )
+    def without(self, name: str, value: float) -> Observed:
+        """Return a copy of the selected runs that leaves out the runs of one global batch or one
+        worker count.
+        """
+        runs, continued = (table[table[name] != value] for table in (self.runs, self.continued))
         return replace(self, runs=runs, continued=continued)
 
 
@@ -335,27 +335,36 @@ def _step_seconds(study: Study) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> str:
+def exact_batches(runs: pd.DataFrame) -> list[int]:
+    """Return the global batch sizes at which a run reached the target after its first evaluation,
+    so that the steps to the target are known and not only an upper bound.
+    """
+    is_exact = runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
+    return sorted({int(batch) for batch in runs.loc[is_exact, "global_batch"]})
+
+
+def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -> str:
     """Return a text that says why the runs are too few for a prediction, and what to do; empty if
     they are enough.
 
     Args:
         seen: The runs.
-        has_estimate: True if the critical batch is known from elsewhere, so that one batch size is
-            enough.
+        least_batches: How many batch sizes must have reached the target after their first
+            evaluation, see `exact_batches`.
         has_timings: True if steps were timed elsewhere.
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
         return f"no run was evaluated on {target.part} examples, so there is no time to a target."
-    reached = sorted(set(runs.loc[runs["reached"].eq(True), "global_batch"]))
-    if not reached:
+    if not runs["reached"].eq(True).any():
         return f"no run reached {target}. {_best_of(runs, target)}"
-    if len(reached) < 2 and not has_estimate:
+    known = exact_batches(runs)
+    if len(known) < least_batches:
+        told = f"global batch {known[0]} alone" if known else "no batch size"
+        remedy = bounded(runs, target) or "Run one more batch size."
         return (
-            f"only global batch {reached[0]} reached {target}, but a curve over batch sizes needs "
-            "two: run one more batch size, or measure the gradient noise scale of a run "
-            "(measure.noise_scale=true). bsweep recommend trains the cells that it needs."
+            f"not enough runs to tell: {told} has known steps to {target}, but a curve over batch "
+            f"sizes needs two. {remedy}"
         )
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
@@ -370,6 +379,22 @@ def missing(seen: Observed, has_estimate: bool, has_timings: bool = False) -> st
             "`bsweep probe` by bsweep predict --probe."
         )
     return ""
+
+
+def bounded(runs: pd.DataFrame, target: Target) -> str:
+    """Return sentences on the runs that reached the target at their first evaluation, and how to
+    learn more of such runs; empty if there are none.
+    """
+    of = runs[runs["reached"].eq(True) & runs["is_bound"].eq(True)]
+    if of.empty:
+        return ""
+    fewest = float(of["examples_to_target"].astype(float).min())
+    return (
+        f"{counted(len(of), 'run')} reached {target} at the first evaluation, so only an upper "
+        "bound of the steps is known. Evaluate more often (evaluate_every_examples="
+        f"{max(1, round(fewest / _WANTED_EVALUATIONS))}; a program of your own: call run.evaluated "
+        "more often), or choose a target that is harder to reach."
+    )
 
 
 def _best_of(runs: pd.DataFrame, target: Target) -> str:

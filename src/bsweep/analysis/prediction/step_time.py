@@ -42,6 +42,7 @@ from bsweep.core.regular_files import read_regular
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
+_MOST_FITTED = 64  # cells and kinds from which the parameters come
 _CLOCK_SPREAD = (
     0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
 )
@@ -133,7 +134,9 @@ def fit_step_time(
 ) -> StepTimeFit:
     """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
 
-    At least one timing must be of a whole step or of a step's passes.
+    At least one timing must be of a whole step or of a step's passes. If very many cells were
+    timed, the parameters come from an even selection of 64 cells and kinds of timing, which
+    determines them well. Each cell still has its own timings in its prediction.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
@@ -142,6 +145,8 @@ def fit_step_time(
     of_cells = cells.cells_of(cells.cell_runs(grouped[key]) for key in keys)
     kinds, of = [kind for kind, _ in keys], [cell for _, cell in keys]
     clock = np.array([_CLOCK_SPREAD * (kind in ("exposed", "exchange")) for kind in kinds])
+    chosen = cells.evenly(len(keys), _MOST_FITTED)
+    fitted = cells.cells_of(of_cells.runs[place] for place in chosen)
     steps = [timing for timing in timings if timing.kind in ("step", "compute")]
     typical = float(np.median([timing.seconds / timing.cell.passes for timing in steps]))
     middle = float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
@@ -154,18 +159,19 @@ def fit_step_time(
             _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
         )  # fmt: skip
 
-    def model(coefficients: tuple[Array, ...]) -> Array:
-        return np.log(_seconds(coefficients, of, kinds))
+    def model(coefficients: tuple[Array, ...], places: Sequence[int]) -> Array:
+        pairs = [of[place] for place in places], [kinds[place] for place in places]
+        return np.log(_seconds(coefficients, *pairs))
 
     def log_likelihood(points: Array) -> Array:
         *coefficients, sigma, tau = parameters(points)
-        return cells.log_likelihood(
-            of_cells, model(tuple(coefficients)), sigma, np.hypot(tau[:, None], clock)
-        )
+        spread = np.hypot(tau[:, None], clock[chosen])
+        return cells.log_likelihood(fitted, model(tuple(coefficients), chosen), sigma, spread)
 
     *coefficients, sigma, tau = parameters(posterior(log_likelihood, 7, num_draws, seed))
     rng, spread = np.random.default_rng([seed, 2]), np.hypot(tau[:, None], clock)
-    effects = cells.draw_effects(of_cells, model(tuple(coefficients)), sigma, spread, rng)
+    every = model(tuple(coefficients), range(len(keys)))
+    effects = cells.draw_effects(of_cells, every, sigma, spread, rng)
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
@@ -246,15 +252,21 @@ def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequen
     """
     fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
-    one_pass = fixed + per_example * batch
-    exchange = (workers > 1) * (sync + per_worker * np.maximum(workers - 2, 0))
-    of_kind = {
-        "step": pollux.step_seconds(one_pass, exchange, overlap, passes),
-        "compute": passes * one_pass,
-        "exposed": np.maximum(pollux.step_seconds(one_pass, exchange, overlap) - one_pass, 1e-12),
-        "exchange": exchange,
-    }
-    return np.stack([of_kind[kind][:, number] for number, kind in enumerate(kinds)], axis=1)
+    of_kind = np.array(kinds)
+    found: Array = passes * (fixed + per_example * batch)
+    for kind in ("step", "exposed", "exchange"):
+        if not (of := (of_kind == kind) & (workers > 1)).any():
+            continue
+        exchange = sync + per_worker * (workers[of] - 2)
+        one_pass = found[:, of] / passes[of]
+        if kind == "exchange":
+            found[:, of] = exchange
+        elif kind == "step":
+            found[:, of] = pollux.step_seconds(one_pass, exchange, overlap, passes[of])
+        else:
+            whole = pollux.step_seconds(one_pass, exchange, overlap)
+            found[:, of] = np.maximum(whole - one_pass, 1e-12)
+    return found
 
 
 def _doublings(value: float, measured: Sequence[float]) -> float:

@@ -8,8 +8,9 @@ a rule within its range. All priors are weak. They are given as a median and a f
 standard deviation:
 
 - S at the geometric mean B0 of the batches: the median of what was measured, factor 10;
-- critical batch E_min / S_min: B0, factor 10. If another measurement of it counts, that value and
-  its factor, which is 3 or more;
+- critical batch E_min / S_min: B0, factor 10; in a search, the geometric mean of the grid's
+  batches, factor 10. If another measurement of it counts, that value and its factor, which is 3 or
+  more;
 - scatter of log S between seeds: 0.08, factor 2;
 - what the law misses of log S at a batch size: 0.05, factor 2. Beyond the batches of the runs, each
   doubling adds as much variance again, so that intervals widen with the distance.
@@ -26,7 +27,8 @@ from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
 
-_LEVEL_FACTOR, _CRITICAL_FACTOR = 10.0, 10.0
+_LEVEL_FACTOR = 10.0
+CRITICAL_FACTOR = 10.0  # one standard deviation of the critical batch, without an estimate
 _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 
@@ -97,7 +99,7 @@ def fit_steps(
     levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
     assert len(levels), "no run reached the target"
     middle = float(np.exp(np.mean(np.log(batches))))
-    prior = known or Known(middle, _CRITICAL_FACTOR)
+    prior = known or Known(middle, CRITICAL_FACTOR)
     inverse = 1 / np.asarray(batches)
 
     def parameters(points: Array) -> tuple[Array, Array, Array, Array]:
