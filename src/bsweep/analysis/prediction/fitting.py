@@ -104,14 +104,13 @@ def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     known = seen.runs[was_trained]
-    groups = [
-        (name, float(value))
-        for name in ("global_batch", "num_workers")
-        for value in sorted(known[name].unique())
-        if known[name].nunique() > 1
-    ]
+    groups: list[tuple[str, float]] = []
+    for name in ("num_workers", "global_batch"):
+        values = sorted(known[name].unique())
+        chosen = evenly(len(values), _MOST_LEFT_OUT - len(groups)) if len(values) > 1 else []
+        groups += [(name, float(values[place])) for place in chosen]
     rows = []
-    for name, value in (groups[place] for place in evenly(len(groups), _MOST_LEFT_OUT)):
+    for name, value in groups:
         others = seen.without(name, value)
         try:
             fits = fit(others, timings, _LEFT_OUT_DRAWS)

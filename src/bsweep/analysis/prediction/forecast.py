@@ -124,7 +124,7 @@ def forecast(
     table["money"] = table["worker_seconds"] / 3600 * price
     table["joules"] = table["worker_seconds"] * watts(seen.runs, table)
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
-    table = table.merge(_measured(seen, steps, step_time), on=CELL, how="left")
+    table = table.merge(_measured(seen, steps, step_time, set(of)), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
     table["is_unreached"] = _are_unreached(table["global_batch"], seen.runs)
     table["beyond"] = _beyond(table, seen.runs, step_time.passed)
@@ -167,7 +167,9 @@ def _parts(
 _EXPOSED = ("exposed_seconds", "waiting_seconds")
 
 
-def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.DataFrame:
+def _measured(
+    seen: Observed, steps: StepsFit, step_time: StepTimeFit, wanted: set[tuple[int, int, int]]
+) -> pd.DataFrame:
     rows = [
         (
             *key,
@@ -176,6 +178,7 @@ def _measured(seen: Observed, steps: StepsFit, step_time: StepTimeFit) -> pd.Dat
             np.exp(measured_log(of, steps, step_time)),
         )
         for key, of in seen.runs.groupby(CELL)
+        if key in wanted
     ]
     return pd.DataFrame(rows, columns=[*CELL, "num_runs", "num_reached", "measured_seconds"])
 

@@ -181,9 +181,8 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
-    """Choose the recommended cell: of the allowed cells, the one with the least expected value of
-    the measure to minimize. The expected value of a cell that is known poorly is larger than its
-    median. `with_probabilities` says which cells are allowed.
+    """Choose the recommended cell: of the allowed cells, the one with the least median of the
+    measure to minimize. `with_probabilities` says which cells are allowed.
 
     Raises:
         ValueError: If no cell is allowed, or the energy of the runs is not known. The message says
@@ -194,7 +193,7 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
     if not len(allowed):
         raise ValueError(_nothing_allowed(table, objective))
     values = log_objective(forecast, objective)
-    order = allowed[np.argsort(np.exp(values[:, allowed]).mean(axis=0), kind="stable")]
+    order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
     is_measured = table["num_reached"].to_numpy(int) > 0
     place, others = int(order[0]), [int(other) for other in order[1:]]
     better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}

@@ -62,12 +62,8 @@ class Observed:
         reach it, or reached it at their first evaluation, give bounds.
         """
         known = self.runs.dropna(subset="reached")
-        return {
-            float(batch): to_target_of(of, "steps")
-            for batch, of in (
-                (one, known[known["global_batch"] == one]) for one in known["global_batch"].unique()
-            )
-        }
+        batches = known.groupby("global_batch", sort=False)
+        return {float(str(batch)): to_target_of(of, "steps") for batch, of in batches}
 
     def timings(self) -> list[Timing]:
         """Return the mean seconds of each run's steps and, for runs on several workers, of the
