@@ -136,8 +136,9 @@ set_flags() {
     unset "${!HOROVOD_@}"
     export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_NVTX=1
-    # Horovod and its Gloo forget two headers, which GCC 13 and newer do not bring with others.
-    export CXXFLAGS="-include cstdint -include string ${CXXFLAGS:-}"
+    # Horovod and its Gloo forget two headers, which GCC 13 and newer do not bring with others. GCC 15 and newer look
+    # into templates that nothing uses: flatbuffers has one that does not compile.
+    export CXXFLAGS="-include cstdint -include string -Wno-template-body ${CXXFLAGS:-}"
     export MAKEFLAGS=${MAKEFLAGS:--j$((cores < 16 ? cores : 16))}
     if [[ -n $toolkit ]]; then
         if [[ $toolkit == pypi ]]; then toolkit=$(complete_toolkit); fi
