@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,7 +78,7 @@ def test_evaluations_on_record_count_and_those_of_a_repeated_stretch_once(tmp_pa
     for name in ("runs", "epochs", "evaluations"):
         getattr(study, name).to_csv(tmp_path / f"{name}.csv", index=False)
     again = bsweep.load(tmp_path)
-    assert again.evaluations.to_numpy().tolist() == study.evaluations.to_numpy().tolist()
+    pd.testing.assert_frame_equal(again.evaluations, study.evaluations, check_dtype=False)
 
 
 def test_the_crossing_is_that_of_the_smoothed_curve(tmp_path: Path) -> None:
