@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep.config import own
 from bsweep.config.values import ConfigError
@@ -30,6 +29,7 @@ from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
+from tests.support.operations import Operations
 from tests.support.running import TINY, compose
 
 IMAGES = ("data=synthetic", "data.num_train=64", "data.num_test=8", "data.shape=[3,32,32]")
@@ -46,30 +46,6 @@ def _threads() -> Iterator[None]:
 def prepared(folder: Path, *overrides: str) -> Job:
     folder.mkdir(exist_ok=True)
     return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
-
-
-class Operations(TorchDispatchMode):
-    """Names of those that are launched, and of those that make the host wait for the device or copy
-    between them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.launched: list[str] = []
-        self.waited: list[str] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        if not function.is_view and function.namespace == "aten" and name != "empty":
-            self.launched.append(name)
-        tensors = [value for value in (result, *args) if isinstance(value, Tensor)]
-        crosses = name in ("_to_copy", "copy_") and len({tensor.device for tensor in tensors}) > 1
-        if crosses or name in ("_local_scalar_dense", "nonzero", "masked_select", "unique"):
-            self.waited.append(name)
-        return result
 
 
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 200), ("bf16", 245), ("fp16", 252)])
