@@ -53,7 +53,6 @@ from bsweep.config.run import RunConfig  # noqa: E402
 from bsweep.config.strategies import PLAIN_HOROVOD  # noqa: E402
 from bsweep.core.ranks import Place  # noqa: E402
 from bsweep.core.whole_files import write_whole  # noqa: E402
-from bsweep.data import augment  # noqa: E402
 from bsweep.runlog.files import RunPaths  # noqa: E402
 from bsweep.runlog.reading import read_records  # noqa: E402
 from bsweep.study import provenance  # noqa: E402
@@ -217,7 +216,7 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
 
 def data_seconds(job: Job, batch: torch.Tensor) -> list[float]:
     def path() -> None:
-        job.inputs.training(batch, augment.crop_stream(0, 1))
+        job.inputs.training(batch, job.inputs.crops(1, 0))
 
     return alternating({"data": path}, rounds=50)["data"]
 

@@ -23,7 +23,8 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        if not function.is_view and function.namespace == "aten" and name != "empty":
+        allocates = name in ("empty", "empty_like", "empty_strided")
+        if not function.is_view and function.namespace == "aten" and not allocates:
             self.launched.append(name)
         tensors = [value for value in (result, *args) if isinstance(value, Tensor)]
         crosses = name in ("_to_copy", "copy_") and len({tensor.device for tensor in tensors}) > 1

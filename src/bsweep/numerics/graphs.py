@@ -3,9 +3,9 @@ kernel.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. The
 graph ends with this worker's gradient in the vector; any exchange and any optimizer follow as
-without a graph. The inputs that change from step to step, the examples and the random bits of their
-crops, are in tensors that the graph reads. Steps of another size, such as an epoch's last, are
-launched kernel by kernel.
+without a graph. The inputs that change, the examples of a step and the crops of an epoch, are in
+tensors that the graph reads. Steps of another size, such as an epoch's last, are launched kernel by
+kernel.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 """A function that computes the gradient of some examples, and returns the sums of their losses,
 correct answers and labels.
 
-It takes the indices of the examples and the `crop_stream`. It leaves the gradient in the vector.
+It takes the indices of the examples and the crops of the epoch. It leaves the gradient in the
+vector.
 """
 
 
 class Graph:
     """A CUDA graph of the forward and backward passes of a step with a fixed number of examples."""
 
-    def __init__(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> None:
+    def __init__(
+        self, compute: Compute, part: Tensor, crops: Tensor, num_all: int, num_passes: int
+    ) -> None:
         """Capture the forward and backward passes of a step as a CUDA graph.
 
         Args:
             compute: Computes the passes.
             part: The indices of this worker's examples in a step; the graph keeps their number.
+            crops: The crops of all training examples in an epoch; the graph keeps their number.
             num_all: The number of examples of all workers in a round.
             num_passes: The number of passes in which the part is computed.
 
@@ -42,7 +46,7 @@ class Graph:
         """
         self._size = len(part), num_all, num_passes
         self._part = part.clone()
-        self._crops = torch.zeros((), dtype=torch.int64, device=part.device)
+        self._crops, self._drawn = crops.clone(), crops
         self._sums, self._replay, self.replay_bytes = capture(
             lambda: compute(self._part, self._crops)
         )
@@ -51,13 +55,15 @@ class Graph:
         """Return True if the graph was captured for the given numbers of examples and passes."""
         return (len(part), num_all, num_passes) == self._size
 
-    def replay(self, part: Tensor, crops: int) -> Tensor:
+    def replay(self, part: Tensor, crops: Tensor) -> Tensor:
         """Replay the captured passes on the training examples whose indices are `part`.
 
         Return the sums of their losses, correct answers and labels, valid until the next call.
         """
         self._part.copy_(part)
-        self._crops.fill_(crops)
+        if crops is not self._drawn:  # another epoch has begun
+            self._crops.copy_(crops)
+            self._drawn = crops
         self._replay()
         return self._sums
 

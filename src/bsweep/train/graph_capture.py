@@ -109,18 +109,19 @@ def _of_full_steps(job: Job) -> Graph:
     part, *_ = plan.local_steps(batch, job.place.rank, shares)
     num_passes = shares[job.place.rank].num_passes
 
-    def compute_all(part: Tensor, crops: int | Tensor) -> Tensor:
+    def compute_all(part: Tensor, crops: Tensor) -> Tensor:
         return step.compute_passes(job, batch, part, crops, num_passes)
 
     others = len(job.dataset.train_labels) - 1 - part
 
-    def gradients(compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def gradients(compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         torch.manual_seed(0)  # for dropout
-        compute(others, 1)
+        compute(others, job.inputs.crops(1, job.config.seed))
         return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
 
     expected = gradients(compute_all)  # before the graph reserves the memory of a step
-    graph = Graph(compute_all, part, len(batch), num_passes)
+    crops = job.inputs.crops(0, job.config.seed)
+    graph = Graph(compute_all, part, crops, len(batch), num_passes)
     if (gradients(graph.replay) - expected).norm() > _TOLERANCE * expected.norm():
         raise RuntimeError(
             "the gradients of the CUDA graph differ from those without a graph, perhaps because "

@@ -29,6 +29,7 @@ from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
@@ -195,6 +196,9 @@ def _build_job(
     strategy.prepare(vector, optimizer)
     slowdowns = config.launch.slowdown or (1.0,) * config.num_workers
     noise = noise_meter.build(config, vector, optimizer, strategy)
+    in_passes = config.strategy.can.exchanges_in_passes
+    if in_passes is None:
+        in_passes = isinstance(strategy, InBackward)
     return Job(
         config=config,
         paths=paths,
@@ -216,6 +220,7 @@ def _build_job(
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
+        half_weights=None if in_passes else HalfWeights(model, vector),
     )
 
 
