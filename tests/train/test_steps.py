@@ -4,6 +4,7 @@ change no number.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
@@ -367,6 +369,33 @@ def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(
         strategy.all_reduce(gradients)
         assert gradients.tolist() == [2 * number for number in range(size)]
     assert sent[0] == sent[2] != sent[1]
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "num_cores", "asked", "expected"),
+    [
+        (True, 8, None, "0.1"),
+        (True, 7, None, None),  # its thread would take the core of another worker
+        (True, 8, "2", "2"),
+        (False, 8, None, None),
+    ],
+)
+def test_horovods_cycle_is_short_on_gpus_with_spare_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    on_gpu: bool,
+    num_cores: int,
+    asked: str | None,
+    expected: str | None,
+) -> None:
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    if asked:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", asked)
+    monkeypatch.setattr(horovod, "num_cores", lambda: num_cores)
+    started: list[str | None] = []
+    hvd = SimpleNamespace(init=lambda: started.append(os.environ.get("HOROVOD_CYCLE_TIME")))
+    horovod._begin(hvd, on_gpu=on_gpu, local_workers=4)
+    assert started == [expected]
+    assert os.environ.get("HOROVOD_CYCLE_TIME") == asked, "Horovod may restart"
 
 
 GPU = (

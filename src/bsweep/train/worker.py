@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch import nn
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
@@ -196,9 +197,6 @@ def _build_job(
     strategy.prepare(vector, optimizer)
     slowdowns = config.launch.slowdown or (1.0,) * config.num_workers
     noise = noise_meter.build(config, vector, optimizer, strategy)
-    in_passes = config.strategy.can.exchanges_in_passes
-    if in_passes is None:
-        in_passes = isinstance(strategy, InBackward)
     return Job(
         config=config,
         paths=paths,
@@ -220,8 +218,19 @@ def _build_job(
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
-        half_weights=None if in_passes else HalfWeights(model, vector),
+        half_weights=_half_weights(config, strategy, model, vector),
     )
+
+
+def _half_weights(
+    config: RunConfig, strategy: Strategy, model: nn.Module, vector: Vector
+) -> HalfWeights | None:
+    """Return the weights to cast at once, or None if the strategy exchanges gradients within a
+    pass: they must then arrive one by one.
+    """
+    in_passes = config.strategy.can.exchanges_in_passes
+    arrive_singly = isinstance(strategy, InBackward) if in_passes is None else in_passes
+    return None if arrive_singly else HalfWeights(model, vector)
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
