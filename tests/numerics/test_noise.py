@@ -28,9 +28,10 @@ from bsweep.train import loop, noise_meter, step, worker
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support import running
+from tests.support.operations import Operations
 from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
 from tests.train.test_checkpoint import untimed
-from tests.train.test_steps import IMAGES, Operations, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
+from tests.train.test_steps import IMAGES, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
 

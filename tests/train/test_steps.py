@@ -110,16 +110,17 @@ def test_weights_cast_at_once_give_the_gradients_of_autocast(
     assert all("weight" not in vars(module) for module in job.model.modules())
 
 
-def test_weights_that_layers_share_are_left_to_autocast(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Embedding(8, 3), nn.Linear(3, 8), nn.Linear(8, 1), nn.PReLU())
-    model[1].weight = model[0].weight
+def test_weights_that_layers_share_are_left_to_autocast() -> None:
+    layers: list[Any] = [nn.Embedding(8, 3), nn.Linear(3, 8), nn.Linear(8, 1), nn.PReLU()]
+    layers[1].weight = layers[0].weight
+    model = nn.Sequential(*layers)
     half = HalfWeights(model, Vector(model))
     with half.cast(torch.bfloat16):
-        kinds = [module.weight.dtype for module in model]
-        biases = [module.bias.dtype for module in model[1:3]]
+        kinds = [layer.weight.dtype for layer in layers]
+        biases = [layer.bias.dtype for layer in layers[1:3]]
     assert kinds == [torch.float32, torch.float32, torch.bfloat16, torch.float32]
     assert biases == [torch.bfloat16, torch.bfloat16], "the vector has them at 32 and 40"
-    assert model[2].weight.dtype == torch.float32
+    assert layers[2].weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("model", ["model=resnet18", "model=tiny_cnn"])

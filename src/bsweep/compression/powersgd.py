@@ -107,7 +107,8 @@ def orthonormal(matrices: Tensor) -> Tensor:
     for number in range(rank):
         before, column = basis[..., :number], basis[..., number : number + 1]
         for _ in range(2):
-            column -= before @ (before.mT @ column)
+            if number:
+                column -= before @ (before.mT @ column)
             column += spare[:, number : number + 1]
             column /= torch.linalg.vector_norm(column, dim=-2, keepdim=True)
     return basis
