@@ -44,9 +44,11 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
     meter = job.noise
     assert isinstance(meter, noise_meter.NoiseMeter)
 
+    crops = job.inputs.crops(1, job.config.seed)
+
     def halves() -> None:
         meter.begin_step([Share(SIZE, 1)], SIZE, 0, False)
-        step.pass_on_halves(job, batch, 1)
+        step.pass_on_halves(job, batch, crops)
         meter.after_step()
 
     def among_two() -> None:

@@ -26,11 +26,12 @@ from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec
 from bsweep.compression.dgc import DGC
-from bsweep.compression.payload import pack, unpack
+from bsweep.compression.payload import Layers, pack, unpack
 from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression
 from bsweep.config.parsing import conf_dir
 from bsweep.numerics.vector import Vector
+from tests.support.operations import Operations
 
 T = TypeVar("T")
 NAMES = sorted(
@@ -427,6 +428,43 @@ def test_signsgd_sends_signs_times_the_mean_size_of_each_layer() -> None:
         torch.testing.assert_close(
             received[part.start : part.stop], layer.abs().mean() * layer.sign()
         )
+
+
+def of_layers(number: int, device: str) -> Vector:
+    """A vector of a matrix and so many layers."""
+    layers = [nn.BatchNorm1d(19) for _ in range(number // 2)]
+    return Vector(nn.Sequential(nn.Linear(20, 19, bias=False), *layers).to(device))
+
+
+@pytest.mark.parametrize("name", ["powersgd", "signsgd"])
+def test_kernels_are_as_many_however_many_layers_there_are(name: str) -> None:
+    counts = []
+    for number in (4, 40):
+        vector = of_layers(number, "meta")
+        codec = build(name, vector)
+        with Operations() as operations:
+            codec.exchange(vector.gradients, SimulatedGroup(Board(1)))
+        counts.append(len(operations.launched))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("device", ["meta", *DEVICES])
+def test_numbers_of_all_layers_together_are_those_of_each(device: str) -> None:
+    vector = of_layers(40, device)
+    layers, values = Layers(vector), random_gradients(vector.gradients, 0)
+    with Operations() as operations:
+        norms = [layers._norms(values, order) for order in (1, 2, torch.inf)]
+    assert operations.launched == ["_foreach_norm", "stack"] * 3
+    found = (
+        layers.mean_sizes(values),
+        layers.root_mean_squares(values),
+        layers.largest_sizes(values),
+    )
+    sizes = torch.tensor([part.num_elements for part in vector.slices], device=device)
+    if device != "meta":
+        torch.testing.assert_close(found[0], norms[0] / sizes)
+        torch.testing.assert_close(found[1], norms[1] / sizes.sqrt())
+        torch.testing.assert_close(found[2], norms[2])
 
 
 # PowerSGD

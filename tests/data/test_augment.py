@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bsweep.core.randomness import random_bits, stream_of
-from bsweep.data.augment import crop_and_flip, crop_stream, normalize
+from bsweep.data.augment import crop_and_flip, crop_stream, draw, normalize
 
 MASK = (1 << 64) - 1
 
@@ -58,6 +58,19 @@ def test_random_bits_are_splitmix64() -> None:
     ] == expected
 
 
+def drawn(images: torch.Tensor, stream: int, padding: int) -> torch.Tensor:
+    """What an epoch draws for a few examples at least."""
+    number = max(20, len(images))
+    return draw(number, stream, width=images.shape[-1], padding=padding, device=images.device)
+
+
+def cropped(
+    images: torch.Tensor, indices: torch.Tensor, *, stream: int, padding: int, flip: bool
+) -> torch.Tensor:
+    draws = drawn(images, stream, padding)
+    return crop_and_flip(images, indices, draws=draws, padding=padding, flip=flip)
+
+
 @pytest.mark.parametrize("padding", [0, 1, 4])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 9)])
@@ -66,9 +79,7 @@ def test_crops_are_those_of_the_reference(
 ) -> None:
     images = some_images(20, *shape)
     indices = torch.tensor([3, 0, 19, 7, 3])
-    crops = crop_and_flip(
-        images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip
-    )
+    crops = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip)
     expected = [
         reference_crop(images[i], i, seed=5, epoch=2, padding=padding, flip=flip)
         for i in indices.tolist()
@@ -80,13 +91,13 @@ def test_crops_are_those_of_the_reference(
 def test_nothing_to_do_gives_the_images_themselves() -> None:
     images, indices = some_images(), torch.tensor([4, 2])
     assert torch.equal(
-        crop_and_flip(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False),
+        cropped(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False),
         images[indices],
     )
 
 
 def test_an_empty_part_is_an_empty_batch() -> None:
-    crops = crop_and_flip(
+    crops = cropped(
         some_images()[:0],
         torch.tensor([], dtype=torch.int64),
         stream=crop_stream(0, 1),
@@ -98,12 +109,12 @@ def test_an_empty_part_is_an_empty_batch() -> None:
 
 def test_a_crop_does_not_depend_on_its_batch() -> None:
     images, everything = some_images(20), torch.arange(20)
-    together = crop_and_flip(images, everything, stream=crop_stream(0, 1), padding=4, flip=True)
+    together = cropped(images, everything, stream=crop_stream(0, 1), padding=4, flip=True)
     shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     for parts in (torch.split(everything, 1), torch.split(everything, 7), torch.split(shuffled, 6)):
         for part in parts:
             assert torch.equal(
-                crop_and_flip(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True),
+                cropped(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True),
                 together[part],
             )
 
@@ -111,7 +122,7 @@ def test_a_crop_does_not_depend_on_its_batch() -> None:
 def test_crops_change_with_seed_and_epoch() -> None:
     images, everything = some_images(20), torch.arange(20)
     crops = {
-        (seed, epoch): crop_and_flip(
+        (seed, epoch): cropped(
             images, everything, stream=crop_stream(seed, epoch), padding=4, flip=True
         )
         for seed in (0, 1)
@@ -129,7 +140,7 @@ def test_offsets_and_flips_are_uniform_and_independent() -> None:
     # One white pixel tells the offset; a grey one beside it tells left from right.
     images = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
     images[:, :, 4, 4], images[:, :, 4, 5] = 255, 100
-    crops = crop_and_flip(
+    crops = cropped(
         images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True
     ).view(count, 81)
     white, grey = (crops == 255).int().argmax(1), (crops == 100).int().argmax(1)
@@ -148,7 +159,7 @@ def test_successive_epochs_draw_independently() -> None:
     everything, count = torch.arange(40_500), 40_500
     images = torch.arange(9, dtype=torch.uint8).expand(count, 1, 1, 9).contiguous() + 1
     here, there = (
-        crop_and_flip(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0]
+        cropped(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0]
         for epoch in (1, 2)
     )
     # The column in the middle shows which of the nine columns was moved there; rows do not show,
@@ -175,14 +186,13 @@ def test_normalize_is_the_formula(memory_format: torch.memory_format, dtype: tor
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
-    expected = crop_and_flip(
-        images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True
-    )
+    expected = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
     images, indices = images[indices].cuda(), indices.cuda()
+    draws = drawn(images, crop_stream(5, 2), padding=4)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        crops = crop_and_flip(images, indices, stream=crop_stream(5, 2), padding=4, flip=True)
+        crops = crop_and_flip(images, indices, draws=draws, padding=4, flip=True)
         normalize(crops, mean, std, dtype=torch.float32, memory_format=torch.channels_last)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -19,7 +19,7 @@ import bsweep
 from bsweep import analysis
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
-from bsweep.data import augment, plan
+from bsweep.data import plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
@@ -28,9 +28,10 @@ from bsweep.train import loop, noise_meter, step, worker
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support import running
+from tests.support.operations import Operations
 from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
 from tests.train.test_checkpoint import untimed
-from tests.train.test_steps import IMAGES, Operations, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
+from tests.train.test_steps import IMAGES, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
 
@@ -201,7 +202,7 @@ def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Pa
     job = prepared(tmp_path, *CONTRACT, *words)
     estimates = []
     for epoch in (1, 4, 7, 10):
-        order, crops = plan.epoch_order(24, seed=0, epoch=epoch), augment.crop_stream(0, epoch)
+        order, crops = plan.epoch_order(24, seed=0, epoch=epoch), job.inputs.crops(epoch, seed=0)
         gradients = [gradient(job, part, crops) for part in order.split([5, 12, 7])]
         parts = (
             sum(
@@ -221,7 +222,7 @@ def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Pa
     )
 
 
-def gradient(job: Job, part: Tensor, crops: int) -> Tensor:
+def gradient(job: Job, part: Tensor, crops: Tensor) -> Tensor:
     """Of the mean loss over some examples, flat."""
     inputs, targets = job.inputs.training(part, crops)
     loss = job.objective.loss(job.model(inputs), targets) / len(part)

@@ -15,8 +15,8 @@ from bsweep import models
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
+from tests.support.operations import Operations
 from tests.support.running import compose
-from tests.train.test_steps import Operations
 
 
 def make_model() -> nn.Module:

@@ -474,6 +474,9 @@ def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> No
         settings={"strategy": {"name": "ddp", "hook": "none"}},
     )
     assert stated in analysis.headlines(bsweep.load(tmp_path / "s"))
+    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, device="NVIDIA H200")
+    on_gpus = stated.replace("(1 ms)", "(1 ms; 0.1 ms on GPUs instead of the default)")
+    assert on_gpus in analysis.headlines(bsweep.load(tmp_path / "s"))
 
 
 def test_a_fit_says_what_it_misses() -> None:

@@ -124,6 +124,7 @@ def run(
         "events": [record for record in records if record["type"] == "event"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
+        "in_buckets": getattr(job.training_model, "gradient_as_bucket_view", None),
     }
 
 

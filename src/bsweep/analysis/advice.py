@@ -20,6 +20,7 @@ from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
 from bsweep.core.words import counted, listed
 
 _MAX_NAMED = 3
@@ -103,10 +104,13 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     exchanging = runs[(runs["status"] == "completed") & (runs["num_workers"] > 1)]
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
+        has_gpus = exchanging["device"].ne("cpu").any()
+        is_short = has_gpus and times.eq(PLAIN_HOROVOD.cycle_time_ms).any()
+        on_gpus = f"; {GPU_CYCLE_MS:g} ms on GPUs instead of the default" if is_short else ""
         yield (
             "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
             f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            "ms); other strategies have no such cycle."
+            f"ms{on_gpus}); other strategies have no such cycle."
         )
 
 

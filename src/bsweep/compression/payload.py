@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bsweep.core.torch_private import private
 from bsweep.numerics.vector import Flat
 
 
@@ -76,12 +77,41 @@ class Layers:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """Return one number for each layer: the `statistic` of the layer's part of `values`.
+    def mean_sizes(self, values: Tensor) -> Tensor:
+        """Return the mean absolute value of each layer of `values`.
 
         `values` is (n,), the result (layers,).
         """
+        if values.device.type == "cpu":
+            return self._each(lambda layer: layer.abs().mean(), values)
+        return self._norms(values, 1) / self._repeats
+
+    def largest_sizes(self, values: Tensor) -> Tensor:
+        """Return the largest absolute value of each layer of `values`, with shapes as in
+        `mean_sizes`.
+        """
+        if values.device.type == "cpu":
+            return self._each(lambda layer: layer.abs().max(), values)
+        return self._norms(values, torch.inf)
+
+    def root_mean_squares(self, values: Tensor) -> Tensor:
+        """Return the root of the mean square of each layer of `values`, with shapes as in
+        `mean_sizes`.
+        """
+        if values.device.type == "cpu":
+            return self._each(lambda layer: layer.square().mean().sqrt(), values)
+        return self._norms(values, 2) / self._repeats.sqrt()
+
+    def _each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
         return torch.stack([statistic(part) for part in values.split(self._sizes)])
+
+    def _norms(self, values: Tensor, order: float) -> Tensor:
+        """Return a norm of each layer of `values`, by kernels that take many layers at once.
+
+        On a GPU, the start of a kernel for each layer would take longer than its computation. A
+        CPU computes these norms more slowly, and adds less exactly.
+        """
+        return torch.stack(private("norm_of_each")(values.split(self._sizes), order))
 
     def spread(self, numbers: Tensor) -> Tensor:
         """Return a tensor in which the value of each layer is repeated for all elements of the

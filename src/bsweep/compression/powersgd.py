@@ -33,16 +33,20 @@ class PowerSGD(Codec):
         generator = torch.Generator().manual_seed(seed_of(setting.seed, "powersgd"))
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
-        self._others = [part for part in vector.slices if not _pays(part, config.rank)]
-        self._rights = [
+        others = [part for part in vector.slices if not _pays(part, config.rank)]
+        self._others = _runs(others)
+        rights = [
             torch.randn(
                 _as_matrix(self.memory, part).shape[1],
                 config.rank,
                 generator=generator,
                 dtype=self.memory.dtype,
-            ).to(self.memory.device)
+            )
             for part in self._matrices
         ]
+        # All right factors are parts of one tensor, so that one copy replaces them.
+        self._all_rights = _joined(rights).to(self.memory)
+        self._rights = _parted(self._all_rights, rights)
 
     @property
     def state(self) -> list[Tensor]:
@@ -51,24 +55,23 @@ class PowerSGD(Codec):
     def exchange(self, gradients: Tensor, group: Group) -> None:
         self.memory.add_(gradients)
         own = [_as_matrix(self.memory, part) for part in self._matrices]
-        others = [self.memory[part.start : part.stop] for part in self._others]
+        others = [self.memory[start:stop] for start, stop in self._others]
         products = _sums(
             [matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group
         )
         bases = (
             _bases(products)
             if group.rank == 0
-            else [torch.zeros_like(product) for product in products]
+            else _parted(self.memory.new_zeros(sum(map(torch.numel, products))), products)
         )
         lefts = _sums(bases, group)
         own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
         sums = _sums([*own_rights, *others], group)
-        for right, total in zip(self._rights, sums, strict=False):
-            right.copy_(total)
+        self._all_rights.copy_(_joined(sums[: len(own)]))
         for part, left, right in zip(self._matrices, lefts, self._rights, strict=True):
             torch.mm(left, right.T, out=_as_matrix(gradients, part))
-        for part, total in zip(self._others, sums[len(own) :], strict=True):
-            gradients[part.start : part.stop] = total
+        for (start, stop), total in zip(self._others, sums[len(own) :], strict=True):
+            gradients[start:stop] = total
         for matrix, left, right in zip(own, lefts, own_rights, strict=True):
             matrix.addmm_(left, right.T, alpha=-1)
         for other in others:
@@ -104,7 +107,8 @@ def orthonormal(matrices: Tensor) -> Tensor:
     for number in range(rank):
         before, column = basis[..., :number], basis[..., number : number + 1]
         for _ in range(2):
-            column -= before @ (before.mT @ column)
+            if number:
+                column -= before @ (before.mT @ column)
             column += spare[:, number : number + 1]
             column /= torch.linalg.vector_norm(column, dim=-2, keepdim=True)
     return basis
@@ -127,11 +131,31 @@ def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
     return vector[part.start : part.stop].view(part.shape[0], -1)
 
 
+def _runs(parts: list[Slice]) -> list[tuple[int, int]]:
+    """Return the positions (start, stop) of slices in the gradient vector, with neighbours as one
+    part.
+    """
+    runs: list[tuple[int, int]] = []
+    for part in parts:
+        start = runs.pop()[0] if runs and runs[-1][1] == part.start else part.start
+        runs.append((start, part.stop))
+    return runs
+
+
 def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:
     """Return the sum over workers of each tensor; a worker sends all its tensors in one message."""
     if not tensors:
         return []
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = _joined(tensors)
     group.all_reduce(flat)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    return _parted(flat, tensors)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
+
+
+def _parted(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Return views of a flat tensor that have the shapes of the tensors `like`, in their order."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -22,7 +22,7 @@ class SignSGD(GatherCodec):
         self._layers = Layers(setting.vector)
 
     def encode(self, values: Tensor) -> Tensor:
-        sizes = self._layers.each(lambda layer: layer.abs().mean(), values)
+        sizes = self._layers.mean_sizes(values)
         return join(sizes, pack((values >= 0).to(torch.uint8), 1))
 
     def add_decoded(self, payload: Tensor, into: Tensor, scale: float = 1.0) -> None:

@@ -25,7 +25,7 @@ class TernGrad(GatherCodec):
         self.generator: torch.Generator = setting.generator(setting.rank, "terngrad")
 
     def encode(self, values: Tensor) -> Tensor:
-        scales = self._layers.each(self._scale, values)
+        scales = self._scales(values)
         # A layer without gradient has scale 0.
         divisors = scales.clamp(min=torch.finfo(values.dtype).tiny)
         codes = round_randomly(values / self._layers.spread(divisors), 1, self.generator)
@@ -36,8 +36,8 @@ class TernGrad(GatherCodec):
         signs = unpack(packed, 2, len(into)).to(into.dtype).sub_(1)
         into.add_(signs.mul_(self._layers.spread(scales)), alpha=scale)
 
-    def _scale(self, layer: Tensor) -> Tensor:
-        largest = layer.abs().max()
+    def _scales(self, values: Tensor) -> Tensor:
+        largest = self._layers.largest_sizes(values)
         if self._clip_sigmas is None:
             return largest
-        return torch.minimum(largest, self._clip_sigmas * layer.square().mean().sqrt())
+        return torch.minimum(largest, self._clip_sigmas * self._layers.root_mean_squares(values))

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
 Transport = Literal["network", "shared_memory"]
 
+CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
+GPU_CYCLE_MS = 0.1
+"""The cycle time of Horovod on GPUs in place of its default, in milliseconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SingleConfig(StrategyConfig):
@@ -66,7 +70,7 @@ class HorovodConfig(StrategyConfig):
 
     knobs: ClassVar[Mapping[str, tuple[str, int]]] = {
         "fusion_threshold_mb": ("HOROVOD_FUSION_THRESHOLD", 2**20),
-        "cycle_time_ms": ("HOROVOD_CYCLE_TIME", 1),
+        "cycle_time_ms": (CYCLE_VARIABLE, 1),
         "cache_capacity": ("HOROVOD_CACHE_CAPACITY", 1),
     }
     """The keys of settings that Horovod reads only once, from environment variables, when it starts

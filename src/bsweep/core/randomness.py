@@ -9,7 +9,7 @@ import hashlib
 from torch import Tensor
 
 
-def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
+def random_bits(counters: Tensor, stream: int) -> Tensor:
     """Return 64 random bits for each integer in `counters`; different integers give different bits.
 
     The bits are the outputs of splitmix64 (Steele, Lea, Flood, OOPSLA 2014) at the positions
@@ -18,8 +18,7 @@ def random_bits(counters: Tensor, stream: int | Tensor) -> Tensor:
 
     Args:
         counters: An int64 tensor of any shape.
-        stream: The start of the stream, see `stream_of`. It may be an int64 tensor of shape () on
-            the same device, which a CUDA graph reads again at each replay.
+        stream: The start of the stream, see `stream_of`.
 
     Returns:
         An int64 tensor of the shape and on the device of `counters`.

@@ -6,6 +6,7 @@ They work on a whole batch at once, on any device.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,23 +22,44 @@ def crop_stream(seed: int, epoch: int) -> int:
     return stream_of("crop", seed, epoch)
 
 
+def draw(num_examples: int, stream: int, *, width: int, padding: int, device: Any) -> Tensor:
+    """Return the random crop and the mirroring of each training example in an epoch.
+
+    They depend on (seed, epoch, example) alone: not on a batch, a worker or a device.
+
+    Args:
+        num_examples: The number of training examples.
+        stream: `crop_stream` of the run's seed and the epoch.
+        width: The width of an image in pixels.
+        padding: The pixels on each side; a crop has `2 * padding + 1` possible offsets in either
+            direction.
+        device: The device of the result.
+
+    Returns:
+        int64 (num_examples, 2): the index of each crop's first pixel in the flat padded image, and
+        1 for images to be mirrored, 0 for others.
+    """
+    bits = random_bits(torch.arange(num_examples, device=device), stream)
+    # uniform to 1 in 2^27
+    top, left = ((bits >> first & 0x7FFFFFFF) % (2 * padding + 1) for first in (1, 32))
+    return torch.stack([top * (width + 2 * padding) + left, bits & 1], dim=1)
+
+
 def crop_and_flip(
-    images: Tensor, indices: Tensor, *, stream: int | Tensor, padding: int, flip: bool
+    images: Tensor, indices: Tensor, *, draws: Tensor, padding: int, flip: bool
 ) -> Tensor:
     """Return images, each padded with black and cropped at random; `flip` also mirrors each with
     probability 1/2.
 
-    For given arguments `padding` and `flip`, the crop of an example depends on (seed, epoch,
-    example) alone: not on its batch, worker or device. A single gather crops and mirrors. Nothing
-    here waits for a GPU, so this function can be captured in a CUDA graph.
+    A single gather crops and mirrors. Nothing here waits for a GPU, so this function can be
+    captured in a CUDA graph.
 
     Args:
         images: uint8 (B, C, H, W).
         indices: The images' numbers in the training set, int64 (B,), on the images' device.
-        stream: `crop_stream` of the run's seed and the epoch, or a tensor () of it on that device.
-        padding: The pixels on each side; a crop has `2 * padding + 1` possible offsets in either
-            direction.
-        flip: True to mirror each image with probability 1/2.
+        draws: The epoch's crops as `draw` returns them, on the images' device.
+        padding: The pixels on each side, as given to `draw`.
+        flip: True to mirror the images that `draws` says.
 
     Returns:
         uint8 (B, C, H, W).
@@ -45,35 +67,25 @@ def crop_and_flip(
     if not padding and not flip:
         return images
     _, channels, height, width = images.shape
-    bits = random_bits(indices.view(-1, 1, 1), stream)
-    shifts, rows, columns, mirrored = _constants(height, width, padding, images.device)
-    top, left = ((bits >> shifts & 0x7FFFFFFF) % (2 * padding + 1)).unbind()  # uniform to 1 in 2^27
-    columns = columns + left
-    if flip:
-        columns.addcmul_(bits & 1, mirrored)
-    pixels = torch.add(rows, top, alpha=width + 2 * padding) + columns
+    first, mirrored = draws[indices].view(-1, 2, 1, 1).unbind(dim=1)
+    plain, to_the_right = _pixels(height, width, padding, images.device)
+    pixels = plain + (torch.addcmul(first, mirrored, to_the_right) if flip else first)
     padded = F.pad(images, (padding, padding, padding, padding))
     crops = padded.flatten(2).gather(2, pixels.view(-1, 1, height * width).expand(-1, channels, -1))
     return crops.view(-1, channels, height, width)
 
 
 @functools.lru_cache
-def _constants(
-    height: int, width: int, padding: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four int64 tensors of bit and pixel positions that `crop_and_flip` needs for images of
-    one size.
+def _pixels(height: int, width: int, padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return two int64 tensors of pixel positions that `crop_and_flip` needs for images of one
+    size.
 
     Returns:
-        The position of the first random bit that the top and the left offset use, (2, 1, 1, 1).
-        The index in a flat padded image at which each row begins, (H, 1).
-        The index of each column within its row, (W,).
+        The index in a flat padded image of each pixel of the first crop, (H, W).
         The number of pixels to the right at which a mirrored image takes each column, (W,).
     """
     x, y = torch.arange(width, device=device), torch.arange(height, device=device)
-    # The values 1 and 32, made without a copy from the host.
-    first_bits = torch.arange(1, 33, 31, device=device).view(2, 1, 1, 1)
-    return first_bits, y[:, None] * (width + 2 * padding), x, width - 1 - 2 * x
+    return y[:, None] * (width + 2 * padding) + x, width - 1 - 2 * x
 
 
 def normalize(
@@ -97,7 +109,8 @@ def normalize(
         memory_format: The memory format of the result.
     """
     scale, shift = _scale_and_shift(mean, std, dtype)
-    return torch.addcmul(shift, images.to(dtype, memory_format=memory_format), scale)
+    inputs = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
+    return torch.addcmul(shift, images, scale, out=inputs)
 
 
 @functools.lru_cache

@@ -3,10 +3,10 @@ kernel.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. A graph
 ends with this worker's gradient in the vector; any exchange and any optimizer follow as without a
-graph. The inputs that change from step to step, the examples and the random bits of their crops,
-are in tensors that the graph reads. There is a graph for each size of a step, such as a full step
-and an epoch's last. The graphs never run at the same time and share their memory. Steps of another
-size are launched kernel by kernel.
+graph. The inputs that change, the examples of a step and the crops of an epoch, are in tensors that
+the graph reads. There is a graph for each size of a step, such as a full step and an epoch's last.
+The graphs never run at the same time and share their memory. Steps of another size are launched
+kernel by kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 """A function that computes the gradient of some examples, and returns the sums of their losses,
 correct answers and labels.
 
-It takes the indices of the examples and the `crop_stream`. It leaves the gradient in the vector.
+It takes the indices of the examples and the crops of the epoch. It leaves the gradient in the
+vector.
 """
 
 
@@ -48,7 +49,7 @@ class Captured:
     pool: Any  # torch's handle of its memory, which other graphs may share
 
 
-@dataclass(frozen=True)
+@dataclass
 class Graph:
     """A CUDA graph of the forward and backward passes of a step with a fixed number of examples."""
 
@@ -57,14 +58,17 @@ class Graph:
     part: Tensor
     crops: Tensor
     sums: Tensor
+    drawn: Tensor  # the epoch's crops of which `crops` is a copy
 
-    def replay(self, part: Tensor, crops: int) -> Tensor:
+    def replay(self, part: Tensor, crops: Tensor) -> Tensor:
         """Replay the captured passes on the training examples whose indices are `part`.
 
         Return the sums of their losses, correct answers and labels, valid until the next call.
         """
         self.part.copy_(part)
-        self.crops.fill_(crops)
+        if crops is not self.drawn:  # another epoch has begun
+            self.crops.copy_(crops)
+            self.drawn = crops
         self.captured.replay()
         return self.sums
 
@@ -88,7 +92,9 @@ class Graphs:
         """The bytes that the graphs' shared memory adds to what is allocated."""
         return max((graph.captured.num_bytes for graph in self._by_size.values()), default=0)
 
-    def capture(self, compute: Compute, part: Tensor, num_all: int, num_passes: int) -> Graph:
+    def capture(
+        self, compute: Compute, part: Tensor, crops: Tensor, num_all: int, num_passes: int
+    ) -> Graph:
         """Capture the forward and backward passes of a step as a CUDA graph, and return the graph.
 
         Capture the largest step first: the graphs of smaller ones then fit into its memory. Call
@@ -97,6 +103,7 @@ class Graphs:
         Args:
             compute: Computes the passes.
             part: The indices of this worker's examples in a step; the graph keeps their number.
+            crops: The crops of all training examples in an epoch; the graph keeps their number.
             num_all: The number of examples of all workers in a round.
             num_passes: The number of passes in which the part is computed.
 
@@ -105,7 +112,7 @@ class Graphs:
             OutOfMemoryInCapture: If there is not enough memory.
         """
         pool = next((graph.captured.pool for graph in self._by_size.values()), None)
-        part, crops = part.clone(), torch.zeros((), dtype=torch.int64, device=part.device)
+        part, drawn, crops = part.clone(), crops, crops.clone()
         sums = torch.zeros(3, dtype=torch.float64, device=part.device)
         try:
             captured = capture(lambda: sums.copy_(compute(part, crops)), pool)
@@ -116,7 +123,7 @@ class Graphs:
             )
             first, *_ = str(error).splitlines() or [type(error).__name__]
             raise (OutOfMemoryInCapture if is_full else BrokenCapture)(first) from error
-        graph = Graph(captured, part, crops, sums)
+        graph = Graph(captured, part, crops, sums, drawn)
         self._by_size[len(part), num_all, num_passes] = graph
         return graph
 

@@ -61,6 +61,7 @@ class DDP(TorchStrategy, InBackward):
                 process_group=self.workers,
                 bucket_cap_mb=self._config.bucket_mb,
                 broadcast_buffers=False,
+                gradient_as_bucket_view=True,
             )
         state, hook = self._hook()
         if hook:

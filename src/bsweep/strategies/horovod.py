@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import HorovodConfig
-from bsweep.core.ranks import Place
+from bsweep.config.strategies import CYCLE_VARIABLE, GPU_CYCLE_MS, HorovodConfig
+from bsweep.core.gpus import num_gpus
+from bsweep.core.ranks import Place, num_cores
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -35,7 +36,7 @@ class Horovod(Summing, InBackward):
         os.environ.update(strategy.variables())
         import horovod.torch as hvd
 
-        hvd.init()
+        _begin(hvd, on_gpu=num_gpus(config.device) > 0, local_workers=place.local_workers)
         self._hvd = hvd
         self._num_buckets = strategy.buckets
         self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
@@ -162,6 +163,25 @@ class Horovod(Summing, InBackward):
             self._hvd.synchronize(handle)
         if self._through_host:
             part.copy_(wire, non_blocking=True)
+
+
+def _begin(hvd: Any, *, on_gpu: bool, local_workers: int) -> None:
+    """Start Horovod, on GPUs with a cycle of `GPU_CYCLE_MS` if another one is not asked for and a
+    host has two cores for each worker.
+
+    A step on a GPU may take less than a millisecond. Horovod would wait for the end of its cycle as
+    long, in a thread that needs a core for shorter cycles. The variable is removed when Horovod has
+    read it: Horovod keeps the value, and a process in which the variable is set may not restart
+    Horovod.
+    """
+    if on_gpu and CYCLE_VARIABLE not in os.environ and num_cores() >= 2 * local_workers:
+        os.environ[CYCLE_VARIABLE] = str(GPU_CYCLE_MS)
+        try:
+            hvd.init()
+        finally:
+            del os.environ[CYCLE_VARIABLE]
+    else:
+        hvd.init()
 
 
 class HostCopies:

@@ -170,19 +170,20 @@ def _of_steps(job: Job) -> Graphs:
         if len(part)
     }
 
-    def computing(batch: Tensor) -> Callable[[Tensor, int | Tensor], Tensor]:
+    def computing(batch: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda part, crops: step.compute_passes(job, batch, part, crops, num_passes)
 
-    def gradients(compute: Callable[[Tensor, int], Tensor], part: Tensor) -> Tensor:
+    def gradients(compute: Callable[[Tensor, Tensor], Tensor], part: Tensor) -> Tensor:
         torch.manual_seed(0)  # for dropout
-        compute(num_train - 1 - part, 1)
+        compute(num_train - 1 - part, job.inputs.crops(1, job.config.seed))
         return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
 
     with on_capture_stream(job.device):
         # These passes come before the first graph reserves the memory of a step.
         expected = [gradients(computing(batch), part) for batch, part in steps.values()]
+        crops = job.inputs.crops(0, job.config.seed)
         found = [
-            graphs.capture(computing(batch), part, len(batch), num_passes)
+            graphs.capture(computing(batch), part, crops, len(batch), num_passes)
             for batch, part in steps.values()
         ]
     for graph, (_, part), right in zip(found, steps.values(), expected, strict=True):
@@ -202,8 +203,9 @@ def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
     Raises:
         torch.OutOfMemoryError: If there is not enough memory for both.
     """
+    crops = job.inputs.crops(0, job.config.seed)
     noise_of_one = job.config.measures_noise and job.config.num_workers == 1
     if noise_of_one and num_passes == 1:
-        step.pass_on_halves(job, part, 0)
+        step.pass_on_halves(job, part, crops)
     if job.config.batching.may_return or (noise_of_one and num_passes > 1):
-        step.compute_passes(job, batch, part, 0, num_passes)
+        step.compute_passes(job, batch, part, crops, num_passes)

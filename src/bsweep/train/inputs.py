@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Inputs:
     config: AnyData
     dtype: torch.dtype  # of inputs and targets that are not integers
     layout: torch.memory_format  # of images
+    # The crops of one epoch, by seed and epoch.
+    _drawn: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def labels_per_example(self) -> int:
@@ -33,13 +35,32 @@ class Inputs:
         labels = self.dataset.train_labels
         return torch.arange(min(number, len(labels)), device=labels.device)
 
-    def training(self, indices: Tensor, crops: int | Tensor) -> tuple[Tensor, Tensor]:
+    def crops(self, epoch: int, seed: int) -> Tensor:
+        """Return the random crops and mirrorings of all training images in an epoch, as
+        `augment.draw` does; an empty tensor for other data.
+
+        They are drawn at once, and kept until another epoch is asked for. So a step does not draw.
+        """
+        if (epoch, seed) not in self._drawn:
+            self._drawn.clear()
+            inputs = self.dataset.train_inputs
+            is_cropped = self.dataset.mean is not None and isinstance(self.config, ImageConfig)
+            self._drawn[epoch, seed] = augment.draw(
+                len(inputs) if is_cropped else 0,
+                augment.crop_stream(seed, epoch),
+                width=inputs.shape[-1],
+                padding=(isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0,
+                device=self.dataset.device or inputs.device,
+            )
+        return self._drawn[epoch, seed]
+
+    def training(self, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's inputs and targets for the training examples `indices`; crop and flip
         images at random if `data.crop_padding` and `data.flip` say so.
 
         Args:
             indices: The indices of the training examples, int64 (B,).
-            crops: The epoch's `augment.crop_stream`, which determines the crops and flips.
+            crops: The `crops` of the epoch.
 
         Returns:
             The inputs (B, ...) and the targets (B,) or (B, ...).
@@ -49,7 +70,7 @@ class Inputs:
             examples = augment.crop_and_flip(
                 examples,
                 indices,
-                stream=crops,
+                draws=crops,
                 padding=self.config.crop_padding or 0,
                 flip=self.config.flip,
             )

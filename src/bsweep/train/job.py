@@ -19,6 +19,7 @@ from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
 from bsweep.numerics.graphs import Graphs
+from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
@@ -58,6 +59,7 @@ class Job:
     # the equipment of each worker, by rank; see `bsweep.train.peers_check`
     peers: tuple[Mapping[str, Any], ...] = ()
     graphs: Graphs | None = None  # of the passes of steps
+    half_weights: HalfWeights | None = None  # None: autocast casts each weight by itself
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
     @property
@@ -86,8 +88,16 @@ class Job:
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
+    def weights_cast(self) -> AbstractContextManager[None]:
+        """Return the context manager for the forward passes of training steps: it casts the weights
+        to the run's precision at once, if autocast would cast them.
+        """
+        dtype = AUTOCAST.get(self.precision)
+        return self.half_weights.cast(dtype) if self.half_weights and dtype else nullcontext()
+
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss times the loss scale of fp16, or the loss itself in other precisions.
+        """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
+        return it unchanged.
 
         See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
         """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bsweep.core.torch_private import private
-from bsweep.data import augment, plan
+from bsweep.data import plan
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.strategies import InBackward, Strategy
 from bsweep.train.job import Job
@@ -39,7 +39,7 @@ def train_step(
         The sum of losses, the number of correct answers and the number of labels of `part`, as a
         float64 tensor (3,) on the device.
     """
-    crops = augment.crop_stream(job.config.seed, epoch)
+    crops = job.inputs.crops(epoch, job.config.seed)
     job.noise.before_passes(lambda: pass_on_halves(job, part, crops))
     graphs = None if job.noise.needs_passes else job.graphs
     if graphs and (graph := graphs.of_step(part, len(round_batch), num_passes)):
@@ -55,7 +55,7 @@ def train_step(
 
 
 def compute_passes(
-    job: Job, round_batch: Tensor, part: Tensor, crops: int | Tensor, num_passes: int = 1
+    job: Job, round_batch: Tensor, part: Tensor, crops: Tensor, num_passes: int = 1
 ) -> Tensor:
     """Compute this worker's gradient by forward and backward passes, and write it to the gradient
     vector of `job`.
@@ -65,7 +65,7 @@ def compute_passes(
         round_batch: The indices of the round's examples, of all workers. For most strategies, a
             round is one step.
         part: The indices of this worker's examples.
-        crops: The epoch's `augment.crop_stream`.
+        crops: The epoch's `Inputs.crops`.
         num_passes: The number of passes in which the part is computed.
 
     Returns:
@@ -76,7 +76,7 @@ def compute_passes(
     num_labels = (
         job.strategy.loss_divisor(len(part), len(round_batch)) * job.inputs.labels_per_example
     )
-    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    totals: Tensor | None = None
     job.vector.drop_gradients()
     with job.phase("backward"), job.slowdown.step(len(part)):
         # In an epoch's last batch a worker may have no example. It then computes one with weight
@@ -88,17 +88,19 @@ def compute_passes(
                 with job.phase("forward"):
                     outputs = _outputs(job, job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
-                job.scaled(loss * (bool(filled) / num_labels)).backward()
+                # To scale the loss itself would take an operation in either direction.
+                loss.backward(job.scaled(torch.full_like(loss, bool(filled) / num_labels)))
             job.noise.after_pass(len(indices))
             if filled:
-                totals += job.objective.score(loss, outputs, targets)
+                score = job.objective.score(loss, outputs, targets)
+                totals = score if totals is None else totals + score
         job.vector.collect_gradients()
-    return totals
+    return torch.zeros(3, dtype=torch.float64, device=job.device) if totals is None else totals
 
 
 def _outputs(job: Job, model: nn.Module, inputs: Tensor) -> Any:
     """Return the model's outputs for `inputs`, computed in the run's precision."""
-    with job.autocast(), _batchnorm_fit_for(job.model, len(inputs)):
+    with job.autocast(), job.weights_cast(), _batchnorm_fit_for(job.model, len(inputs)):
         return model(inputs)
 
 
@@ -135,7 +137,7 @@ def _exchange_within(strategy: Strategy, *, is_last: bool) -> Iterator[None]:
         yield
 
 
-def pass_on_halves(job: Job, part: Tensor, crops: int) -> None:
+def pass_on_halves(job: Job, part: Tensor, crops: Tensor) -> None:
     """Compute the gradients of the two halves of a lone worker's batch, and pass them to the
     gradient noise meter.
 

@@ -35,7 +35,8 @@ def make_steps(job: Job) -> None:
             torch.backends.cudnn.benchmark = number == 0
             batch = job.inputs.first(num_examples)
             parts = plan.local_steps(batch, job.place.rank, shares)
+            crops = job.inputs.crops(0, job.config.seed)
             for part in {len(part): part for part in parts}.values():
-                step.compute_passes(job, batch, part, 0, shares[job.place.rank].num_passes)
+                step.compute_passes(job, batch, part, crops, shares[job.place.rank].num_passes)
             job.strategy.rehearse()
             job.heartbeat()

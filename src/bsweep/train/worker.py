@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch import nn
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
@@ -29,6 +30,7 @@ from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
@@ -214,7 +216,20 @@ def _build_job(
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
+        half_weights=_half_weights(config, strategy, model, vector),
     )
+
+
+def _half_weights(
+    config: RunConfig, strategy: Strategy, model: nn.Module, vector: Vector
+) -> HalfWeights | None:
+    """Return the weights to cast at once. Return None on a CPU, where that saves no time, and if
+    the strategy exchanges gradients within a pass: they must then arrive one by one.
+    """
+    in_passes = config.strategy.can.exchanges_in_passes
+    arrive_singly = isinstance(strategy, InBackward) if in_passes is None else in_passes
+    on_cpu = vector.parameters.device.type == "cpu"
+    return None if on_cpu or arrive_singly else HalfWeights(model, vector)
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
