@@ -74,7 +74,7 @@ def recommend() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["times"] and sys.argv[2] in _LAUNCHERS:
+    if sys.argv[1:2] == ["times"] and set(sys.argv[2:3]) & set(_LAUNCHERS):
         times(sys.argv[2], int(sys.argv[4]) if "--rounds" in sys.argv else 3)
     elif sys.argv[1:] == ["recommend"]:
         recommend()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 
-import horovod.torch as hvd
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
@@ -57,6 +56,8 @@ def main(exchange: str) -> None:
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         optimizer = learning
     else:
+        import horovod.torch as hvd
+
         hvd.init()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(learning, model.named_parameters())

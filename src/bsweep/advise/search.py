@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from bsweep import launch
 from bsweep.analysis import load
+from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.forecast import unreached
 from bsweep.analysis.prediction.next_run import (
@@ -341,7 +342,7 @@ class Search:
         if prediction is None:
             if self.budget is None and not self.run_ids:
                 say(
-                    f"no --budget: at most {self.share:.3g} worker-seconds, which are {_SHARE}; a "
+                    f"no --budget: at most {number(self.share)} worker-seconds, which are {_SHARE}; a "
                     "run that reaches the target will tell more exactly"
                 )
             return first_run(grid, self._still_open(offers), step_time, left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -67,11 +68,13 @@ def run(arguments: Sequence[str]) -> int:
 def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) -> None:
     if as_json:
         print(json.dumps(prediction.as_json(), indent=2, allow_nan=False))
-    elif is_verbose:
-        print(prediction)
+        return
+    run_next = f"Run next: {prediction.next_run()}."
+    if is_verbose:
+        print(prediction, textwrap.fill(run_next, 100), sep="\n")
     else:
         page = f"Page: bsweep report {shlex.quote(study)} writes it."
-        print("\n".join([*prediction.brief(), f"Run next: {prediction.next_run()}.", page]))
+        print("\n".join([*prediction.brief(), run_next, page]))
 
 
 def _column_and_value(text: str) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class StepClock:
             yield
             end.record()
             self._events.append((begin, end))
-            if len(self._events) == _MOST_EVENTS and self._events[_MOST_EVENTS // 2][1].query():
+            if len(self._events) >= _MOST_EVENTS and self._events[_MOST_EVENTS // 2][1].query():
                 self._read(_MOST_EVENTS // 2)  # these steps have ended, so the host does not wait
         else:
             start = time.perf_counter()

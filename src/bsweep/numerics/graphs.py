@@ -118,8 +118,9 @@ class Graphs:
             captured = capture(lambda: sums.copy_(compute(part, crops)), pool)
         except RuntimeError as error:
             # After an error within the capture, its end raises another one.
-            is_full = isinstance(error, torch.OutOfMemoryError) or isinstance(
-                error.__context__, torch.OutOfMemoryError
+            is_full = any(
+                one is not None and memory.is_out_of_memory(one)
+                for one in (error, error.__context__)
             )
             first, *_ = str(error).splitlines() or [type(error).__name__]
             raise (OutOfMemoryInCapture if is_full else BrokenCapture)(first) from error

@@ -141,7 +141,10 @@ def _reason(error: RuntimeError) -> tuple[str, int]:
     if isinstance(error, OutOfMemoryInCapture):
         return f"the GPU's memory ran out during the capture: {first}", _LOST_MEMORY
     if isinstance(error, torch.OutOfMemoryError):
-        return f"there is not enough memory beside it for passes without it: {first}", _FAILED
+        return (
+            f"there is not enough memory for graphs and for passes without them: {first}",
+            _FAILED,
+        )
     if isinstance(error, BrokenCapture):
         _broken.append(first)
     return f"the passes cannot be captured: {first}", _FAILED

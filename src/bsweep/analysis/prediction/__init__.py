@@ -182,14 +182,7 @@ def _warnings(
         )
     if text := bounded(runs, seen.target):
         yield text
-    known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
-    others = sorted(set(cells["num_workers"]) - {1, *known})
-    if others and (len(known) < 2 or max(others) > max(known)):
-        yield (
-            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
-            f"{_counts(others)} is a guess with a wide interval. Time a few steps with so many "
-            "workers, or give bsweep predict the file of `bsweep probe` with --probe."
-        )
+    yield from _of_untimed_workers(seen, cells, timings)
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
             "the threads of a worker change with the number of workers: the formula for the time "
@@ -211,13 +204,24 @@ def _warnings(
     yield from _of_times_beside_others(seen)
     yield from _of_misfits(fits)
     if beyond := cells["beyond"].iloc[place]:
-        best = cells.iloc[place]
         yield (
             f"the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
-            f"you rely on it. One epoch of it (local_batch={best['local_batch']:g} "
-            f"num_workers={best['num_workers']} epochs=1) would time its steps."
+            "you rely on it."
         )
     yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_untimed_workers(
+    seen: Observed, cells: pd.DataFrame, timings: Sequence[Timing]
+) -> Iterator[str]:
+    known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
+    others = sorted(set(cells["num_workers"]) - {1, *known})
+    if others and (len(known) < 2 or max(others) > max(known)):
+        yield (
+            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
+            f"{_counts(others)} is a guess with a wide interval. Time a few steps with so many "
+            "workers, or give bsweep predict the file of `bsweep probe` with --probe."
+        )
 
 
 def _of_misfits(fits: Fits) -> Iterator[str]:

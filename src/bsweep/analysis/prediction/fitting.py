@@ -4,7 +4,7 @@ This module also estimates the critical batch size and the leave-out error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,11 @@ from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, f
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
 _LEFT_OUT_DRAWS = 600  # from each fit for the leave-out error
+# What a timed step has of the columns by which cells are left out.
+_OF_TIMINGS: Mapping[str, Callable[[Timing], float]] = {
+    "num_workers": lambda one: one.cell.num_workers,
+    "global_batch": lambda one: one.cell.local_batch * one.cell.num_workers * one.cell.passes,
+}
 _MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
@@ -67,7 +72,8 @@ def fit(
     least_batches = 0 if searched else 2 if elsewhere is None else 1
     if problem := missing(seen, least_batches, has_timings=bool(timings)):
         raise ValueError(problem)
-    prior = Known(float(np.exp(np.mean(np.log(searched)))), CRITICAL_FACTOR) if searched else None
+    sizes = np.unique(np.asarray(searched, float))
+    prior = Known(float(np.exp(np.mean(np.log(sizes)))), CRITICAL_FACTOR) if searched else None
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
     alone = fit_steps(runs, prior, num_draws) if num_reached > 1 else None
@@ -111,9 +117,9 @@ def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
         groups += [(name, float(values[place])) for place in chosen]
     rows = []
     for name, value in groups:
-        others = seen.without(name, value)
+        others, of = seen.without(name, value), _OF_TIMINGS[name]
         try:
-            fits = fit(others, timings, _LEFT_OUT_DRAWS)
+            fits = fit(others, [one for one in timings if of(one) != value], _LEFT_OUT_DRAWS)
         except ValueError:
             continue
         cells = list(known[known[name] == value].groupby(CELL))

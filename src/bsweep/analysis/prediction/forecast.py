@@ -180,7 +180,8 @@ def _measured(
         for key, of in seen.runs.groupby(CELL)
         if key in wanted
     ]
-    return pd.DataFrame(rows, columns=[*CELL, "num_runs", "num_reached", "measured_seconds"])
+    numbers = ["num_runs", "num_reached", "measured_seconds"]
+    return pd.DataFrame(rows, columns=[*CELL, *numbers]).astype(dict.fromkeys(numbers, float))
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:

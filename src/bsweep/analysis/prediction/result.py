@@ -262,7 +262,6 @@ class Prediction:
             "global batch, not on the number of workers that share it. Times and costs are those "
             "of training steps: starts and evaluations come on top."
         )
-        yield f"Run next: {self.next_run()}."
 
     def _not_allowed(self) -> str:
         left_out = ~self.cells["is_allowed"] & (self.cells["problem"] == "")
