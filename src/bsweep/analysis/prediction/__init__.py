@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from bsweep.analysis import mixture
 from bsweep.analysis.beside_others import timed_beside
