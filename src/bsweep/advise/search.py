@@ -342,8 +342,8 @@ class Search:
         if prediction is None:
             if self.budget is None and not self.run_ids:
                 say(
-                    f"no --budget: at most {number(self.share)} worker-seconds, which are {_SHARE}; "
-                    "a run that reaches the target will tell more exactly"
+                    f"no --budget: at most {number(self.share)} worker-seconds, which are "
+                    f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
             return first_run(grid, self._still_open(offers), step_time, left)
         if not is_told(prediction):
