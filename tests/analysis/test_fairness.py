@@ -11,8 +11,10 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots, report
+from bsweep.analysis.common_target import common_target
 from bsweep.analysis.fairness import fairness, seeds_left_out
 from bsweep.analysis.tuning import rates
+from bsweep.config.target import target_of
 from bsweep.plots.curves import INK
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import write_run
@@ -73,8 +75,9 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
 
 
 def test_the_target_is_what_cells_reach_at_their_best_rates(collapse: analysis.Study) -> None:
-    first, *_ = analysis.recommendations(collapse)
-    assert first.startswith("Fastest to a test accuracy of 0.92: global batch")
+    found = common_target(collapse)
+    assert found
+    assert found[0] == target_of(accuracy=0.92)
 
 
 def test_an_effect_that_no_rate_mends_survives(tmp_path: Path) -> None:

@@ -597,9 +597,9 @@ def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_pat
     with pytest.raises(
         ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
     ):
-        package.predict(tmp_path / "s", 0.5)
+        package.predict(tmp_path / "s", 0.75)
     assert package.predict(
-        package.load(tmp_path / "s", beside=True), 0.5, workers=[1, 2]
+        package.load(tmp_path / "s", beside=True), 0.75, workers=[1, 2]
     ).seen.timings()
 
 
