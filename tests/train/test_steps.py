@@ -441,7 +441,7 @@ def test_what_runs_beside_graphs_is_tried_beside_them(
         rooms.append(num_in_graphs)
         without, (warning,) = graph_capture.captured(job)
         assert without.graphs is None
-        assert "not enough memory beside it" in warning.message
+        assert "not enough memory for graphs and for passes" in warning.message
         assert graph_capture.broken_capture() == ""
 
 
