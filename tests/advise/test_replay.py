@@ -149,16 +149,21 @@ def test_a_policy_is_told_of_as_many_measured_steps_as_in_training(tmp_path: Pat
 
 def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     write_run(tmp_path, 32.0)
-    changing = write_run(tmp_path, 32.0, "batching=schedule")
+    changing = [
+        write_run(tmp_path, scale, "batching=schedule", f"seed={seed}")
+        for seed, scale in enumerate((32.0, 64.0))
+    ]
     study = bsweep.load(tmp_path)
-    assert set(study.batches["run_id"]) == {changing}
-    assert len(study.batches) == 16
+    assert set(study.batches["run_id"]) == set(changing)
+    assert len(study.batches) == 2 * 16
     figure = FIGURES["batch_by_epoch"](study)
     batch, noise, _ = figure.axes
     assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
     assert batch.lines[0].get_color() == looks(study)["variant", "batch by schedule"]["color"]
     assert batch.lines[0].get_color() != COLORS[0], "of the fixed batch, as in other figures"
-    assert list(noise.lines[0].get_ydata()) == [32] * 16  # type: ignore[arg-type]
+    assert len(batch.lines) == 2, "a line for each run"
+    (median,) = noise.lines
+    assert list(median.get_ydata()) == pytest.approx([48] * 16)
 
 
 def test_labels_name_a_policy_before_its_differing_settings(

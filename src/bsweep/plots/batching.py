@@ -4,6 +4,7 @@ changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from bsweep.plots import drawing
 from bsweep.plots.curves import LINES, MAX_LINES, handle, looks
 
 _FORGETS = 0.1  # weight of a new record in the running mean, as in training
+_PARTS = 40  # parts of the epochs, in each of which a cell has one noise scale
 
 
 def batches(study: Study) -> pd.DataFrame:
@@ -45,7 +47,10 @@ def batches(study: Study) -> pd.DataFrame:
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the global batch, the gradient noise scale (if measured) and the learning rate over the
-    epochs, a line for each run of at most eight cells.
+    epochs, for at most eight cells.
+
+    Global batch and learning rate have a line for each run. The noise scale scatters too much for
+    that: it has a line for each cell.
     """
     cells = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
     drawn = _looks(study, [str(variant) for (variant, _, _), _ in cells[:MAX_LINES]])
@@ -58,8 +63,9 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     shown = [name for name in names if has_noise or name != "noise_scale"]
     figure, grid = drawing.grid(len(shown), 1, 1.7)
     for (axes,), name in zip(grid, shown, strict=True):
+        draw = _draw_noise if name == "noise_scale" else _draw_runs
         for look, (_, rows) in zip(drawn, cells, strict=False):
-            _draw_runs(axes, rows, name, look)
+            draw(axes, rows, name, look)
         axes.set_ylabel(f"{names[name]}\n(examples)" if name != "learning_rate" else names[name])
         axes.set_xlim(0, 1.02 * table["epochs_done"].max())
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -81,7 +87,8 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
         figure,
         "Global batch and learning rate at sampled steps of runs whose batch changed, with one "
         "line for each run.",
-        "The noise scale is the ratio of running means, left out where it is not positive."
+        "The noise scale is the ratio of running means, left out where it is not positive. Its "
+        f"line is the median over a cell's runs in each of {_PARTS} equal parts of the epochs."
         if has_noise
         else "",
         f"{left_out} more cells are not shown." if left_out > 0 else "",
@@ -93,9 +100,16 @@ def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, look: dict[str, Any]) 
         axes.plot(
             run["epochs_done"],
             run[name],
-            drawstyle="default" if name == "noise_scale" else "steps-pre",
+            drawstyle="steps-pre",
             **{"linewidth": 1.1, "alpha": 0.85, **look},
         )
+
+
+def _draw_noise(axes: Axes, rows: pd.DataFrame, name: str, look: dict[str, Any]) -> None:
+    width = rows["epochs_done"].max() / _PARTS
+    part = (rows["epochs_done"] / width).apply(math.ceil) - 0.5
+    scales = rows[name].groupby(part).median()
+    axes.plot(scales.index * width, scales, **look)
 
 
 def _looks(study: Study, variants: Sequence[str]) -> list[dict[str, Any]]:
