@@ -163,7 +163,7 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     assert batch.lines[0].get_color() != COLORS[0], "of the fixed batch, as in other figures"
     assert len(batch.lines) == 2, "a line for each run"
     (median,) = noise.lines
-    assert list(median.get_ydata()) == pytest.approx([48] * 16)
+    assert list(median.get_ydata()) == pytest.approx([48] * 16)  # type: ignore[arg-type]
 
 
 def test_labels_name_a_policy_before_its_differing_settings(

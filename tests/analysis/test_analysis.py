@@ -367,8 +367,10 @@ def test_threads_that_are_swept_tell_cells_apart(tmp_path: Path) -> None:
             threads=threads,
             settings=settings,
         )
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
     assert "threads" in cells.index.names
+    assert "threads 1" in " ".join(analysis.headlines(study))
     assert analysis.scaling(cells)["base_workers"].tolist() == [1] * 4
     assert analysis.unequal_threads(cells) == ""
 

@@ -53,12 +53,14 @@ def typed(page: Path) -> Iterator[tuple[list[str], str]]:
 def promised(shown: str) -> list[str]:
     """Return the lines of an output that another machine prints as well.
 
-    These are the lines of points, headers of tables, and the beginnings of answers.
+    These are the names of points, headers of tables, and the beginnings of answers. What follows
+    the name of a point may be "skipped", if another page has typed the command before.
     """
     lines = [" ".join(line.removesuffix("...").split()) for line in shown.splitlines()]
-    whole = [line for line in lines if re.match(r"\[\d+/\d+\] |([^\d.]+ ){2,}[^\d.]+$", line)]
+    points = re.findall(r"^\[\d+/\d+\] \S+:", "\n".join(lines), re.MULTILINE)
+    whole = [line for line in lines if re.match(r"([^\d.]+ ){2,}[^\d.]+$", line)]
     answers = [re.split(r" [\d.]+", line)[0] for line in lines if re.match("Fastest|Budget", line)]
-    return [line for line in whole + answers if line]
+    return [line for line in points + whole + answers if line]
 
 
 def learned(output: str, desk: Path) -> float:

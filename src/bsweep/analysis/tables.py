@@ -60,7 +60,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         `global_batch`, `learning_rate`: Those of the cell.
         `local_batches`: Those of the workers, where they are uneven; see `Study`. Different lists
             are joined by `or`.
-        `threads`: The threads of a worker that computes on a CPU.
+        `threads`: The threads of a worker that computes on a CPU, unless they are in the index.
         `num_runs`: The number of runs, completed or not.
         `n`: The number of seeds of which a run completed.
         `other_statuses`: The statuses of the runs that did not complete.
@@ -79,12 +79,9 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
     grouped = known.groupby(keys)
     completed = known[known["status"] == "completed"]
     table = grouped[["global_batch", "learning_rate"]].first()
-    table["threads"] = (
-        known["threads"]
-        .where(known["device"] == "cpu")
-        .groupby([known[name] for name in keys])
-        .first()
-    )
+    if "threads" not in keys:
+        of_cpus = known["threads"].where(known["device"] == "cpu")
+        table["threads"] = of_cpus.groupby([known[name] for name in keys]).first()
     table["local_batches"] = grouped["local_batches"].agg(_either)
     table["num_runs"], table["other_statuses"] = (
         grouped.size(),
@@ -196,13 +193,11 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
         One row for each cell that has a partner, indexed like `cells`.
     """
     is_timed = (cells["n"] > 0) & cells["images_per_second"].notna()
-    measured = cells.loc[is_timed, ["threads", "images_per_second"]].reset_index("num_workers")
-    if "threads" in levels(measured):  # they are swept
-        measured = measured.drop(columns="threads")
+    measured = cells[is_timed].reset_index("num_workers")
     grouped = measured.groupby([*dict.fromkeys([*levels(measured), "threads"])], dropna=False)
     # The index is sorted, so the first row has the fewest workers.
     base = grouped[["num_workers", "images_per_second"]].transform("first")
-    table = measured.drop(columns="threads", errors="ignore").assign(
+    table = measured[["num_workers", "images_per_second"]].assign(
         base_workers=base["num_workers"],
         speedup=measured["images_per_second"] / base["images_per_second"],
     )
@@ -226,6 +221,8 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     Returns:
         One sentence, or an empty text.
     """
+    if "threads" not in cells:  # they are swept, and tell the cells apart
+        return ""
     measured = cells.loc[cells["n"] > 0, ["threads"]].reset_index("num_workers")
     series = measured.groupby(level=levels(measured))["threads"]
     mixed = measured[series.transform("nunique") > 1]
