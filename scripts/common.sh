@@ -51,8 +51,9 @@ step() {
 
 # pip goes on without an index that it cannot reach, and then complains of the packages that it misses.
 no_network() {
-    local host
-    host=$(grep -E 'Retry\(total=0|Max retries exceeded' "$log" | grep -oE "host='[^']+" | tail -n 1) || return 0
+    local words host
+    words=$(grep -E 'Retry\(total=0|Max retries exceeded' "$log" | tail -n 1) || return 0
+    host=$(grep -oE "host='[^']+" <<<"$words" | tail -n 1) || host="its package index" # an older pip names no host
     say "No network: pip could not reach ${host#*\'}. All output: $log" \
         "Behind a proxy, set https_proxy; for another package index, PIP_INDEX_URL."
 }

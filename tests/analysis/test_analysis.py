@@ -850,6 +850,8 @@ def test_only_runs_on_all_of_cifar10_are_compared_with_the_paper(
     assert "epochs: 3 (published: 50)" in analysis.differences(full)
     assert "warmup epochs: 0 (published: not given)" in analysis.differences(full)
     assert not any("learning-rate rule" in line for line in analysis.differences(full))
+    full.runs["optimizer.warmup_epochs"] = pd.Series([10, 5, "2"], dtype=object)
+    assert "warmup epochs: 5, 10, 2 (published: not given)" in analysis.differences(full)
     write_run(tmp_path / "subset", local_batch=8, num_train=5_000)
     write_run(tmp_path / "tiny", local_batch=8, settings={"model.name": "tiny_cnn"})
     assert not analysis.comparable(bsweep.load(tmp_path / "subset"))

@@ -114,6 +114,8 @@ def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Pat
     run.terminate()
     assert run.wait(60) == 2, "interrupted"
     assert not psutil.wait_procs(started, timeout=10)[1]
-    assert all(
-        path == folder or path.name.startswith("torchinductor_") for path in tmp_path.iterdir()
-    )
+    of_torch = {  # that of torch 2.6 stays where a process was killed
+        *tmp_path.glob("torchinductor_*"),
+        *(path.parent for path in tmp_path.glob("*/_remote_module_non_scriptable.py")),
+    }
+    assert set(tmp_path.iterdir()) <= {folder, *of_torch}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -309,7 +310,20 @@ def test_a_missing_network_is_said_first(checkout: Checkout, script: str) -> Non
     assert failed.returncode == 1
     title, reason, *_ = failed.stderr.splitlines()
     assert title.endswith(" ...")
-    assert reason.startswith("No network: pip could not reach 127.0.0.1.")
+    assert re.match(r"No network: pip could not reach (127\.0\.0\.1|its package index)\. ", reason)
+
+
+def test_a_pip_that_names_no_host_is_understood(tmp_path: Path) -> None:
+    """As pip 26.0 and older ones write it."""
+    log = tmp_path / "log"
+    log.write_text(
+        "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
+        "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f6a>: "
+        "Failed to establish a new connection: [Errno 111] Connection refused')': /simple/foo/\n"
+    )
+    code = f"set -euo pipefail; . {ROOT / 'scripts' / 'common.sh'}; log={log}; no_network"
+    said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stderr
+    assert said.startswith(f"No network: pip could not reach its package index. All output: {log}")
 
 
 @pytest.mark.parametrize("folder", [".venv", "XDG_CACHE_HOME", "TMPDIR"])

@@ -56,7 +56,7 @@ BY_NOISE = (
 POLICIES = (
     ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4"),
     ("batching=norm_test", "batching.every_steps=4", "batching.theta=0.1"),
-    ("batching=cabs", "batching.every_steps=4", "batching.hysteresis=1", "optimizer.lr=0.3"),
+    ("batching=cabs", "batching.every_steps=4", "batching.hysteresis=1", "optimizer.lr=0.5"),
     ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
 )
 # In an epoch, at the end of one, in the next.

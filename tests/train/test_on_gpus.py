@@ -178,6 +178,10 @@ if os.environ.get("RANK") == "0":
 """
 
 
+@pytest.mark.skipif(
+    "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__),
+    reason="the profiler of torch 2.6 sees no thread of Gloo",
+)
 @pytest.mark.parametrize(
     ("device", "overlap"),
     [("cpu", True), on_gpus("cuda", True, number=2), on_gpus("cuda", False, number=2)],

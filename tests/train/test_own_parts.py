@@ -159,7 +159,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
         (
-            ("optimizer=own", "optimizer.target=torch.optim:Muon"),
+            ("optimizer=own", "optimizer.target=torch.optim:SGD", "+optimizer.options.nesterov=1"),
             "it raised an error(.|\n)*ValueError",
         ),
         (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),

@@ -84,10 +84,7 @@ def differences(study: Study) -> list[str]:
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
     for column in _COMPARED:
-        values, reference = (
-            ", ".join(map(setting_text, sorted(set(known))))
-            for known in (_known(runs, column) for runs in (ours, theirs))
-        )
+        values, reference = (_known(runs, column) for runs in (ours, theirs))
         if values != reference:
             found.append(
                 f"{columns.heading(column)}: {values or 'not known'} (published: "
@@ -96,8 +93,12 @@ def differences(study: Study) -> list[str]:
     return found
 
 
-def _known(runs: pd.DataFrame, column: str) -> list[Any]:
-    return [value for value in runs.get(column, ()) if pd.notna(value) and value != ""]
+def _known(runs: pd.DataFrame, column: str) -> str:
+    """Return the different values of a column as one text, numbers before texts."""
+    values: set[Any] = {value for value in runs.get(column, ()) if pd.notna(value) and value != ""}
+    return ", ".join(
+        map(setting_text, sorted(values, key=lambda value: (isinstance(value, str), value)))
+    )
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:

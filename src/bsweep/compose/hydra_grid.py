@@ -7,6 +7,7 @@ each point. Here bsweep stays in control: Hydra composes the points and returns 
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
@@ -239,7 +240,8 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
     main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=_CONFIG)
     try:
-        main(lambda composed: None)()
+        with _unchecked_help():
+            main(lambda composed: None)()
     except Exception as error:
         if wants_traceback:
             raise
@@ -248,6 +250,19 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
         if not wants_traceback:
             del os.environ["HYDRA_FULL_ERROR"]
     return 0
+
+
+@contextmanager
+def _unchecked_help() -> Iterator[None]:
+    """Keep argparse from checking help texts, which Python does since 3.14.
+
+    One of Hydra 1.3's help texts is an object instead of a text, and would fail that check.
+    """
+    argparse.ArgumentParser._check_help = lambda parser, action: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
 
 
 def described(

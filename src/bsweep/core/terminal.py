@@ -206,7 +206,8 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if sys.stderr.isatty():
+            # The stream of a display of progress is never a terminal before rich 15.
+            if getattr(sys.stderr, "rich_proxied_file", sys.stderr).isatty():
                 from rich.text import Text
 
                 console().print(Text(self.format(record)))
