@@ -23,7 +23,7 @@ from bsweep.config import own
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.measure import timed_steps
+from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.half_weights import HalfWeights
@@ -304,11 +304,26 @@ def breaks(work: Callable[[], object], pool: object) -> graphs.Captured:
 
 
 def is_full(work: Callable[[], object], pool: object) -> graphs.Captured:
-    """As torch does, whose end of a capture raises another error."""
+    """As torch does, whose end of a capture raises another error, and whose stream a third one."""
     try:
         raise torch.OutOfMemoryError("CUDA out of memory")
     except RuntimeError:
-        return breaks(work, pool)
+        try:
+            return breaks(work, pool)
+        finally:
+            breaks(work, pool)
+
+
+def is_full_for_cuda(work: Callable[[], object], pool: object) -> graphs.Captured:
+    """As when the graph itself finds no memory: the allocator does not know of it."""
+    work()
+    raise torch.AcceleratorError("CUDA error: out of memory\nand more")
+
+
+def is_full_later(work: Callable[[], object], pool: object) -> graphs.Captured:
+    """As when the first replay finds no memory."""
+    work()
+    return graphs.Captured(lambda: is_full_for_cuda(work, pool), 0, None)
 
 
 def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -332,6 +347,17 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     assert "\n" not in warning
     assert "graph=false" in warning
     with pytest.raises(ValueError, match=f"graph=true, but .*{said}"):
+        trained(tmp_path / "true", "graph=true")
+
+
+def test_a_replay_without_memory_leaves_steps_without_graph(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
+) -> None:
+    may_capture(is_full_later)
+    _, records = trained(tmp_path / "auto")
+    (warning,) = (record["message"] for record in records if record["type"] == "event")
+    assert "not enough memory for graphs" in warning
+    with pytest.raises(torch.OutOfMemoryError, match=r"graph=true, but .*memory"):
         trained(tmp_path / "true", "graph=true")
 
 
@@ -385,21 +411,39 @@ def test_a_process_captures_no_more_after_a_broken_capture(
     memory.give_back_garbage()
 
 
+@pytest.mark.parametrize("capture", [is_full, is_full_for_cuda])
 def test_memory_lost_in_a_capture_ends_the_attempt(
-    tmp_path: Path, may_capture: Callable[[Capture], None]
+    tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture
 ) -> None:
-    may_capture(is_full)
-    job = prepared(tmp_path, *SMALL)
-    demanding = replace(job, config=replace(job.config, graph=True))
-    for each, notes in ((demanding, {}), (job, {"without_graph": True})):
-        with pytest.raises(OutOfMemoryInCapture) as found:
-            graph_capture.captured(each)
-        assert (read_json(job.paths.meta) or {}) == notes
+    may_capture(capture)
+    for graph, notes in (("true", {}), ("auto", {"without_graph": True})):
+        graph_capture._broken.clear()
+        with pytest.raises(OutOfMemoryInCapture, match=r"CUDA (error: )?out of memory$") as found:
+            trained(tmp_path / "run", f"graph={graph}")
+        assert (read_json(RunPaths(tmp_path / "run").meta) or {}) == notes
     assert status_of(found.value) == "out_of_memory"
     assert spoils_process(found.value)
-    again, (warning,) = graph_capture.captured(job)
-    assert again.graphs is None
-    assert "an earlier attempt" in warning.message
+    assert graph_capture.has_lost_memory()
+    _, records = trained(tmp_path / "run")
+    (warning,) = (record["message"] for record in records if record["type"] == "event")
+    assert "an earlier attempt" in warning
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_fail_when_the_lost_memory_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The launcher ends all when one fails: they meet after the lowest rank wrote the note."""
+    job = prepared(tmp_path, *SMALL)
+    met: list[object] = []
+
+    def meet(_: object) -> list[object]:
+        met.append(read_json(job.paths.meta))
+        return []
+
+    monkeypatch.setattr(job.strategy, "gather_json", meet)
+    graph_capture.leave_out_next_time(replace(job, place=replace(job.place, rank=rank)))
+    assert met == [None if rank else {"without_graph": True}]
 
 
 @pytest.mark.parametrize(
@@ -443,6 +487,9 @@ def test_what_runs_beside_graphs_is_tried_beside_them(
         assert without.graphs is None
         assert "not enough memory for graphs and for passes" in warning.message
         assert graph_capture.broken_capture() == ""
+        demanding = replace(job, config=replace(job.config, graph=True))
+        with pytest.raises(torch.OutOfMemoryError, match="graph=true, but there is not enough"):
+            graph_capture.captured(demanding)
 
 
 @pytest.mark.parametrize(("policy", "stays"), [("schedule", False), ("goodput", True)])
@@ -480,6 +527,34 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
     lone = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
     assert timed_steps.step_seconds(lone, 8, 1) > 0
     assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
+
+
+def test_a_probe_measures_nothing_after_a_capture_cost_memory(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it note anything for another attempt, which would time no graphs."""
+    measured: list[object] = []
+
+    def seconds(job: Job, local_batch: int, times: int) -> float:
+        measured.append(local_batch)
+        if local_batch == 8:
+            timed_steps.as_trained(job)
+        return 0.1
+
+    def flops(job: Job) -> float:
+        measured.append("FLOP/s")
+        return 1.0
+
+    may_capture(is_full)
+    monkeypatch.setattr(timed_steps, "step_seconds", seconds)
+    monkeypatch.setattr(probe_worker, "_limit_mebibytes", lambda _: None)
+    monkeypatch.setattr(probe_worker, "_peak_flops", flops)
+    probe_worker.measure(compose(*POINT, *SMALL), RunPaths(tmp_path), Place())
+    assert measured == ["FLOP/s", 1, 2, 4, 8]
+    (found,) = (read_json(tmp_path / "probe.json") or {})["workers"]
+    assert found["largest_batch"] == 4
+    assert found["stopped_by"] == "out_of_memory"
+    assert read_json(RunPaths(tmp_path).meta) is None
 
 
 def test_one_worker_without_a_graph_leaves_all_without(

@@ -1,8 +1,8 @@
 """The part of `bsweep probe` that runs in a worker: it times steps and exchanges.
 
-It measures the seconds per step by batch size, up to the largest batch that fits or for which there
-is time, and the seconds of an exchange. Workers measure at the same time, but exchange nothing
-until the end. So no worker waits for one that runs out of memory.
+It measures the seconds of an exchange, and then the seconds per step by batch size, up to the
+largest batch that fits or for which there is time. Workers time their steps at the same time, but
+exchange nothing until the end. So no worker waits for one that runs out of memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import End
-from bsweep.train import worker
+from bsweep.train import graph_capture, worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
@@ -59,6 +59,7 @@ def measure(
     with worker.open_job(_with_exchange(config), paths, place, on_step) as job:
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
+        exchange_seconds = _exchange_seconds(job)
         beside = _held_beside(config, job)
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
@@ -66,7 +67,7 @@ def measure(
             "schema": allocation.PROBE_SCHEMA,
             "probed": allocation.probed_of(config),
             "workers": answers,
-            "exchange_seconds": _exchange_seconds(job),
+            "exchange_seconds": exchange_seconds,
         }
         if place.rank == 0:
             write_json(paths.folder / "probe.json", probe)
@@ -94,7 +95,8 @@ def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
 
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
-    limit = _limit_mebibytes(job)
+    # This comes first: a process that lost memory in a capture measures nothing more.
+    peak_flops, limit = _peak_flops(job), _limit_mebibytes(job)
     # In a run, the limit starts before the first step. So the vectors that a strategy allocates in
     # its first step, such as an optimizer's state, count against the limit.
     later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
@@ -111,7 +113,7 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
         device=torch.cuda.get_device_name(job.device) if on_gpu else "cpu",
         precision=job.precision,
         memory_bytes=memory_bytes,
-        peak_flops=_peak_flops(job),
+        peak_flops=peak_flops,
         batches=tuple(batches),
         largest_batch=batches[-1].local_batch,
         stopped_by=stopped_by,
@@ -142,8 +144,9 @@ def _measure_batches(
 
     The batches also include the run's own batch and, if it is reached, the largest batch for which
     there are training examples. When a batch does not fit, the middle between it and the largest
-    that fits is tried as well. The reason is "examples" (no more training examples for a larger
-    batch), "seconds" (no time for a larger batch) or "out_of_memory".
+    that fits is tried as well, unless the process lost memory in the capture of a CUDA graph. The
+    reason is "examples" (no more training examples for a larger batch), "seconds" (no time for a
+    larger batch) or "out_of_memory".
     """
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
     found: list[ProbedBatch] = []
@@ -167,6 +170,7 @@ def _measure_batches(
     middle = (found[-1].local_batch + batch) // 2
     if (
         found[-1].local_batch < middle
+        and not graph_capture.has_lost_memory()
         and (seconds := _step_seconds(job, middle, limit)) is not None
     ):
         found.append(ProbedBatch(middle, seconds))

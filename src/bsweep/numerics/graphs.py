@@ -117,13 +117,11 @@ class Graphs:
         try:
             captured = capture(lambda: sums.copy_(compute(part, crops)), pool)
         except RuntimeError as error:
-            # After an error within the capture, its end raises another one.
-            is_full = any(
-                one is not None and memory.is_out_of_memory(one)
-                for one in (error, error.__context__)
-            )
-            first, *_ = str(error).splitlines() or [type(error).__name__]
-            raise (OutOfMemoryInCapture if is_full else BrokenCapture)(first) from error
+            # The first error is the cause: after it, the end of the capture raises another one.
+            errors = [*_chain(error)]
+            cause = next(filter(memory.is_out_of_memory, errors), None)
+            first, *_ = str(cause or error).splitlines() or [type(error).__name__]
+            raise (OutOfMemoryInCapture if cause else BrokenCapture)(first) from error
         graph = Graph(captured, part, crops, sums, drawn)
         self._by_size[len(part), num_all, num_passes] = graph
         return graph
@@ -136,6 +134,13 @@ class Graphs:
         """Free the graphs and their memory; all further steps run without a graph."""
         self._by_size.clear()
         memory.give_back_garbage()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those from which it was raised or during whose handling."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager

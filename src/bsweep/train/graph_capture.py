@@ -24,17 +24,25 @@ from bsweep.train.job import Job
 # even in bf16.
 _TOLERANCE = 0.1
 
-# How serious it is that a worker has no graph: it was not tried, it failed, it cost memory.
-_KNOWN, _FAILED, _LOST_MEMORY = range(3)
+# How serious it is that a worker has no graph: it was not tried, it failed, there is too little
+# memory for it, it cost memory.
+_KNOWN, _FAILED, _FULL, _LOST_MEMORY = range(4)
 
-_broken: list[str] = []
+_broken: list[tuple[str, int]] = []
 
 
 def broken_capture() -> str:
     """Return why the capture of a CUDA graph broke off in this process, whose memory torch 2.13
     then keeps; return "" if none did.
     """
-    return _broken[0] if _broken else ""
+    return _broken[0][0] if _broken else ""
+
+
+def has_lost_memory() -> bool:
+    """Return True if the memory of this process's GPU ran out during a capture: the process then
+    has less memory than a new one, and should measure nothing more.
+    """
+    return any(weight == _LOST_MEMORY for _, weight in _broken)
 
 
 def captured(job: Job) -> tuple[Job, list[Event]]:
@@ -49,8 +57,9 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
 
     Raises:
         ValueError: If `graph=true` is configured and a worker cannot have graphs.
-        OutOfMemoryInCapture: If the memory of a worker's GPU ran out during a capture. With
-            `graph=auto`, the run's file `meta.json` then says that the next attempt does without.
+        torch.OutOfMemoryError: If `graph=true` is configured and a worker's GPU has not enough
+            memory for graphs.
+        OutOfMemoryInCapture: If the memory of a worker's GPU ran out during a capture.
     """
     if not job.config.graph:
         return job, []
@@ -78,16 +87,29 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     if len(every) > 1:
         reason = f"rank {rank}: {reason}"
     if weight == _LOST_MEMORY:
-        if job.config.graph is not True and job.place.rank == job.strategy.members[0]:
-            write_json(job.paths.meta, {**(read_json(job.paths.meta) or {}), "without_graph": True})
         raise OutOfMemoryInCapture(reason)
     if job.config.graph is True:
-        raise ValueError(f"graph=true, but {reason}: leave graph out, or use graph=false.")
+        error = torch.OutOfMemoryError if weight == _FULL else ValueError
+        raise error(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
         "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
     return job, [Event(event="warning", message=message)] if weight else []
+
+
+def leave_out_next_time(job: Job) -> None:
+    """Note in the run's file `meta.json` that its next attempt does without CUDA graphs, unless
+    `graph=true` is configured.
+
+    All workers call this together and return when the note is written, because the launcher ends
+    them all when the first of them fails, and then looks for the note.
+    """
+    if job.config.graph is True:
+        return
+    if job.place.rank == job.strategy.members[0]:
+        write_json(job.paths.meta, {**(read_json(job.paths.meta) or {}), "without_graph": True})
+    job.strategy.gather_json({})
 
 
 def no_graph(job: Job) -> str:
@@ -139,14 +161,12 @@ def _reason(error: RuntimeError) -> tuple[str, int]:
     """
     first, *_ = str(error).splitlines() or [type(error).__name__]
     if isinstance(error, OutOfMemoryInCapture):
+        _broken.append((first, _LOST_MEMORY))
         return f"the GPU's memory ran out during the capture: {first}", _LOST_MEMORY
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            f"there is not enough memory for graphs and for passes without them: {first}",
-            _FAILED,
-        )
+    if memory.is_out_of_memory(error):
+        return f"there is not enough memory for graphs and for passes without them: {first}", _FULL
     if isinstance(error, BrokenCapture):
-        _broken.append(first)
+        _broken.append((first, _FAILED))
     return f"the passes cannot be captured: {first}", _FAILED
 
 
@@ -158,9 +178,9 @@ def _of_steps(job: Job) -> Graphs:
 
     Raises:
         BrokenCapture: If the passes cannot be captured.
-        torch.OutOfMemoryError: If there is not enough memory for the graphs, or beside the graphs
-            for what runs without them.
-        RuntimeError: If a graph gives other gradients.
+        OutOfMemoryInCapture: If there is not enough memory for the graphs.
+        RuntimeError: If a graph gives other gradients, or there is not enough memory beside the
+            graphs for what runs without them.
     """
     shares = job.policy.of_batches(job.config.worker_batches)
     num_passes, num_train = shares[job.place.rank].num_passes, len(job.dataset.train_labels)
@@ -204,7 +224,7 @@ def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
     graphs hold their memory.
 
     Raises:
-        torch.OutOfMemoryError: If there is not enough memory for both.
+        RuntimeError: If there is not enough memory for both (`memory.is_out_of_memory`).
     """
     crops = job.inputs.crops(0, job.config.seed)
     noise_of_one = job.config.measures_noise and job.config.num_workers == 1

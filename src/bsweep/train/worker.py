@@ -35,7 +35,7 @@ from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
 from bsweep.runlog.calibration_file import Numerics
-from bsweep.runlog.errors import Diverged, Stopped, errors_reported
+from bsweep.runlog.errors import Diverged, OutOfMemoryInCapture, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
@@ -98,7 +98,11 @@ def train(
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
-        job, warnings = graph_capture.captured(job)
+        try:
+            job, warnings = graph_capture.captured(job)
+        except OutOfMemoryInCapture:
+            graph_capture.leave_out_next_time(job)
+            raise
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
