@@ -31,6 +31,7 @@ from bsweep.analysis.prediction.next_run import (
     first_run,
     is_told,
     next_run,
+    still_open,
 )
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
@@ -235,6 +236,22 @@ def test_the_prior_of_a_search_does_not_follow_its_first_run(tmp_path: Path) -> 
         seen = observed(bsweep.load(tmp_path / str(batch)), target_of(accuracy=TARGET))
         fits = fit(seen, (), DRAWS, searched=batches)
         assert 60 < np.median(fits.steps.critical_batch) < 140, "about the middle of the grid, 91"
+
+
+def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> None:
+    truth = Truth()
+    write_target_run(tmp_path / "s", truth, batch=32)
+    examples = 64 * truth.steps(64)
+    write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples)
+    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 64, 128, 256)]
+
+    def opened(study: Path) -> list[int]:
+        seen = observed(bsweep.load(study), target_of(accuracy=TARGET))
+        return [one.cell[0] for one in still_open(offers, seen.runs)]
+
+    assert opened(tmp_path / "s") == [16, 64]
+    write_target_run(tmp_path / "s", truth, batch=512)
+    assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
 
 
 TINY = (

@@ -27,7 +27,6 @@ from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.forecast import unreached
 from bsweep.analysis.prediction.next_run import (
     Grid,
     Key,
@@ -36,6 +35,7 @@ from bsweep.analysis.prediction.next_run import (
     first_run,
     is_told,
     next_run,
+    still_open,
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
@@ -345,9 +345,10 @@ class Search:
                     f"no --budget: at most {number(self.share)} worker-seconds, which are "
                     f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
-            return first_run(grid, self._still_open(offers), step_time, left)
-        if not is_told(prediction):
-            offers = self._still_open(offers)
+            seen = self.observed()
+            if seen is not None:  # A diverged run did not train to its end.
+                offers = still_open(offers, seen.runs[seen.runs["status"] != "diverged"])
+            return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
 
     def _all_timings(self) -> list[Timing]:
@@ -405,19 +406,6 @@ class Search:
             for cell in self.cells
             for _, done in self._points(cell)[:1]
         ]
-
-    def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return those of the offered runs that may still reach the target: runs whose batch is
-        smaller than any batch at which completed runs missed the target.
-
-        All runs are planned with the same number of examples. The examples to a target, E_min +
-        S_min B, grow with the batch B. So a batch as large as one that missed the target, or
-        larger, is left out.
-        """
-        seen = self.observed()
-        completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
-        least = math.inf if completed is None else min(unreached(completed), default=math.inf)
-        return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
         """Return the new and interrupted points of a cell, each with the number of steps before its
@@ -481,7 +469,7 @@ class Search:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
-        return f"{spent:.3g} of {self.share:.3g} worker-seconds, {_SHARE}, spent"
+        return f"{number(spent)} of {number(self.share)} worker-seconds, {_SHARE}, spent"
 
 
 def _in_short(prediction: Prediction) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.fitting import Fits
+from bsweep.analysis.prediction.forecast import are_unreached
 from bsweep.analysis.prediction.objectives import LEAST_GAIN, SURE, Choice, Objective, gains
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL, exact_batches
@@ -165,6 +166,18 @@ def first_run(
     return Next(offer, cost, np.nan)
 
 
+def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
+    """Return those of the offered runs whose batch size may still reach the target, see
+    `forecast.are_unreached`.
+
+    All runs of a search are planned with the same number of examples. The examples to a target,
+    E_min + S_min B, grow with the batch B. So a batch as large as one that missed the target, or
+    larger, is left out, unless a run of a larger one reached the target.
+    """
+    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), runs)
+    return [one for one, is_missed in zip(offers, missed, strict=True) if not is_missed]
+
+
 def is_told(prediction: Prediction) -> bool:
     """Return True if the steps to the target are known at two batch sizes or more, so that a search
     may recommend a cell.
@@ -186,6 +199,7 @@ def next_run(
         runs = prediction.seen.runs
         at_once = runs.loc[runs["reached"].eq(True) & runs["is_bound"].eq(True), "global_batch"]
         most, known = at_once.max(), exact_batches(runs)
+        offers = still_open(offers, runs)
         offers = [one for one in offers if one.cell[0] not in known and not one.cell[0] <= most]
     table = _gains(grid, offers, prediction)
     if is_told(prediction) and is_sure(prediction.choice):
