@@ -27,6 +27,7 @@ from bsweep.analysis.prediction.next_run import (
     Offer,
     first_run,
     is_told,
+    next_probe,
     next_run,
     still_open,
 )
@@ -160,6 +161,18 @@ def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> N
     assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
 
 
+def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
+    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    timed: list[Key] = []
+    while (cell := next_probe(cells, timed)) is not None:
+        timed.append(cell)
+    assert timed[:4] == [(16, 1, 1), (16, 2, 1), (256, 1, 1), (256, 2, 1)]
+    assert timed[4:6] == [(64, 1, 1), (64, 2, 1)]
+    assert len(timed) == len(cells)
+    passes: list[Key] = [(64, 1, 1), (128, 1, 2)]
+    assert next_probe(passes, passes[:1]) is None, "the same pass"
+
+
 TINY = (
     "local_batch=16,64", "model=tiny_cnn", "precision=fp32", "channels_last=false", "epochs=60",
     "optimizer.lr=0.05", "optimizer.lr_rule=linear", "optimizer.reference_batch=32",
@@ -265,6 +278,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         said = rf"{cell}: .*OutOfMemoryError: no room; this cell and .* larger passes are left out"
         assert re.search(said, result.stderr), result.stderr
     assert "2 workers" not in result.stderr
+    assert "timing a few steps of global batch 16 on 1 worker" in result.stderr, "it costs little"
     told = json.loads(result.stdout)
     best = told["prediction"]["recommendation"]
     assert best["global_batch"] in (8, 16)

@@ -4,6 +4,7 @@ trained.
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,14 @@ import numpy as np
 import bsweep
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import (
+    PROBED_FIRST,
+    PROBED_SHARE,
     Grid,
     Key,
     Next,
     Offer,
     first_run,
+    next_probe,
     next_run,
     still_open,
 )
@@ -57,11 +61,20 @@ class Played:
             dict.fromkeys(cells, SEEDS), {cell: self.examples / cell[0] for cell in cells}, {}
         )
         rng = np.random.default_rng([self.seed, 3])
-        self.timings = []
-        for batch, workers in ((b, n) for n in WORKERS for b in (BATCHES[0], BATCHES[-1])):
-            seconds = self.step_seconds((batch, workers, 1)) * self.truth.of_run(rng, workers)
+        timed: list[Key] = []
+        self.timings: list[Timing] = []
+        most = math.inf
+        while (cell := next_probe(cells, timed)) is not None:
+            batch, workers, _ = cell
+            seconds = self.step_seconds(cell) * self.truth.of_run(rng, workers)
+            cost = 10 * seconds * workers
+            if len(timed) == PROBED_FIRST * len(WORKERS):
+                most = PROBED_SHARE * self.grid.share(fit_step_time(self.timings, DRAWS), None)
+            if self.spent + cost > most:
+                break
+            timed.append(cell)
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
-            self.spent += 10 * seconds * workers
+            self.spent += cost
         self.probed = self.spent
 
     def step_seconds(self, cell: Key) -> float:

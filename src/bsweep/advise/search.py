@@ -1,10 +1,10 @@
 """The search for the best cell of a grid, which trains points of the grid one after another.
 
 The command is in `bsweep.advise.recommend`. The search times a few steps of some cells. Until a run
-reaches the target, it trains points that were begun before, and then the cheapest ones. From then
-on it trains the point that is expected to improve the recommendation most for its worker-seconds.
-It ends when the choice is sure, the budget is spent, no run is expected to help, or no point is
-left.
+reaches the target, it trains points that were begun before, and then points of a batch in the
+middle. From then on it trains the point that is expected to improve the recommendation most for its
+worker-seconds. It ends when the choice is sure, the budget is spent, no run is expected to help, or
+no point is left.
 
 The runs are an ordinary study. The timed steps, and the list of runs made for the search, are in
 the study's `recommend.json`.
@@ -28,12 +28,15 @@ from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import (
+    PROBED_FIRST,
+    PROBED_SHARE,
     Grid,
     Key,
     Next,
     Offer,
     first_run,
     is_told,
+    next_probe,
     next_run,
     still_open,
 )
@@ -208,29 +211,39 @@ class Search:
         )
 
     def _probe(self) -> None:
-        """Time a few steps of at most two cells for each number of workers: of the cells that fit
-        into memory, the one with the smallest batch and the one with the largest pass.
+        """Time a few steps of two cells for each number of workers, and of further cells as long
+        as they cost little of what the search may spend; `next_probe` says in which order.
 
         Cells that an earlier search has timed are not timed again. A cell that turns out not to fit
-        is left out, and the next one is timed.
+        into memory is left out, and the next one is timed. Once a run was made, no further cells
+        are timed.
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
-        for workers in sorted({count for _, count, _ in self.cells}):
-            while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
-                largest = max(own, key=lambda cell: (cell[0] / cell[2], cell))
-                left = [
-                    cell for cell in dict.fromkeys((own[0], largest)) if cell not in self.probes
-                ]
-                if not left:
-                    break
-                self._time_steps(left[0])
+        while (cell := next_probe(self.cells, self.probes.keys() & self.cells.keys())) is not None:
+            own = [one for one in self.probes if one[1] == cell[1] and one in self.cells]
+            if len(own) >= PROBED_FIRST and not self._costs_little(cell[1]):
+                break
+            self._time_steps(cell)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
             raise ValueError(
                 "no cell of the grid fits into memory: add smaller batches to the grid. The first "
                 f"error: {next(errors)}"
             )
+
+    def _costs_little(self, workers: int) -> bool:
+        """Return True if no run was made yet, and timing one more cell with this number of workers
+        keeps all that timing costs within `PROBED_SHARE` of what the search may spend.
+        """
+        if self.run_ids:
+            return False
+        each = [probe.wall_seconds for cell, probe in self.probes.items() if cell[1] == workers]
+        most = self.budget
+        if most is None:
+            most = self.grid.share(fit_step_time(self.timings, _DRAWS), None)
+            each = [seconds * workers for seconds in each]
+        return self.spent(is_wall=self.budget is not None) + median(each) <= PROBED_SHARE * most
 
     def _time_steps(self, cell: Key) -> None:
         spent = self.spent(is_wall=True)

@@ -10,7 +10,8 @@ two batch sizes are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,8 @@ from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
 
+PROBED_SHARE = 0.1  # of what a search may spend that timing further cells may cost
+PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
 _FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
 
 Key = tuple[int, int, int]
@@ -130,6 +133,23 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
     return float(
         np.exp(np.median(step_time.log_seconds(Cell(batch / workers / passes, workers, passes))))
     )
+
+
+def next_probe(cells: Collection[Key], timed: Collection[Key]) -> Key | None:
+    """Return the cell whose steps a search times next; None if all passes are timed.
+
+    On each number of workers, the smallest batch comes first, and then the pass whose size is
+    farthest from all that are timed, so that the largest pass is the second. Worker counts with
+    fewer than `PROBED_FIRST` timed cells precede the others.
+    """
+    best, highest = None, (0, 0.0)
+    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0], cell[2])):
+        own = [one for one in timed if one[1] == cell[1]]
+        away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
+        rank = max(0, PROBED_FIRST - len(own)), min(away, default=math.inf)
+        if cell not in timed and rank[1] > 0 and rank > highest:
+            best, highest = cell, rank
+    return best
 
 
 def first_run(
