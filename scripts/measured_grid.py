@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,16 @@ import pandas as pd
 from bsweep.analysis import load
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.next_run import Grid, Key, Offer, first_run, next_run
+from bsweep.analysis.prediction.next_run import (
+    PROBED_FIRST,
+    PROBED_SHARE,
+    Grid,
+    Key,
+    Offer,
+    first_run,
+    next_probe,
+    next_run,
+)
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
@@ -26,8 +36,7 @@ from bsweep.config.target import Target, target_of
 
 DRAWS = 1500  # of the fits
 
-# of the smallest and the largest batch on each number of workers, as `bsweep recommend` does
-_PROBED_STEPS = 10
+_PROBED_STEPS = 10  # of each cell that is timed before the first run
 
 Run = tuple[Key, int]
 """A cell and a seed."""
@@ -152,20 +161,23 @@ class Played:
 
     def __post_init__(self) -> None:
         cells = self.truth.cells
-        workers = sorted({cell[1] for cell in cells})
-        ends = [
-            end(cell for cell in cells if cell[1] == count)
-            for count in workers
-            for end in (min, max)
-        ]
-        probed = {cell: self.truth.run_step((cell, self.seeds[0])) for cell in ends}
-        self.timings = [Timing(_timed(cell), seconds) for cell, seconds in probed.items()]
-        self.probed = sum(_PROBED_STEPS * seconds * cell[1] for cell, seconds in probed.items())
-        self.spent = self.probed
         examples = self.truth.num_train * float(self.truth.study.runs["planned_epochs"].max())
         self.grid = Grid(
             dict.fromkeys(cells, len(self.seeds)), {cell: examples / cell[0] for cell in cells}, {}
         )
+        probed: dict[Key, float] = {}
+        most, num_first = math.inf, PROBED_FIRST * len({cell[1] for cell in cells})
+        self.timings: list[Timing] = []
+        while (cell := next_probe(cells, probed)) is not None:
+            seconds = self.truth.run_step((cell, self.seeds[0]))
+            if len(probed) == num_first:
+                most = PROBED_SHARE * self.grid.share(fit_step_time(self.timings, DRAWS), None)
+            if self.spent + _PROBED_STEPS * seconds * cell[1] > most:
+                break
+            probed[cell] = seconds
+            self.timings.append(Timing(_timed(cell), seconds))
+            self.spent += _PROBED_STEPS * seconds * cell[1]
+        self.probed = self.spent
 
     def search(self) -> Prediction:
         while True:

@@ -8,11 +8,9 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +19,20 @@ import pytest
 import bsweep
 from bsweep import launch
 from bsweep.advise import recommend, search
-from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction import fit
 from bsweep.analysis.prediction.next_run import (
     SHARE,
     Grid,
     Key,
-    Next,
     Offer,
     first_run,
     is_told,
+    next_probe,
     next_run,
+    still_open,
 )
 from bsweep.analysis.prediction.objectives import parse_objective
-from bsweep.analysis.prediction.selection import Observed, observed
+from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
@@ -42,114 +41,22 @@ from bsweep.core import energy
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import Status
 from bsweep.study import attempts
+from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, compose, imported_first
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
-
-DRAWS, SEEDS = 600, 3
-
-
-@dataclass
-class Simulated:
-    """A grid of known laws, of which runs are looked up instead of trained."""
-
-    truth: Truth
-    folder: Path
-    seed: int
-    objective: str = "fastest"
-    spent: float = 0.0
-    used: dict[Key, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        cells = [(b, n, 1) for n in (1, 2, 4) for b in (16, 32, 64, 128, 256, 512, 1024, 2048)]
-        most = {cell: 8 * self.truth.steps(cell[0]) for cell in cells}
-        self.grid = Grid(dict.fromkeys(cells, SEEDS), most, {})
-        rng = np.random.default_rng([self.seed, 3])
-        self.timings = []
-        for batch, workers in ((b, n) for n in (1, 2, 4) for b in (16, 2048)):
-            seconds = self.truth.step_seconds(batch / workers, workers) * math.exp(
-                0.02 * rng.standard_normal()
-            )
-            self.timings.append(Timing(Cell(batch / workers, workers), seconds))
-            self.spent += 10 * seconds * workers
-        self.probed = self.spent
-
-    def search(self) -> Prediction:
-        """As `bsweep.advise.search` does it, to the end of the budget."""
-        while True:
-            prediction, coming, left = self.look()
-            if coming.ends:
-                assert prediction is not None
-                return prediction
-            assert coming.offer is not None
-            self.run(coming.offer.cell, left)
-
-    def look(self) -> tuple[Prediction | None, Next, float]:
-        seen = self.seen()
-        prediction = None
-        step_time = fit_step_time([*(seen.timings() if seen else []), *self.timings], DRAWS)
-        if seen and seen.runs["reached"].eq(True).any():
-            batches = [batch for batch, _, _ in self.grid.cells]
-            fits = fit(seen, self.timings, DRAWS, searched=batches)
-            prediction = predict_from(seen, fits, parse_objective(self.objective), self.grid.cells)
-        left = self.grid.share(step_time, prediction, self.probed) - self.spent
-        of_workers = dict.fromkeys((1, 2, 4), left)
-        offers = [
-            Offer(cell, self.grid.most_steps[cell])
-            for cell in self.grid.cells
-            if self.used.get(cell, 0) < SEEDS
-        ]
-        if prediction is None:
-            return None, first_run(self.grid, offers, step_time, of_workers), left
-        return prediction, next_run(self.grid, offers, prediction, of_workers), left
-
-    def seen(self) -> Observed | None:
-        return (
-            observed(bsweep.load(self.folder), target_of(accuracy=TARGET))
-            if self.folder.exists()
-            else None
-        )
-
-    def run(self, cell: Key, left: float) -> None:
-        batch, workers, _ = cell
-        number = self.used[cell] = self.used.get(cell, 0) + 1
-        status: Status
-        for most, status in ((math.inf, "completed"), (left / workers * batch, "interrupted")):
-            if status == "interrupted":
-                most /= self.truth.step_seconds(batch / workers, workers)
-            folder = write_target_run(
-                self.folder, self.truth, batch=batch, workers=workers, seed=number + 10 * self.seed,
-                most_examples=most, status=status,
-            )  # fmt: skip
-            seen = self.seen()
-            assert seen is not None
-            took = seen.runs.set_index("run_id")["trained_seconds"][folder.name] * workers
-            if took <= left or status == "interrupted":
-                break
-            shutil.rmtree(folder)
-        self.spent += min(took, left)
-
-
-def drawn(seed: int) -> Truth:
-    rng = np.random.default_rng([seed, 11])
-    critical, fixed, each, sync, more = rng.standard_normal(5)
-    step = 0.02 * 2**fixed
-    return Truth(
-        minimum_examples=800 * 200 * 3.0**critical, pass_seconds=step,
-        example_seconds=step / 40 * 2**each,
-        sync_seconds=step / 2 * 2**sync, sync_worker_seconds=step / 10 * 2**more,
-        overlap=10 ** rng.random(),
-    )  # fmt: skip
+from tests.support.worlds import drawn
 
 
 @pytest.mark.parametrize(
     "seed", [*(pytest.param(seed, marks=pytest.mark.nightly) for seed in (0, 3)), 7]
 )
 def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_path: Path) -> None:
-    search = Simulated(drawn(seed), tmp_path / "s", seed)
-    best = search.search().recommended
+    search = Played(drawn(seed), tmp_path / "s", seed)
+    prediction = search.search()
+    assert prediction is not None
+    best = prediction.recommended
     seconds = {cell: search.truth.seconds(*cell[:2]) for cell in search.grid.cells}
     cost = sum(SEEDS * taken * cell[1] for cell, taken in seconds.items())
     assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(
@@ -160,10 +67,11 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
 
 def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
     truth = Truth()
-    grid = Simulated(truth, tmp_path, 0).grid.cells
+    grid = Played(truth, tmp_path, 0).grid.cells
     deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, _ in grid)
-    search = Simulated(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
+    search = Played(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
     prediction = search.search()
+    assert prediction is not None
     best = prediction.recommended
     batch, workers = int(best["global_batch"]), int(best["num_workers"])
     costs = {
@@ -177,7 +85,7 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
 
 
 def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> None:
-    search = Simulated(Truth(), tmp_path / "s", 0)
+    search = Played(Truth(), tmp_path / "s", 0)
     _, first, _ = search.look()
     assert first.offer is not None
     assert first.offer.cell[1] == 1
@@ -235,6 +143,34 @@ def test_the_prior_of_a_search_does_not_follow_its_first_run(tmp_path: Path) -> 
         seen = observed(bsweep.load(tmp_path / str(batch)), target_of(accuracy=TARGET))
         fits = fit(seen, (), DRAWS, searched=batches)
         assert 60 < np.median(fits.steps.critical_batch) < 140, "about the middle of the grid, 91"
+
+
+def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> None:
+    truth = Truth()
+    write_target_run(tmp_path / "s", truth, batch=32)
+    examples = 64 * truth.steps(64)
+    write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples)
+    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 64, 128, 256)]
+
+    def opened(study: Path) -> list[int]:
+        seen = observed(bsweep.load(study), target_of(accuracy=TARGET))
+        return [one.cell[0] for one in still_open(offers, seen.runs)]
+
+    assert opened(tmp_path / "s") == [16, 64]
+    write_target_run(tmp_path / "s", truth, batch=512)
+    assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
+
+
+def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
+    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    timed: list[Key] = []
+    while (cell := next_probe(cells, timed)) is not None:
+        timed.append(cell)
+    assert timed[:4] == [(16, 1, 1), (16, 2, 1), (256, 1, 1), (256, 2, 1)]
+    assert timed[4:6] == [(64, 1, 1), (64, 2, 1)]
+    assert len(timed) == len(cells)
+    passes: list[Key] = [(64, 1, 1), (128, 1, 2)]
+    assert next_probe(passes, passes[:1]) is None, "the same pass"
 
 
 TINY = (
@@ -342,6 +278,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         said = rf"{cell}: .*OutOfMemoryError: no room; this cell and .* larger passes are left out"
         assert re.search(said, result.stderr), result.stderr
     assert "2 workers" not in result.stderr
+    assert "timing a few steps of global batch 16 on 1 worker" in result.stderr, "it costs little"
     told = json.loads(result.stdout)
     best = told["prediction"]["recommendation"]
     assert best["global_batch"] in (8, 16)

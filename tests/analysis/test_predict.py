@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
-from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.selection import missing, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config.target import target_of
@@ -551,6 +551,19 @@ def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     assert (choice.place, choice.measured) == (0, 1)
 
 
+def test_the_best_measured_cell_is_told_in_the_objectives_unit(
+    prediction: bsweep.analysis.Prediction,
+) -> None:
+    objective = parse_objective("cheapest", 3600.0)
+    told = replace(
+        prediction,
+        objective=objective,
+        choice=replace(prediction.choice, place=0, measured=1),
+        forecast=replace(prediction.forecast, cells=prediction.cells.assign(money=7.0)),
+    )
+    assert re.search(r"The best measured cell is .*, [\d.]+ in money \(90 %", told.sentence())
+
+
 def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> None:
     for batch, slower in ((32, 1.0), (64, 2.0), (128, 1.0), (256, 2.0)):
         seconds, each = slower * TRUTH.pass_seconds, slower * TRUTH.example_seconds
@@ -573,6 +586,11 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert any("only an upper bound" in line for line in prediction.warnings)
+    few = prediction.seen.without("global_batch", 512)
+    assert "Run one more batch size. 2 runs reached" in missing(few)
+    write_target_run(tmp_path / "s", TRUTH, batch=1024)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[256, 512, 1024])
+    assert not any("only an upper bound" in line for line in prediction.warnings)
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:

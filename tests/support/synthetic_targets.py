@@ -50,8 +50,33 @@ class Truth:
             one**self.overlap + sync**self.overlap, 1 / self.overlap
         )
 
+    def of_seed(self, rng: np.random.Generator) -> float:
+        """The factor by which the steps of one run differ from `steps`."""
+        return math.exp(self.scatter * rng.standard_normal())
+
+    def of_run(self, rng: np.random.Generator, workers: int) -> float:
+        """The factor by which the steps of one run are slower than `step_seconds`."""
+        return math.exp(self.jitter * rng.standard_normal())
+
+    def typical(self, workers: int) -> float:
+        """The geometric mean of `of_run`."""
+        return 1.0
+
+    def most_accuracy(self, batch: float) -> float:
+        """The accuracy at which all runs of a batch size stay."""
+        return 1.0
+
+    def reaches(self, batch: float) -> bool:
+        return self.most_accuracy(batch) >= TARGET
+
     def seconds(self, batch: int, workers: int) -> float:
-        return self.steps(batch) * self.step_seconds(batch / workers, workers)
+        """The geometric mean of the seconds to the target over runs; infinite if none gets
+        there.
+        """
+        if not self.reaches(batch):
+            return math.inf
+        step = self.step_seconds(batch / workers, workers) * self.typical(workers)
+        return self.steps(batch) * step
 
 
 def write_target_run(
@@ -83,13 +108,12 @@ def write_target_run(
         settings={"optimizer.lr_rule": "linear", **own}, meta=META | (meta or {}), status=status,
     )  # fmt: skip
     rng = np.random.default_rng([batch, workers, seed, 5])
-    steps = needed * truth.steps(batch) * math.exp(truth.scatter * rng.standard_normal())
-    step_seconds = truth.step_seconds(batch / workers, workers) * math.exp(
-        truth.jitter * rng.standard_normal()
-    )
+    steps = needed * truth.steps(batch) * truth.of_seed(rng)
+    step_seconds = truth.step_seconds(batch / workers, workers) * truth.of_run(rng, workers)
     every = max(1, every_examples // batch)
     at, records = 0, []
-    while at < steps + every and at * batch < most_examples:
+    end = steps + every if truth.reaches(batch) else math.inf
+    while at < end and at * batch < most_examples:
         at += every
         shared = {
             "epoch": 1,
@@ -97,7 +121,7 @@ def write_target_run(
             "num_examples": at * batch,
             "epochs_done": at * batch / 50_000,
         }
-        accuracy = min(1.0, TARGET * at / steps)
+        accuracy = min(truth.most_accuracy(batch), TARGET * at / steps)
         evaluation = {
             "test_accuracy": accuracy,
             "test_loss": 1 - accuracy,

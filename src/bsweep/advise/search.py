@@ -1,10 +1,10 @@
 """The search for the best cell of a grid, which trains points of the grid one after another.
 
 The command is in `bsweep.advise.recommend`. The search times a few steps of some cells. Until a run
-reaches the target, it trains points that were begun before, and then the cheapest ones. From then
-on it trains the point that is expected to improve the recommendation most for its worker-seconds.
-It ends when the choice is sure, the budget is spent, no run is expected to help, or no point is
-left.
+reaches the target, it trains points that were begun before, and then points of a batch in the
+middle. From then on it trains the point that is expected to improve the recommendation most for its
+worker-seconds. It ends when the choice is sure, the budget is spent, no run is expected to help, or
+no point is left.
 
 The runs are an ordinary study. The timed steps, and the list of runs made for the search, are in
 the study's `recommend.json`.
@@ -27,15 +27,18 @@ from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.forecast import unreached
 from bsweep.analysis.prediction.next_run import (
+    PROBED_FIRST,
+    PROBED_SHARE,
     Grid,
     Key,
     Next,
     Offer,
     first_run,
     is_told,
+    next_probe,
     next_run,
+    still_open,
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
@@ -208,29 +211,39 @@ class Search:
         )
 
     def _probe(self) -> None:
-        """Time a few steps of at most two cells for each number of workers: of the cells that fit
-        into memory, the one with the smallest batch and the one with the largest pass.
+        """Time a few steps of two cells for each number of workers, and of further cells as long
+        as they cost little of what the search may spend; `next_probe` says in which order.
 
         Cells that an earlier search has timed are not timed again. A cell that turns out not to fit
-        is left out, and the next one is timed.
+        into memory is left out, and the next one is timed. Once a run was made, no further cells
+        are timed.
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
-        for workers in sorted({count for _, count, _ in self.cells}):
-            while own := [cell for cell in sorted(self.cells) if cell[1] == workers]:
-                largest = max(own, key=lambda cell: (cell[0] / cell[2], cell))
-                left = [
-                    cell for cell in dict.fromkeys((own[0], largest)) if cell not in self.probes
-                ]
-                if not left:
-                    break
-                self._time_steps(left[0])
+        while (cell := next_probe(self.cells, self.probes.keys() & self.cells.keys())) is not None:
+            own = [one for one in self.probes if one[1] == cell[1] and one in self.cells]
+            if len(own) >= PROBED_FIRST and not self._costs_little(cell[1]):
+                break
+            self._time_steps(cell)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
             raise ValueError(
                 "no cell of the grid fits into memory: add smaller batches to the grid. The first "
                 f"error: {next(errors)}"
             )
+
+    def _costs_little(self, workers: int) -> bool:
+        """Return True if no run was made yet, and timing one more cell with this number of workers
+        keeps all that timing costs within `PROBED_SHARE` of what the search may spend.
+        """
+        if self.run_ids:
+            return False
+        each = [probe.wall_seconds for cell, probe in self.probes.items() if cell[1] == workers]
+        most = self.budget
+        if most is None:
+            most = self.grid.share(fit_step_time(self.timings, _DRAWS), None)
+            each = [seconds * workers for seconds in each]
+        return self.spent(is_wall=self.budget is not None) + median(each) <= PROBED_SHARE * most
 
     def _time_steps(self, cell: Key) -> None:
         spent = self.spent(is_wall=True)
@@ -345,9 +358,10 @@ class Search:
                     f"no --budget: at most {number(self.share)} worker-seconds, which are "
                     f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
-            return first_run(grid, self._still_open(offers), step_time, left)
-        if not is_told(prediction):
-            offers = self._still_open(offers)
+            seen = self.observed()
+            if seen is not None:  # A diverged run did not train to its end.
+                offers = still_open(offers, seen.runs[seen.runs["status"] != "diverged"])
+            return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
 
     def _all_timings(self) -> list[Timing]:
@@ -405,19 +419,6 @@ class Search:
             for cell in self.cells
             for _, done in self._points(cell)[:1]
         ]
-
-    def _still_open(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return those of the offered runs that may still reach the target: runs whose batch is
-        smaller than any batch at which completed runs missed the target.
-
-        All runs are planned with the same number of examples. The examples to a target, E_min +
-        S_min B, grow with the batch B. So a batch as large as one that missed the target, or
-        larger, is left out.
-        """
-        seen = self.observed()
-        completed = seen.runs[seen.runs["status"] == "completed"] if seen else None
-        least = math.inf if completed is None else min(unreached(completed), default=math.inf)
-        return [offer for offer in offers if offer.cell[0] < least]
 
     def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
         """Return the new and interrupted points of a cell, each with the number of steps before its
@@ -481,7 +482,7 @@ class Search:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
-        return f"{spent:.3g} of {self.share:.3g} worker-seconds, {_SHARE}, spent"
+        return f"{number(spent)} of {number(self.share)} worker-seconds, {_SHARE}, spent"
 
 
 def _in_short(prediction: Prediction) -> str:

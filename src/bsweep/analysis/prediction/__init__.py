@@ -181,7 +181,8 @@ def _warnings(
             f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
             "depend on priors."
         )
-    if text := bounded(runs, seen.target):
+    is_known = int(cells["global_batch"].iloc[place]) in exact_batches(runs)
+    if (num_known < ENOUGH_BATCHES or not is_known) and (text := bounded(runs, seen.target)):
         yield text
     yield from _of_untimed_workers(seen, cells, timings)
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:

@@ -126,7 +126,7 @@ def forecast(
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time, set(of)), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
-    table["is_unreached"] = _are_unreached(table["global_batch"], seen.runs)
+    table["is_unreached"] = are_unreached(table["global_batch"], seen.runs)
     table["beyond"] = _beyond(table, seen.runs, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
     table["problem"] = _problems(seen.runs, table)
@@ -196,9 +196,9 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
     )
 
 
-def unreached(runs: pd.DataFrame) -> set[int]:
-    """Return the global batch sizes at which runs trained to their end and no run reached the
-    target.
+def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each global batch size True if runs of it, or of a smaller one, trained to their
+    end and neither they nor runs of a larger batch size reached the target.
 
     A completed run does not count if it trained on fewer examples than each run that reached the
     target needed. It was too short to tell.
@@ -209,14 +209,9 @@ def unreached(runs: pd.DataFrame) -> set[int]:
     has_ended &= ~(
         (runs["status"] == "completed") & (runs["trained_examples"].astype(float) < fewest)
     )
-    reached = set(runs.loc[runs["reached"].eq(True), "global_batch"])
-    return {int(batch) for batch in set(runs.loc[has_ended, "global_batch"]) - reached}
-
-
-def _are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool]:
-    missed = unreached(runs)
-    reached = runs.loc[runs["reached"].eq(True), "global_batch"].max()
-    least = min((batch for batch in missed if not batch < reached), default=np.inf)
+    reached = runs.loc[runs["reached"].eq(True), "global_batch"]
+    missed = set(runs.loc[has_ended, "global_batch"]) - set(reached)
+    least = min((batch for batch in missed if not batch < reached.max()), default=np.inf)
     return batches.isin(missed) | (batches >= least)
 
 

@@ -10,7 +10,8 @@ two batch sizes are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.fitting import Fits
+from bsweep.analysis.prediction.forecast import are_unreached
 from bsweep.analysis.prediction.objectives import LEAST_GAIN, SURE, Choice, Objective, gains
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL, exact_batches
@@ -26,6 +28,8 @@ from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
 
+PROBED_SHARE = 0.1  # of what a search may spend that timing further cells may cost
+PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
 _FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
 
 Key = tuple[int, int, int]
@@ -131,6 +135,23 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
     )
 
 
+def next_probe(cells: Collection[Key], timed: Collection[Key]) -> Key | None:
+    """Return the cell whose steps a search times next; None if all passes are timed.
+
+    On each number of workers, the smallest batch comes first, and then the pass whose size is
+    farthest from all that are timed, so that the largest pass is the second. Worker counts with
+    fewer than `PROBED_FIRST` timed cells precede the others.
+    """
+    best, highest = None, (0, 0.0)
+    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0], cell[2])):
+        own = [one for one in timed if one[1] == cell[1]]
+        away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
+        rank = max(0, PROBED_FIRST - len(own)), min(away, default=math.inf)
+        if cell not in timed and rank[1] > 0 and rank > highest:
+            best, highest = cell, rank
+    return best
+
+
 def first_run(
     grid: Grid, offers: Sequence[Offer], step_time: StepTimeFit, left: Mapping[int, float]
 ) -> Next:
@@ -165,6 +186,18 @@ def first_run(
     return Next(offer, cost, np.nan)
 
 
+def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
+    """Return those of the offered runs whose batch size may still reach the target, see
+    `forecast.are_unreached`.
+
+    All runs of a search are planned with the same number of examples. The examples to a target,
+    E_min + S_min B, grow with the batch B. So a batch as large as one that missed the target, or
+    larger, is left out, unless a run of a larger one reached the target.
+    """
+    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), runs)
+    return [one for one, is_missed in zip(offers, missed, strict=True) if not is_missed]
+
+
 def is_told(prediction: Prediction) -> bool:
     """Return True if the steps to the target are known at two batch sizes or more, so that a search
     may recommend a cell.
@@ -186,6 +219,7 @@ def next_run(
         runs = prediction.seen.runs
         at_once = runs.loc[runs["reached"].eq(True) & runs["is_bound"].eq(True), "global_batch"]
         most, known = at_once.max(), exact_batches(runs)
+        offers = still_open(offers, runs)
         offers = [one for one in offers if one.cell[0] not in known and not one.cell[0] <= most]
     table = _gains(grid, offers, prediction)
     if is_told(prediction) and is_sure(prediction.choice):

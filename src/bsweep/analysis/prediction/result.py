@@ -19,7 +19,14 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
-from bsweep.analysis.prediction.objectives import CLOSE, LEAST_GAIN, Choice, Objective, gains
+from bsweep.analysis.prediction.objectives import (
+    CLOSE,
+    LEAST_GAIN,
+    Choice,
+    Objective,
+    gains,
+    log_objective,
+)
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
@@ -114,8 +121,16 @@ class Prediction:
     @property
     def amount(self) -> str:
         """The predicted time or cost of the recommended cell, with its interval, as text."""
-        value, low, high = map(number, (self.choice.value, self.choice.low, self.choice.high))
-        return f"{value} {_UNITS[self.objective.minimize]} (90 % interval {low} to {high})"
+        return self._amount(self.choice.place)
+
+    def _amount(self, place: int) -> str:
+        typical, of_run = (
+            log_objective(self.forecast, self.objective, is_run)[:, place]
+            for is_run in (False, True)
+        )
+        value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
+        unit = _UNITS[self.objective.minimize]
+        return f"{number(value)} {unit} (90 % interval {number(low)} to {number(high)})"
 
     def sentence(self) -> str:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
@@ -177,12 +192,9 @@ class Prediction:
 
     def _others(self) -> str:
         places, measured, safe = self.choice.alternatives, self.choice.measured, ""
-        if measured not in (None, self.choice.place):
-            cell = self.cells.iloc[measured]
-            value, low, high = (
-                number(cell[name]) for name in ("seconds", "seconds_low", "seconds_high")
-            )
-            safe = f"The best measured cell is {cell_name(cell)}, {value} s ({low} to {high}). "
+        if measured is not None and measured != self.choice.place:
+            name = cell_name(self.cells.iloc[measured])
+            safe = f"The best measured cell is {name}, {self._amount(measured)}. "
         if not places:
             runner_up = self.choice.runner_up
             if runner_up is None:

@@ -357,11 +357,11 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
     known = exact_batches(runs)
     if len(known) < least_batches:
         told = f"global batch {known[0]} alone" if known else "no batch size"
-        remedy = bounded(runs, target) or "Run one more batch size."
+        remedy = " ".join(["Run one more batch size."] * bool(known) + [bounded(runs, target)])
         return (
             f"not enough runs to tell: {told} has known steps to {target}, but a curve over batch "
             f"sizes needs two. {remedy}"
-        )
+        ).rstrip()
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
