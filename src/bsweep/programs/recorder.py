@@ -315,9 +315,7 @@ class Recorder:
             return  # the program has begun to save the next one
         checkpoint = checkpoint_at(self._paths, self._done + 1, 0)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        with self._paths.metrics.open("ab") as records:
-            os.fsync(records.fileno())
-        num_bytes = self._paths.metrics.stat().st_size
+        num_bytes = self._log.sync()
         base = os.path.relpath(self._paths.program, checkpoint.folder)
         checkpoint.complete(
             {

@@ -192,8 +192,8 @@ class RunLog:
     It opens the file for its first record. Only one process at a time may write.
 
     Raises:
-        OSError: From `write` and `close`, if the disk is full; from `write`, also if somebody has
-            removed or replaced the file since the first record.
+        OSError: From `write` and `close`, if the disk is full; from `write` and `sync`, if somebody
+            has removed or replaced the file since the first record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -201,19 +201,31 @@ class RunLog:
         self._file: TextIO | None = None
 
     def write(self, record: Record) -> None:
+        line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
+        text = json.dumps(line, allow_nan=False) + "\n"
+        file = self._opened()
+        with space_for(self._path):
+            file.write(text)
+            file.flush()
+
+    def sync(self) -> int:
+        """Write the records to the disk, so that a power cut does not lose them, and return the
+        number of their bytes.
+        """
+        file = self._opened()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+    def _opened(self) -> TextIO:
         if self._file is None:
             _cut_torn_tail(self._path)
             self._file = self._path.open("a", encoding="utf-8")
-        line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
-        text = json.dumps(line, allow_nan=False) + "\n"
         if not _is_open_file(self._path, self._file):
             raise OSError(
                 f"{self._path} was removed or replaced while the run wrote to it, so its records "
                 "are lost. Start the same sweep again to repeat the run."
             )
-        with space_for(self._path):
-            self._file.write(text)
-            self._file.flush()
+        return self._file
 
     def close(self) -> None:
         if self._file:

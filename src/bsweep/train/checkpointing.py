@@ -4,7 +4,6 @@ them.
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -180,9 +179,7 @@ def save(job: Job, cursor: Cursor) -> None:
 
 
 def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
-    with job.paths.metrics.open("ab") as records:
-        os.fsync(records.fileno())  # A power cut must not lose records that the checkpoint needs.
-    num_bytes = job.paths.metrics.stat().st_size
+    num_bytes = job.log.sync()  # A power cut must not lose records that the checkpoint needs.
     return {
         "epoch": cursor.epoch,
         "position": cursor.position,
