@@ -13,7 +13,7 @@ import yaml
 from bsweep.config.parsing import conf_dir
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
-from tests.support.running import TINY, bsweep, write_text
+from tests.support.running import TINY, bsweep, write_runs, write_text
 from tests.support.synthetic_study import write_study
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +133,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_image(path, grey + image)
     write_study(folder / "results/written", local_batches=(8, 64))
-    header, row = "run,batch,gpus,epoch,seconds,val_acc", "b32-g1,32,1,0,6.5,0.2887"
-    (folder / "runs.csv").write_text(f"{header}\n{row}\n")
+    write_runs(folder / "runs.csv")
     (folder / "scripts").symlink_to(ROOT / "scripts")
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
@@ -162,8 +161,8 @@ def shrunk(words: list[str]) -> list[str]:
         there = ["launch.network_interface=lo", "--hosts", "localhost:1"]
         return [word for word in words if not word.startswith(("--hosts", "node1"))] + there
     if words[0] in ("predict", "report"):  # which need more than one small run
-        words = ["0.8" if word == "0.9" else word for word in words]  # what the written runs reach
-        return [word.replace("results/mine", "results/written") for word in words]
+        words = [re.sub(r"^0\.(85|9)$", "0.8", word) for word in words]  # the written runs reach it
+        return [re.sub("results/(mine|earlier)", "results/written", word) for word in words]
     if words[0] == "recommend":  # of a target that the first evaluation reaches
         taken = ("local_batch=", "num_workers=", "data.", "--")
         keys = [word for word in words[1:] if "=" in word and not word.startswith(taken)]

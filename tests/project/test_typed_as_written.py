@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -22,7 +20,7 @@ import torch
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
 from tests.project.test_docs import PAGES, ROOT
-from tests.support.running import write_text
+from tests.support.running import write_runs, write_text
 
 pytestmark = pytest.mark.nightly
 
@@ -42,7 +40,7 @@ def typed(page: Path) -> Iterator[tuple[list[str], str]]:
     shown = ""
     for kind, text in [*BLOCKS.findall(page.read_text()), ("", "")]:
         if kind == "text":
-            shown = text
+            shown += text
             continue
         if commands:
             yield commands, shown
@@ -90,18 +88,6 @@ def type_page(page: Path, desk: Path) -> None:
         printed = [" ".join(line.split()) for line in "".join(outputs).splitlines()]
         for wanted in promised(shown) if outputs else []:
             assert any(line.startswith(wanted) for line in printed), f"{commands}: {wanted}"
-
-
-def write_runs(path: Path) -> None:
-    """Write runs that bsweep did not start, a row for each epoch, as docs/import.md shows them."""
-    lines = ["run,batch,gpus,epoch,seconds,val_acc"]
-    for batch, gpus in itertools.product((32, 64, 128, 256), (1, 2, 4)):
-        step_seconds = 0.0024 + 0.00025 * batch + 0.0004 * (gpus - 1)
-        seconds = round(20_000 / (batch * gpus) * step_seconds, 2)
-        for epoch in range(20):
-            accuracy = 0.95 * (1 - math.exp(-0.3914 / (1 + batch * gpus / 400) * (epoch + 1)))
-            lines.append(f"b{batch}-g{gpus},{batch},{gpus},{epoch},{seconds},{accuracy:.4f}")
-    path.write_text("\n".join(lines) + "\n")
 
 
 def furnished(desk: Path) -> Path:
