@@ -54,11 +54,11 @@ def promised(shown: str) -> list[str]:
     These are the names of points, headers of tables, and the beginnings of answers. What follows
     the name of a point may be "skipped", if another page has typed the command before.
     """
-    lines = [" ".join(line.removesuffix("...").split()) for line in shown.splitlines()]
-    points = re.findall(r"^\[\d+/\d+\] \S+:", "\n".join(lines), re.MULTILINE)
-    whole = [line for line in lines if re.match(r"([^\d.]+ ){2,}[^\d.]+$", line)]
-    answers = [re.split(r" [\d.]+", line)[0] for line in lines if re.match("Fastest|Budget", line)]
-    return [line for line in points + whole + answers if line]
+    points = re.findall(r"^\[\d+/\d+\] \S+:", shown, re.MULTILINE)
+    headers = re.findall(r"^[^\d\s][^\d\n]*?\S {2,}\S[^\d\n]*$", shown, re.MULTILINE)
+    headers = [" ".join(line.removesuffix("...").split()) for line in headers]
+    answers = re.findall(r"^(?:Fastest|Budget)\D*(?= \d|$)", shown, re.MULTILINE)
+    return [*points, *headers, *answers]
 
 
 def learned(output: str, desk: Path) -> float:
