@@ -323,7 +323,11 @@ def is_full_for_cuda(work: Callable[[], object], pool: object) -> graphs.Capture
 def is_full_later(work: Callable[[], object], pool: object) -> graphs.Captured:
     """As when the first replay finds no memory."""
     work()
-    return graphs.Captured(lambda: is_full_for_cuda(work, pool), 0, None)
+
+    def replay() -> None:
+        is_full_for_cuda(work, pool)
+
+    return graphs.Captured(replay, 0, None)
 
 
 def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:

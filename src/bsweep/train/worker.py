@@ -30,6 +30,7 @@ from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
@@ -197,7 +198,6 @@ def _build_job(
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
-    slowdowns = config.launch.slowdown or (1.0,) * config.num_workers
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
@@ -215,12 +215,13 @@ def _build_job(
         strategy=strategy,
         policy=batching.build(config),
         learning_rate=optim.schedule(config),
-        slowdown=Slowdown(slowdowns[place.rank], device),
+        slowdown=Slowdown((config.launch.slowdown or {place.rank: 1.0})[place.rank], device),
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
-        half_weights=_half_weights(config, strategy, model, vector),
+        half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
+        compiled=Compiled(model) if numerics.compiled else None,
     )
 
 
@@ -262,6 +263,8 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
+        compile=job.numerics.compiled,
+        compile_seconds=job.compiled.seconds if job.compiled else None,
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
         transport=job.strategy.transport,
