@@ -604,6 +604,35 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     assert len(ids) == 2
 
 
+@pytest.mark.parametrize(
+    ("policy", "given", "asked"),
+    [
+        ("batching=schedule", {}, "expandable_segments:True"),
+        ("batching=schedule", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
+        ("batching=schedule", {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+        ("batching=fixed", {}, None),
+    ],
+)
+def test_gpu_memory_grows_in_place_where_the_batch_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    given: dict[str, str],
+    asked: str | None,
+) -> None:
+    """A machine that says it has a GPU, and workers that end when they would use it."""
+
+    def used(*_: object) -> None:
+        raise ConfigError("a GPU is used")
+
+    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    monkeypatch.setattr(worker, "num_gpus", lambda _: 1)
+    monkeypatch.setattr(worker.strategies, "build", used)
+    with pytest.raises(ConfigError, match="a GPU is used"):
+        prepared(tmp_path, *SMALL, policy)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == asked
+
+
 def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

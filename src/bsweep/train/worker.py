@@ -146,6 +146,8 @@ def set_up(
             precision or data.
     """
     gpus = num_gpus(config.device)
+    if gpus and config.batching.changes_batch:
+        _let_segments_grow()
     own.read_kept(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
@@ -235,6 +237,17 @@ def _half_weights(
     arrive_singly = isinstance(strategy, InBackward) if in_passes is None else in_passes
     on_cpu = vector.parameters.device.type == "cpu"
     return None if on_cpu or arrive_singly else HalfWeights(model, vector)
+
+
+def _let_segments_grow() -> None:
+    """Ask torch to enlarge its segments of GPU memory in place: where the batch changes, segments
+    of a fixed size that fit one batch do not fit the next.
+
+    torch reads this when it first uses a GPU. It stays as it is if the user has set it, or if this
+    process has used a GPU before.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
