@@ -519,6 +519,7 @@ class Speed(float):
     """In place of a job whose steps take so much time, and with which nothing is compiled."""
 
     compiled = None
+    device = torch.device("cpu")
     compiling = nullcontext
 
 

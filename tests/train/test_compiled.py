@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.models import taps
+from bsweep.numerics import precision
 from bsweep.numerics.compiled import CannotCompile, Compiled
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
@@ -153,6 +156,29 @@ def test_a_calibration_goes_on_without_a_compiler(
     found = answered(tmp_path / "auto", compile="auto")
     assert [one.numerics.compiled for one in found.timed] == [False]
     assert found.compile_seconds is None
+
+
+def test_gpus_compare_their_half_precision_fp16_and_the_compiled_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Numerics, ...]] = []
+
+    def timed(candidates: Any, wanted: Calibration, batches: Any, *_: object) -> Calibration:
+        asked.append(candidates)
+        seconds = [Timed(one, (0.1 * len(one.precision),)) for one in candidates]
+        return replace(wanted, measured_batches=tuple(batches), timed=tuple(seconds))
+
+    monkeypatch.setattr(choose_numerics, "_timed", timed)
+    monkeypatch.setattr(precision, "choose", lambda *_: "bfloat16")
+    gpu: Any = SimpleNamespace(type="cuda")
+    data: Any = SimpleNamespace(train_labels=torch.zeros(90), train_inputs=torch.zeros(90, 3, 8, 8))
+    strategy: Any = SimpleNamespace(gather_json=lambda own: [json.loads(json.dumps(own))])
+    none: Any = None
+    wanted = Calibration(1, (8,), compile="auto")
+    config = compose("local_batch=8", "compile=auto")
+    choose_numerics._measure(config, wanted, data, gpu, none, strategy)
+    half, fp16 = (Numerics(name, True) for name in ("bfloat16", "fp16"))
+    assert asked == [(half, fp16), (fp16, replace(fp16, compiled=True))]
 
 
 def test_a_compiled_model_is_chosen_only_beyond_the_scatter() -> None:

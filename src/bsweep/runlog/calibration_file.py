@@ -3,8 +3,8 @@ compile the model, where a setting is `auto`.
 
 A sweep that is long enough requests a calibration (`request`). The workers of its first point
 measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
-write the answer to the study's `calibration.json`. Workers on GPUs do not measure: they take the
-half precision of their GPU, channels last.
+write the answer to the study's `calibration.json`. Workers on GPUs measure with `compile=auto`
+only. Otherwise they take the half precision of their GPU, channels last.
 
 On equal hardware, the points of a study use the same answer, even if another one is faster for some
 of them. Otherwise a curve over batch sizes would also show the effect of the precision. So a study

@@ -1,10 +1,11 @@
 """The calibration, which decides in which precision and memory format a study's models train, and
 whether torch compiles them.
 
-On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs,
-nothing is measured. The calibration times whole steps as the run makes them, but without the
-exchange, which costs the same in all precisions and formats. All workers of the point measure at
-the same time, because they will train at the same time. The slowest worker's time counts.
+On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs
+they do so with `compile=auto` only. The calibration times whole steps as the run makes them, but
+without the exchange, which costs the same in all precisions and formats. All workers of the point
+measure at the same time, because they will train at the same time. The slowest worker's time
+counts.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ from dataclasses import asdict, replace
 
 import torch
 
+from bsweep import batching
+from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.core.memory import is_out_of_memory
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import optim, precision
-from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.clock import Slowdown, StepClock
 from bsweep.numerics.compiled import CannotCompile
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies import Strategy
-from bsweep.train import step
+from bsweep.train import lone, step
 from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches together; a batch that would exceed this is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
+_STEPS_OF_ROUND = 20  # on GPUs, where a single step may be as short as its launch
 _HOPELESS = (
     1.5  # a candidate so many times slower than the fastest is not measured again at this batch
 )
@@ -55,8 +59,8 @@ def agree(
 ) -> Numerics:
     """Choose the run's precision and memory format, the same for all workers, and return them.
 
-    All workers call this together. They measure only on CPUs, and only if a calibration was
-    requested that has no answer yet.
+    All workers call this together. They measure only if a calibration was requested that has no
+    answer yet, and on GPUs only with `compile=auto`.
 
     Args:
         config: The configuration of the run.
@@ -85,9 +89,7 @@ def agree(
         known = calibration_file.of_other_runs(config, hardware)
     found = _of_first(strategy, known)
     if found and found.is_open:
-        if on_gpu:
-            # A run on a GPU replays a graph. Passes launched kernel by kernel would measure the
-            # speed of Python instead, so nothing is measured.
+        if on_gpu and found.compile != "auto":
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
@@ -165,11 +167,11 @@ def _measure(
     """
     native = precision.choose(replace(config, precision="auto"), device)
     precisions = dict.fromkeys(
-        ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
+        _precisions(config, native, device) if wanted.precision == "auto" else (wanted.precision,)
     )
-    formats: tuple[bool, ...] = (
-        (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
-    )
+    # GPUs compute half precision in channels_last.
+    both = (True,) if device.type == "cuda" else (False, True)
+    formats: tuple[bool, ...] = both if wanted.channels_last == "auto" else (wanted.channels_last,)
     if dataset.train_inputs.dim() != 4:  # only images (4 dimensions) have several memory formats
         formats = formats[:1]
     candidates = [
@@ -193,6 +195,16 @@ def _measure(
     ends = {answer.measured_batches[0], answer.measured_batches[-1]}
     pair = timed(best, replace(best, compiled=True), batches=sorted(ends))
     return _with_compiled(answer, pair) if pair.timed else answer
+
+
+def _precisions(config: RunConfig, native: str, device: torch.device) -> tuple[str, ...]:
+    """Return the precisions to be compared, the first of which is chosen if none is faster.
+
+    On GPUs, torch takes cuDNN's kernels of BatchNorm for fp16, and others for bf16.
+    """
+    if device.type == "cpu":
+        return "fp32", native
+    return (native,) if config.strategy.can.why_no_fp16 else (native, "fp16")
 
 
 def _with_compiled(answer: Calibration, pair: Calibration) -> Calibration:
@@ -255,10 +267,14 @@ def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
     """Return a training job for each precision and memory format to be compared, at learning rate
     0.
 
-    So its steps leave the parameters as they are. Jobs that differ by precision only share a model.
+    So its steps leave the parameters as they are. Jobs that differ by precision only share a model,
+    except those in fp16, whose optimizer has a loss scale.
     """
     jobs: dict[Numerics, Job] = {}
-    kinds = [replace(numerics, precision="") for numerics in candidates]
+    kinds = [
+        replace(numerics, precision="fp16" if numerics.precision == "fp16" else "")
+        for numerics in candidates
+    ]
     for numerics, kind in zip(candidates, kinds, strict=True):
         if kind not in jobs:
             job = lone_job(numerics)
@@ -351,6 +367,8 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
     There is a list for each job, with a value for each round in which it was timed. The jobs take
     turns, because a machine's speed changes over time.
     """
+    if jobs[0].device.type == "cuda":
+        return [_rounds_of_graph(job, batch) for job in jobs]
     for job in jobs:
         with job.compiling():
             _step_seconds(job, batch)  # The first step chooses and compiles kernels.
@@ -363,6 +381,34 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
             if not own or min(own) < _HOPELESS * fastest:
                 own.append(_step_seconds(job, batch))
     return seconds
+
+
+def _rounds_of_graph(job: Job, batch: int) -> list[float]:
+    """Time the training steps of a job on a GPU in several rounds, and return the seconds per step.
+
+    The steps replay a CUDA graph if a run would do so. The jobs do not take turns, because a GPU's
+    speed changes little, and only one graph at a time should hold memory.
+    """
+    config = replace(
+        lone.config_of(job.config, 0),
+        local_batch=batch,
+        global_batch=None,
+        accumulation_steps=1,
+        batching=FIXED,
+        graph=job.config.graph and "auto",
+    )
+    precision.round_products(job.precision)
+    job = lone.as_trained(replace(job, config=config, policy=batching.build(config)))
+    examples, clock = job.inputs.first(batch), StepClock(job.device, [])
+    for _ in range(_MOST_ROUNDS):
+        with clock.step():
+            for _ in range(_STEPS_OF_ROUND):
+                step.train_step(job, examples, examples, 1)
+        job.heartbeat()
+    seconds = [each / _STEPS_OF_ROUND for each in clock.seconds()]
+    if job.graphs:
+        job.graphs.drop()
+    return seconds[1:]
 
 
 def _step_seconds(job: Job, batch: int) -> float:
