@@ -624,6 +624,14 @@ def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Pa
     assert "channels_last" not in analysis.cell_keys(study.runs)
 
 
+def test_compiled_runs_are_cells_of_their_own(tmp_path: Path) -> None:
+    for compiled in (False, "auto", True):  # `auto` did not compile
+        write_run(tmp_path / "s", local_batch=8, settings={"compile": compiled})
+    study = bsweep.load(tmp_path / "s")
+    assert "compile" in analysis.cell_keys(study.runs)
+    assert len(analysis.cells(study.runs)) == 2
+
+
 def test_a_cell_is_not_named_by_a_key_that_its_model_lacks(tmp_path: Path) -> None:
     for model in ({"name": "own", "target": "m_a.py:Net"}, {"name": "tiny_cnn"}):
         write_run(tmp_path / "s", local_batch=8, settings={"model": model})

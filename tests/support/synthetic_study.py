@@ -190,7 +190,7 @@ def write_run(
         num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None,
         device=device,
         precision=precision, threads=threads, start_seconds=1.5,
-        channels_last=config["channels_last"] is True,
+        channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
     )  # fmt: skip
     done = epochs if num_epochs_done is None else num_epochs_done
     records = [start, *(Event(event="warning", message=text) for text in events), *more]

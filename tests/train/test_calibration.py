@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -514,6 +515,14 @@ def test_whole_steps_are_measured_in_the_workers_that_train_nothing(tmp_path: Pa
     assert not job.vector.gradients.any()
 
 
+class Speed(float):
+    """In place of a job whose steps take so much time, and with which nothing is compiled."""
+
+    compiled = None
+    device = torch.device("cpu")
+    compiling = nullcontext
+
+
 @pytest.mark.parametrize(
     ("seconds_per_example", "of_another", "fits", "expected"),
     [
@@ -551,9 +560,9 @@ def test_the_largest_feasible_batch_is_calibrated_after_the_smallest(
 
     monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(choose_numerics, "_step_seconds", step_seconds)
-    jobs: list[Any] = [1.0, 1.2]
+    jobs: list[Any] = [Speed(1.0), Speed(1.2)]
     strategy: Any = SimpleNamespace(gather_json=gather)
-    found = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
+    found, _ = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
     assert [*found] == expected
     assert all(len(own) >= 2 for rounds in found.values() for own in rounds)
     assert clock.now < 18 or expected == [8]

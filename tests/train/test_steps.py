@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from bsweep import strategies
 from bsweep.config import own
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
@@ -28,13 +29,15 @@ from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.vector import Vector
+from bsweep.runlog import calibration_file
+from bsweep.runlog.calibration_file import Calibration, Numerics
 from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
-from bsweep.train import graph_capture, peers_check, step, warm_up, worker
+from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
@@ -323,7 +326,11 @@ def is_full_for_cuda(work: Callable[[], object], pool: object) -> graphs.Capture
 def is_full_later(work: Callable[[], object], pool: object) -> graphs.Captured:
     """As when the first replay finds no memory."""
     work()
-    return graphs.Captured(lambda: is_full_for_cuda(work, pool), 0, None)
+
+    def replay() -> None:
+        is_full_for_cuda(work, pool)
+
+    return graphs.Captured(replay, 0, None)
 
 
 def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -520,13 +527,49 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
     config = replace(job.config, device="cuda")
     on_gpu: Any = SimpleNamespace(type="cuda")
     monkeypatch.setattr(
-        timed_steps,
+        lone,
         "as_trained",
-        lambda job, plain=timed_steps.as_trained: plain(replace(job, device=torch.device("cpu"))),
+        lambda job, plain=lone.as_trained: plain(replace(job, device=torch.device("cpu"))),
     )
-    lone = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
-    assert timed_steps.step_seconds(lone, 8, 1) > 0
+    by_itself = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
+    assert timed_steps.step_seconds(by_itself, 8, 1) > 0
     assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
+
+
+def test_a_calibration_on_a_gpu_times_replayed_steps(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
+) -> None:
+    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale."""
+    replays: list[object] = []
+    may_capture(calls_again(replays))
+    words = (*TINY, "model=tiny_cnn", "local_batch=32")
+
+    def lone_job(numerics: Numerics) -> Job:
+        return prepared(tmp_path, *words, f"precision={numerics.precision}")
+
+    wanted = [Numerics(name, channels_last=False) for name in ("bf16", "fp16")]
+    half, fp16 = choose_numerics._jobs(wanted, lone_job)
+    assert half.vector.scale is None
+    assert fp16.vector.scale
+    before = fp16.vector.parameters.clone()
+    of_run = compose(*words, "num_workers=2")
+    seconds = choose_numerics._rounds_of_graph(replace(fp16, config=of_run), 8)
+    assert len(seconds) == 11
+    assert replays == [1, 2] + [1] * 12 * 20, "two to compare, and 12 rounds"
+    assert fp16.vector.parameters.equal(before)
+
+
+@pytest.mark.parametrize("more", [on_gpus("local_batch=64")])
+def test_a_gpus_calibration_compares_compiled_and_other_steps(tmp_path: Path, more: str) -> None:
+    words = (*POINT, *GPU, more, "precision=auto", "compile=auto")
+    request = Calibration(1, wanted_batches=(8, 64), compile="auto")
+    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    worker.set_up(compose(*words), RunPaths(tmp_path), Place())
+    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+    assert found
+    assert found.measured_batches == (8, 64)
+    assert {one.numerics.precision for one in found.timed} == {"bf16", "fp16"}
+    assert [one.numerics.compiled for one in found.timed] == [False, False, True]
 
 
 def test_a_probe_measures_nothing_after_a_capture_cost_memory(
@@ -538,7 +581,7 @@ def test_a_probe_measures_nothing_after_a_capture_cost_memory(
     def seconds(job: Job, local_batch: int, times: int) -> float:
         measured.append(local_batch)
         if local_batch == 8:
-            timed_steps.as_trained(job)
+            lone.as_trained(job)
         return 0.1
 
     def flops(job: Job) -> float:
@@ -598,6 +641,35 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
         compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))
     }
     assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "asked"),
+    [
+        ("batching=schedule", {}, "expandable_segments:True"),
+        ("batching=schedule", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
+        ("batching=schedule", {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+        ("batching=fixed", {}, None),
+    ],
+)
+def test_gpu_memory_grows_in_place_where_the_batch_changes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    given: dict[str, str],
+    asked: str | None,
+) -> None:
+    """A machine that says it has a GPU, and workers that end when they would use it."""
+
+    def used(*_: object) -> None:
+        raise ConfigError("a GPU is used")
+
+    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    monkeypatch.setattr(worker, "num_gpus", lambda _: 1)
+    monkeypatch.setattr(strategies, "build", used)
+    with pytest.raises(ConfigError, match="a GPU is used"):
+        prepared(tmp_path, *SMALL, policy)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == asked
 
 
 def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(

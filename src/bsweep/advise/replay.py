@@ -271,7 +271,7 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
     of `run`.
 
     They have the same data, model, strategy, codec, launcher, number of workers, precision, memory
-    format and kind of optimizer.
+    format, compilation and kind of optimizer.
     """
 
     def kind(config: RunConfig) -> tuple[object, ...]:
@@ -281,6 +281,7 @@ def _alike(run: Recorded, runs: Sequence[Recorded]) -> list[Timing]:
             config.num_workers,
             config.precision,
             config.channels_last,
+            config.compile,
             config.optimizer.name,
         )
 

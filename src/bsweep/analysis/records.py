@@ -138,6 +138,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **settings,
         # What `auto` stands for is not known before the start.
         **({"channels_last": None} if settings.get("channels_last") == "auto" else {}),
+        **({"compile": start.get("compile") or None} if "compile" in settings else {}),
         **_place(config, run.meta),
         **found_out,
         **_beginning_at_checkpoint(events),

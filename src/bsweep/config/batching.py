@@ -35,6 +35,9 @@ class BatchingConfig(Card):
     without `measure.noise_scale=true`.
     """
 
+    changes_batch: ClassVar[bool] = True
+    """True if the policy may change the batch during a run."""
+
     may_return: ClassVar[bool] = False
     """True if the policy may return to a batch that it has left. The workers then keep the CUDA
     graphs of that batch.
@@ -51,6 +54,7 @@ class BatchingConfig(Card):
 class FixedConfig(BatchingConfig):
     name: Literal["fixed"]
 
+    changes_batch: ClassVar[bool] = False
     builds: ClassVar[str] = "bsweep.batching.drift:build"
     added_later: ClassVar[Mapping[str, object]] = {"name": "fixed"}
 

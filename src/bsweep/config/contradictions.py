@@ -67,6 +67,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if c.graph is True:
         yield from _graph_contradictions(c)
+    if c.compile is True and (reason := why_not_compiled(c)):
+        yield f"compile=true with {reason}. Leave compile out, or use compile=auto."
     yield from _target_contradictions(c)
     yield from _program_contradictions(c)
     yield from _metrics_contradictions(c)
@@ -77,6 +79,20 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     yield from _codec_contradictions(c)
     for card in (c.compression, c.allocation, c.batching, c.optimizer, c.data):
         yield from card.problems(c)
+
+
+def why_not_compiled(config: RunConfig) -> str:
+    """Return the setting with which torch cannot compile the steps of a run, and the reason; return
+    "" if there is none.
+    """
+    if config.strategy.can.exchanges_in_passes is not False:
+        return (
+            f"strategy={config.strategy.name}: gradients that are exchanged within the backward "
+            "pass must come one by one, and a compiled pass gives them at its end"
+        )
+    if config.launch.memory_limit_mb:
+        return "launch.memory_limit_mb: the compiler would have to work in this memory"
+    return ""
 
 
 def _graph_contradictions(c: RunConfig) -> Iterator[str]:
@@ -133,6 +149,7 @@ def _unread(c: RunConfig) -> Iterator[str]:
     unread: dict[str, object] = {
         "precision": "auto",
         "channels_last": "auto",
+        "compile": False,
         "graph": "auto",
         "keep_weights": False,
         "resume_from": None,

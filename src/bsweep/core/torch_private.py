@@ -66,6 +66,11 @@ def is_of_accelerator(error: BaseException) -> bool:
     return isinstance(error, kind) if kind else "CUDA error" in str(error)
 
 
+def is_of_compiler(error: BaseException) -> bool:
+    """Return True if the error is one of torch.compile."""
+    return type(error).__module__.startswith((COMPILER, "torch._inductor"))
+
+
 def joins_gloo_safely() -> bool:
     """Return True if a group of Gloo may be dropped after another one is there.
 

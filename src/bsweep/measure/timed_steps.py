@@ -9,47 +9,25 @@ from dataclasses import replace
 import torch
 
 from bsweep import batching
-from bsweep.config.allocation import UniformConfig
 from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import SingleConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
-from bsweep.train import graph_capture, step, warm_up, worker
+from bsweep.train import lone, step, worker
 from bsweep.train.job import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # the most timed steps, and the most seconds for all of them
-
-
-def lone_config(config: RunConfig, rank: int) -> RunConfig:
-    """Return a configuration for one worker alone, with the slowdown and memory limit of worker
-    `rank`.
-    """
-    slowdown, limits = config.launch.slowdown, config.launch.memory_limit_mb
-    return replace(
-        config,
-        num_workers=1,
-        strategy=SingleConfig(name="single"),
-        allocation=UniformConfig(
-            name="uniform", devices=None, probe=None, local_batches=None, local_steps=None
-        ),
-        launch=replace(
-            config.launch,
-            slowdown=slowdown and (slowdown[rank],),
-            memory_limit_mb=limits and (limits[rank],),
-        ),
-    )
 
 
 def alone(job: Job) -> Job:
     """Return a copy of this worker's training job in which the worker trains alone and exchanges
     nothing.
     """
-    config = lone_config(job.config, job.place.rank)
+    config = lone.config_of(job.config, job.place.rank)
     strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
     return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
@@ -69,7 +47,7 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     config = replace(job.config, local_batch=local_batch, global_batch=None, batching=FIXED)
     job = replace(job, config=config, policy=batching.build(config))
     if job.device.type == "cuda":
-        job = as_trained(job)
+        job = lone.as_trained(job)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
     step.train_step(job, examples, examples, 1, config.accumulation_steps)
@@ -85,14 +63,6 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     if job.graphs:
         job.graphs.drop()
     return seconds
-
-
-def as_trained(job: Job) -> Job:
-    """Choose the kernels of a lone worker's steps, and return its job with the CUDA graphs that a
-    run of this batch would have.
-    """
-    warm_up.make_steps(job)
-    return graph_capture.captured(job)[0]
 
 
 def step_seconds_within(
@@ -120,7 +90,7 @@ def step_seconds_within(
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
     torch.set_num_threads(num_threads)
-    job = worker.set_up(lone_config(config, rank), paths, Place())
+    job = worker.set_up(lone.config_of(config, rank), paths, Place())
     optim.set_learning_rate(job.optimizer, 0.0)
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)

@@ -41,9 +41,16 @@ class TrimmedConv2d(nn.Conv2d):
         sides = zip(
             input.shape[2:], self.kernel_size, self.stride, padding, self.dilation, strict=True
         )
-        (top, bottom, vertical), (left, right, horizontal) = (useful_taps(*side) for side in sides)
+        is_compiled = torch.compiler.is_compiling()
+        # torch warns of caches in what it compiles, and cannot compile the backward pass below.
+        taps = useful_taps.__wrapped__ if is_compiled else useful_taps
+        (top, bottom, vertical), (left, right, horizontal) = (taps(*side) for side in sides)
         if (bottom - top, right - left) != self.kernel_size:
-            weight = _Taps.apply(weight, top, bottom, left, right)  # type: ignore[no-untyped-call]
+            weight = (
+                weight[:, :, top:bottom, left:right]
+                if is_compiled
+                else _Taps.apply(weight, top, bottom, left, right)  # type: ignore[no-untyped-call]
+            )
         return F.conv2d(
             input, weight, bias, self.stride, (vertical, horizontal), self.dilation, self.groups
         )

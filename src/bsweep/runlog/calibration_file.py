@@ -1,10 +1,10 @@
-"""The calibration of a study, which decides the precision and memory format to use where a setting
-is `auto`.
+"""The calibration of a study, which decides the precision and memory format to use, and whether to
+compile the model, where a setting is `auto`.
 
 A sweep that is long enough requests a calibration (`request`). The workers of its first point
 measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
-write the answer to the study's `calibration.json`. Workers on GPUs do not measure: they take the
-half precision of their GPU, channels last.
+write the answer to the study's `calibration.json`. Workers on GPUs measure with `compile=auto`
+only. Otherwise they take the half precision of their GPU, channels last.
 
 On equal hardware, the points of a study use the same answer, even if another one is faster for some
 of them. Otherwise a curve over batch sizes would also show the effect of the precision. So a study
@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
+from bsweep.config.contradictions import why_not_compiled
 from bsweep.config.run import RunConfig
 from bsweep.config.values import Count, NonNegative, Positive
 from bsweep.runlog.files import RunPaths, write_json
@@ -52,13 +53,17 @@ _INDISTINCT = 1.03  # A candidate slower by up to this factor plus the noise cou
 
 @dataclass(frozen=True)
 class Numerics:
-    """The precision in which a model computes, and whether its images are stored channels last."""
+    """The precision in which a model computes, whether its images are stored channels last, and
+    whether torch compiles it.
+    """
 
     precision: str
     channels_last: bool
+    compiled: bool = False
 
     def __str__(self) -> str:
-        return f"{self.precision}, {'channels_last' if self.channels_last else 'contiguous'}"
+        layout = "channels_last" if self.channels_last else "contiguous"
+        return f"{self.precision}, {layout}{', compiled' if self.compiled else ''}"
 
 
 PLAIN = Numerics("fp32", channels_last=False)
@@ -94,6 +99,7 @@ class Calibration:
     wanted_batches: Annotated[tuple[Count, ...], Field(min_length=1)]
     precision: str = "auto"  # the setting of these points, "auto" if they differ
     channels_last: Literal["auto", True, False] = "auto"
+    compile: Literal["auto", True, False] = False
     measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
@@ -108,6 +114,9 @@ class Calibration:
     models: tuple[str, ...] = ()  # of the points that request the calibration
     example_shape: tuple[Count, ...] = ()  # of the point that measured
     torch: str = ""  # the version of torch
+    # In which the slowest worker compiled models; None if none was compiled. No time of a step has
+    # a part of it.
+    compile_seconds: NonNegative | None = None
 
     def __post_init__(self) -> None:
         are_timed = bool(self.measured_batches) == bool(self.timed)
@@ -177,7 +186,8 @@ class Calibration:
             else margin
         )
         times = f" (time of {compared})" if compared else ""
-        return f"Using {chosen}: {why} at local batch {batches}{times}{self._of_here()}"
+        compiling = f"; compiling took {self.compile_seconds:.0f} s" if self.compile_seconds else ""
+        return f"Using {chosen}: {why} at local batch {batches}{times}{compiling}{self._of_here()}"
 
     def _of_here(self) -> str:
         return (
@@ -201,7 +211,7 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
         else f"the sweep has fewer than {LEAST_STEPS:,} steps, too few to calibrate"
     )
     why = why if start["device"] == "cpu" else _BY_GPU
-    return f"Using {Numerics(start['precision'], start['channels_last'] is True)}: {why}"
+    return f"Using {_of_start({**start, 'channels_last': start['channels_last'] is True})}: {why}"
 
 
 def path_of(config: RunConfig, hardware: str = "") -> Path:
@@ -245,6 +255,7 @@ def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
             wanted_batches=first.wanted_batches,
             precision=first.precision,
             channels_last=first.channels_last,
+            compile=first.compile,
             hardware=hardware,
             instead_of=first.hardware,
             models=first.models,
@@ -295,8 +306,9 @@ _ADAPTER: TypeAdapter[Calibration] = TypeAdapter(Calibration)
 def request(
     configs: Sequence[RunConfig], num_steps: float, folder: Path | None = None, hardware: str = ""
 ) -> None:
-    """Write a request for a calibration if a point's precision or memory format is `auto`, the
-    study has no calibration yet, and the points take enough steps to pay for a measurement.
+    """Write a request for a calibration if a point's precision, memory format or compilation is
+    `auto`, the study has no calibration yet, and the points take enough steps to pay for a
+    measurement.
 
     The workers of the first point that runs then answer the request. It is also written for fewer
     than `LEAST_STEPS` steps if an earlier run decides (the request then has the answer), or if
@@ -329,6 +341,7 @@ def request(
             ),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
+            compile=_common([config.compile for config in asking]),
             settled=settled,
             hardware=hardware,
             instead_of=first.hardware if first else "",
@@ -349,14 +362,15 @@ def _common(values: Sequence[_T]) -> _T | Literal["auto"]:
 
 
 def is_asked(config: RunConfig) -> bool:
-    return "auto" in (config.precision, config.channels_last)
+    return "auto" in (config.precision, config.channels_last, config.compile)
 
 
 def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
-    """Return a run's precision and memory format: each as configured or, where it is `auto`, from
-    the calibration or else from `default`.
+    """Return a run's precision, memory format and compilation: each as configured or, where it is
+    `auto`, from the calibration or else from `default`.
 
-    In place of fp16 that the run's strategy refuses, `auto` stands for fp32.
+    In place of fp16 that the run's strategy refuses, `auto` stands for fp32. Where torch cannot
+    compile the run's steps, `auto` does not compile them.
     """
     found = default
     if calibration and calibration.settled:
@@ -370,13 +384,17 @@ def numerics_for(config: RunConfig, calibration: Calibration | None, default: Nu
         if config.precision == "auto"
         else config.precision,
         found.channels_last if config.channels_last == "auto" else config.channels_last,
+        (found.compiled and not why_not_compiled(config))
+        if config.compile == "auto"
+        else config.compile,
     )
 
 
 def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
-    return config.precision in ("auto", numerics.precision) and config.channels_last in (
-        "auto",
-        numerics.channels_last,
+    return (
+        config.precision in ("auto", numerics.precision)
+        and config.channels_last in ("auto", numerics.channels_last)
+        and config.compile in ("auto", numerics.compiled)
     )
 
 
@@ -428,4 +446,4 @@ def _starts(metrics: Path) -> list[dict[str, Any]]:
 
 
 def _of_start(record: Mapping[str, Any]) -> Numerics:
-    return Numerics(record["precision"], record["channels_last"])
+    return Numerics(record["precision"], record["channels_last"], record.get("compile", False))

@@ -127,6 +127,8 @@ class Start:
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`;
     # of a program of the user's own only the hosts
     channels_last: bool | None  # the memory format of images
+    compile: bool = False  # True if torch compiled the passes of steps
+    compile_seconds: Amount | None = None  # the seconds of the warm-up in which it did so
     transport: str | None = (
         None  # how gradients travel (network, shared_memory); None if there is no choice
     )

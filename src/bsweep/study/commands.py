@@ -84,6 +84,7 @@ def planned(config: RunConfig) -> Planned:
             config.optimizer.name,
             config.precision,
             config.channels_last,
+            config.compile,
             config.device,
             config.graph,
             config.accumulation_steps,

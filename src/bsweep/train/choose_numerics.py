@@ -1,9 +1,11 @@
-"""The calibration, which decides in which precision and memory format a study's models train.
+"""The calibration, which decides in which precision and memory format a study's models train, and
+whether torch compiles them.
 
-On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs,
-nothing is measured. The calibration times whole steps as the run makes them, but without the
-exchange, which costs the same in all precisions and formats. All workers of the point measure at
-the same time, because they will train at the same time. The slowest worker's time counts.
+On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs
+they do so with `compile=auto` only. The calibration times whole steps as the run makes them, but
+without the exchange, which costs the same in all precisions and formats. All workers of the point
+measure at the same time, because they will train at the same time. The slowest worker's time
+counts.
 """
 
 from __future__ import annotations
@@ -18,20 +20,24 @@ from dataclasses import asdict, replace
 
 import torch
 
+from bsweep import batching
+from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.core.memory import is_out_of_memory
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import optim, precision
-from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.clock import Slowdown, StepClock
+from bsweep.numerics.compiled import CannotCompile
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies import Strategy
-from bsweep.train import step
+from bsweep.train import lone, step
 from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches together; a batch that would exceed this is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
+_STEPS_OF_ROUND = 20  # on GPUs, where a single step may be as short as its launch
 _HOPELESS = (
     1.5  # a candidate so many times slower than the fastest is not measured again at this batch
 )
@@ -53,8 +59,8 @@ def agree(
 ) -> Numerics:
     """Choose the run's precision and memory format, the same for all workers, and return them.
 
-    All workers call this together. They measure only on CPUs, and only if a calibration was
-    requested that has no answer yet.
+    All workers call this together. They measure only if a calibration was requested that has no
+    answer yet, and on GPUs only with `compile=auto`.
 
     Args:
         config: The configuration of the run.
@@ -83,16 +89,11 @@ def agree(
         known = calibration_file.of_other_runs(config, hardware)
     found = _of_first(strategy, known)
     if found and found.is_open:
-        if on_gpu:
-            # A run on a GPU replays a graph. Passes launched kernel by kernel would measure the
-            # speed of Python instead, so nothing is measured.
+        if on_gpu and found.compile != "auto":
             native = precision.choose(replace(config, precision="auto"), device)
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
-            own = _measure(config, found, dataset, device, lone_job, strategy)
-            answer = _of_slowest(
-                [calibration_file.parse(each) for each in strategy.gather_json(asdict(own))]
-            )
+            answer = _measure(config, found, dataset, device, lone_job, strategy)
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
         # A point on other hardware may have written the first calibration meanwhile.
@@ -140,7 +141,14 @@ def _of_slowest(found: Sequence[Calibration]) -> Calibration:
         for number, timed in enumerate(found[0].timed)
     )
     noise = max(one.noise for one in found)
-    return replace(found[0], measured_batches=tuple(batches), timed=each, noise=noise)
+    compiling = max(one.compile_seconds or 0.0 for one in found) or None
+    return replace(
+        found[0],
+        measured_batches=tuple(batches),
+        timed=each,
+        noise=noise,
+        compile_seconds=compiling,
+    )
 
 
 def _measure(
@@ -151,24 +159,93 @@ def _measure(
     lone_job: LoneJob,
     strategy: Strategy,
 ) -> Calibration:
-    """Measure this worker's seconds per step in each precision and memory format to be compared.
+    """Measure the slowest worker's seconds per step in each precision and memory format to be
+    compared and, in the best of them, with a compiled model.
 
-    Batches for which there is too little time or memory are left out.
+    All workers call this together. Batches for which there is too little time or memory are left
+    out.
     """
     native = precision.choose(replace(config, precision="auto"), device)
     precisions = dict.fromkeys(
-        ("fp32", native) if wanted.precision == "auto" else (wanted.precision,)
+        _precisions(config, native, device) if wanted.precision == "auto" else (wanted.precision,)
     )
-    formats: tuple[bool, ...] = (
-        (False, True) if wanted.channels_last == "auto" else (wanted.channels_last,)
-    )
+    # GPUs compute half precision in channels_last.
+    both = (True,) if device.type == "cuda" else (False, True)
+    formats: tuple[bool, ...] = both if wanted.channels_last == "auto" else (wanted.channels_last,)
     if dataset.train_inputs.dim() != 4:  # only images (4 dimensions) have several memory formats
         formats = formats[:1]
-    candidates = [Numerics(one, last) for one in precisions for last in formats]
+    candidates = [
+        Numerics(one, last, wanted.compile is True) for one in precisions for last in formats
+    ]
+
     batches = _spread(
         sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches})
     )
-    found = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
+
+    def timed(*candidates: Numerics, batches: Sequence[int]) -> Calibration:
+        own = _timed(candidates, wanted, batches, lone_job, strategy)
+        every = strategy.gather_json(asdict(own))
+        return _of_slowest([calibration_file.parse(each) for each in every])
+
+    answer = timed(*candidates, batches=batches)
+    if wanted.compile != "auto" or not answer.timed:
+        return answer
+    # To compile takes minutes, so only the best is compiled, for the least and the largest batch.
+    best = answer.ranked(config)[0][0]
+    ends = {answer.measured_batches[0], answer.measured_batches[-1]}
+    pair = timed(best, replace(best, compiled=True), batches=sorted(ends))
+    return _with_compiled(answer, pair) if pair.timed else answer
+
+
+def _precisions(config: RunConfig, native: str, device: torch.device) -> tuple[str, ...]:
+    """Return the precisions to be compared, the first of which is chosen if none is faster.
+
+    On GPUs, torch takes cuDNN's kernels of BatchNorm for fp16, and others for bf16.
+    """
+    if device.type == "cpu":
+        return "fp32", native
+    return (native,) if config.strategy.can.why_no_fp16 else (native, "fp16")
+
+
+def _with_compiled(answer: Calibration, pair: Calibration) -> Calibration:
+    """Return the calibration `answer` with a further candidate, the compiled model.
+
+    Its times are those of the same candidate without compilation, times the ratio of the two, which
+    were timed in turns at the nearest batch.
+
+    Args:
+        answer: The times without compilation.
+        pair: The times of one of these candidates, then those of its compiled model.
+    """
+    plain, compiled = pair.timed
+    ratios = {
+        batch: with_it / without
+        for batch, without, with_it in zip(
+            pair.measured_batches, plain.step_seconds, compiled.step_seconds, strict=True
+        )
+    }
+    same = next(timed for timed in answer.timed if timed.numerics == plain.numerics)
+    scaled = tuple(
+        seconds * ratios[min(ratios, key=lambda one: abs(math.log(one / batch)))]
+        for batch, seconds in zip(answer.measured_batches, same.step_seconds, strict=True)
+    )
+    return replace(
+        answer,
+        timed=(*answer.timed, Timed(compiled.numerics, scaled)),
+        noise=max(answer.noise, pair.noise),
+        compile_seconds=pair.compile_seconds,
+    )
+
+
+def _timed(
+    candidates: Sequence[Numerics],
+    wanted: Calibration,
+    batches: Sequence[int],
+    lone_job: LoneJob,
+    strategy: Strategy,
+) -> Calibration:
+    """Measure this worker's seconds per step with each candidate."""
+    found, compile_seconds = _times(lambda: _jobs(candidates, lone_job), batches, strategy)
     gc.collect()  # frees the candidates' models; the GPU's cache stays for the run's own model
     by_candidate = zip(*([min(rounds) for rounds in each] for each in found.values()), strict=True)
     timed = [
@@ -177,36 +254,51 @@ def _measure(
     ]
     leasts = [sorted(rounds)[:2] for each in found.values() for rounds in each if len(rounds) > 1]
     noise = statistics.median(second / least - 1 for least, second in leasts) if leasts else 0.0
-    return replace(wanted, measured_batches=tuple(found), timed=tuple(timed), noise=noise)
+    return replace(
+        wanted,
+        measured_batches=tuple(found),
+        timed=tuple(timed),
+        noise=noise,
+        compile_seconds=compile_seconds or None,
+    )
 
 
 def _jobs(candidates: Sequence[Numerics], lone_job: LoneJob) -> list[Job]:
     """Return a training job for each precision and memory format to be compared, at learning rate
     0.
 
-    So its steps leave the parameters as they are. Jobs with the same memory format share a model.
+    So its steps leave the parameters as they are. Jobs that differ by precision only share a model,
+    except those in fp16, whose optimizer has a loss scale.
     """
-    jobs: dict[bool, Job] = {}
-    for numerics in candidates:
-        if numerics.channels_last not in jobs:
+    jobs: dict[Numerics, Job] = {}
+    kinds = [
+        replace(numerics, precision="fp16" if numerics.precision == "fp16" else "")
+        for numerics in candidates
+    ]
+    for numerics, kind in zip(candidates, kinds, strict=True):
+        if kind not in jobs:
             job = lone_job(numerics)
-            jobs[numerics.channels_last] = replace(job, slowdown=Slowdown(1.0, job.device))
+            jobs[kind] = replace(job, slowdown=Slowdown(1.0, job.device))
             optim.set_learning_rate(job.optimizer, 0.0)
             job.training_model.train()
-    return [replace(jobs[numerics.channels_last], numerics=numerics) for numerics in candidates]
+    return [
+        replace(jobs[kind], numerics=numerics)
+        for numerics, kind in zip(candidates, kinds, strict=True)
+    ]
 
 
 def _times(
     make_jobs: Callable[[], list[Job]], batches: Sequence[int], strategy: Strategy
-) -> _Times:
+) -> tuple[_Times, float]:
     """Time the training step in each precision and memory format, and return the seconds by batch
-    size.
+    size, and the seconds in which models were compiled.
 
     The batch sizes are the smallest and, from the largest down, those of the others for which all
     workers have enough time and this worker has enough memory.
     """
     smallest, *larger = batches
     found: _Times = {}
+    jobs: list[Job] = []
     with _as_far_as_memory_goes():
         jobs = make_jobs()
         began = time.monotonic()
@@ -214,7 +306,7 @@ def _times(
             jobs, smallest, until=began + _MOST_SECONDS / (5 if larger else 1)
         )
     own = (
-        (_seconds_of(found[smallest]) / smallest, time.monotonic() - began)
+        (_seconds_of(found[smallest]) / smallest, time.monotonic() - began - _compiling(jobs))
         if found
         else (math.inf, math.inf)
     )
@@ -230,7 +322,12 @@ def _times(
         for batch in [*costs]:
             del costs[batch]
             found[batch] = _rounds(jobs, batch, until=began + _MOST_SECONDS - sum(costs.values()))
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), _compiling(jobs)
+
+
+def _compiling(jobs: Sequence[Job]) -> float:
+    """Return the seconds in which the models of these jobs were compiled."""
+    return sum(job.compiled.seconds for job in jobs if job.compiled)
 
 
 def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
@@ -246,9 +343,11 @@ def _seconds_of(rounds: Sequence[Sequence[float]]) -> float:
 
 @contextmanager
 def _as_far_as_memory_goes() -> Iterator[None]:
-    """Run the block, and suppress its error if the block runs out of memory."""
+    """Run the block, and suppress its error if the block runs out of memory or cannot compile."""
     try:
         yield
+    except CannotCompile as error:
+        print(error, flush=True)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -268,17 +367,48 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
     There is a list for each job, with a value for each round in which it was timed. The jobs take
     turns, because a machine's speed changes over time.
     """
+    if jobs[0].device.type == "cuda":
+        return [_rounds_of_graph(job, batch) for job in jobs]
     for job in jobs:
-        _step_seconds(job, batch)  # The first step chooses and compiles kernels.
+        with job.compiling():
+            _step_seconds(job, batch)  # The first step chooses and compiles kernels.
     seconds: list[list[float]] = [[] for _ in jobs]
     for number in range(_MOST_ROUNDS):
-        if number >= _LEAST_ROUNDS and time.monotonic() > until:
+        if number >= _LEAST_ROUNDS and time.monotonic() > until + _compiling(jobs):
             break
         fastest = min((min(own) for own in seconds if own), default=0.0)
         for job, own in zip(jobs, seconds, strict=True):
             if not own or min(own) < _HOPELESS * fastest:
                 own.append(_step_seconds(job, batch))
     return seconds
+
+
+def _rounds_of_graph(job: Job, batch: int) -> list[float]:
+    """Time the training steps of a job on a GPU in several rounds, and return the seconds per step.
+
+    The steps replay a CUDA graph if a run would do so. The jobs do not take turns, because a GPU's
+    speed changes little, and only one graph at a time should hold memory.
+    """
+    config = replace(
+        lone.config_of(job.config, 0),
+        local_batch=batch,
+        global_batch=None,
+        accumulation_steps=1,
+        batching=FIXED,
+        graph=job.config.graph and "auto",
+    )
+    precision.round_products(job.precision)
+    job = lone.as_trained(replace(job, config=config, policy=batching.build(config)))
+    examples, clock = job.inputs.first(batch), StepClock(job.device, [])
+    for _ in range(_MOST_ROUNDS):
+        with clock.step():
+            for _ in range(_STEPS_OF_ROUND):
+                step.train_step(job, examples, examples, 1)
+        job.heartbeat()
+    seconds = [each / _STEPS_OF_ROUND for each in clock.seconds()]
+    if job.graphs:
+        job.graphs.drop()
+    return seconds[1:]
 
 
 def _step_seconds(job: Job, batch: int) -> float:

@@ -89,8 +89,8 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     if weight == _LOST_MEMORY:
         raise OutOfMemoryInCapture(reason)
     if job.config.graph is True:
-        error = torch.OutOfMemoryError if weight == _FULL else ValueError
-        raise error(f"graph=true, but {reason}: leave graph out, or use graph=false.")
+        kind = torch.OutOfMemoryError if weight == _FULL else ValueError
+        raise kind(f"graph=true, but {reason}: leave graph out, or use graph=false.")
     message = (
         "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"

@@ -18,6 +18,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
+from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.objective import Objective
@@ -60,6 +61,7 @@ class Job:
     peers: tuple[Mapping[str, Any], ...] = ()
     graphs: Graphs | None = None  # of the passes of steps
     half_weights: HalfWeights | None = None  # None: autocast casts each weight by itself
+    compiled: Compiled | None = None  # the model, if torch compiles it
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
     @property
@@ -87,6 +89,12 @@ class Job:
         """
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Return the context manager for warm-up steps: it compiles the model for the batch sizes
+        of these steps if the run compiles its model.
+        """
+        return self.compiled.compiling() if self.compiled else nullcontext()
 
     def weights_cast(self) -> AbstractContextManager[None]:
         """Return the context manager for the forward passes of training steps: it casts the weights

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bsweep.core.torch_private import private
 from bsweep.data import plan
+from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.strategies import InBackward, Strategy
 from bsweep.train.job import Job
@@ -86,7 +87,7 @@ def compute_passes(
                 inputs, targets = job.inputs.training(indices, crops)
             with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
                 with job.phase("forward"):
-                    outputs = _outputs(job, job.training_model, inputs)
+                    outputs = _outputs(job, job.compiled or job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
                 loss.backward(job.scaled(torch.full_like(loss, bool(filled) / num_labels)))
@@ -98,7 +99,7 @@ def compute_passes(
     return torch.zeros(3, dtype=torch.float64, device=job.device) if totals is None else totals
 
 
-def _outputs(job: Job, model: nn.Module, inputs: Tensor) -> Any:
+def _outputs(job: Job, model: nn.Module | Compiled, inputs: Tensor) -> Any:
     """Return the model's outputs for `inputs`, computed in the run's precision."""
     with job.autocast(), job.weights_cast(), _batchnorm_fit_for(job.model, len(inputs)):
         return model(inputs)

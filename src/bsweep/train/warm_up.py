@@ -16,8 +16,8 @@ def make_steps(job: Job) -> None:
     """Make two warm-up steps, one on a full round's examples and one on as many as an epoch's last
     round has.
 
-    This leaves the model as it was. It loads and chooses kernels, opens connections and lays out
-    DDP's buckets. All workers call it together.
+    This leaves the model as it was. It loads, chooses and compiles kernels, opens connections and
+    lays out DDP's buckets. All workers call it together.
 
     Raises:
         ValueError: If the model's outputs, or the results of its `loss` or `score`, do not have the
@@ -27,7 +27,7 @@ def make_steps(job: Job) -> None:
     job = replace(job, slowdown=Slowdown(1.0, job.device), objective=checking)
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
-    with step.forgotten(job):
+    with step.forgotten(job), job.compiling():
         # DDP needs two steps to settle its buckets, even if an epoch's last batch is a full one.
         for number, num_examples in enumerate((size, num_train % size or size)):
             # cuDNN searches for the fastest kernels for full batches only, and keeps the result.

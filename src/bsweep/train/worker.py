@@ -30,6 +30,7 @@ from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
+from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
@@ -145,6 +146,8 @@ def set_up(
             precision or data.
     """
     gpus = num_gpus(config.device)
+    if gpus and config.batching.changes_batch:
+        _let_segments_grow()
     own.read_kept(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     strategy = strategies.build(config, place, paths)
@@ -197,7 +200,6 @@ def _build_job(
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
-    slowdowns = config.launch.slowdown or (1.0,) * config.num_workers
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
@@ -215,12 +217,13 @@ def _build_job(
         strategy=strategy,
         policy=batching.build(config),
         learning_rate=optim.schedule(config),
-        slowdown=Slowdown(slowdowns[place.rank], device),
+        slowdown=Slowdown((config.launch.slowdown or {place.rank: 1.0})[place.rank], device),
         alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
-        half_weights=_half_weights(config, strategy, model, vector),
+        half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
+        compiled=Compiled(model) if numerics.compiled else None,
     )
 
 
@@ -234,6 +237,17 @@ def _half_weights(
     arrive_singly = isinstance(strategy, InBackward) if in_passes is None else in_passes
     on_cpu = vector.parameters.device.type == "cpu"
     return None if on_cpu or arrive_singly else HalfWeights(model, vector)
+
+
+def _let_segments_grow() -> None:
+    """Ask torch to enlarge its segments of GPU memory in place: where the batch changes, segments
+    of a fixed size that fit one batch do not fit the next.
+
+    torch reads this when it first uses a GPU. It stays as it is if the user has set it, or if this
+    process has used a GPU before.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
@@ -262,6 +276,8 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
+        compile=job.numerics.compiled,
+        compile_seconds=job.compiled.seconds if job.compiled else None,
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
         transport=job.strategy.transport,
