@@ -283,9 +283,10 @@ def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.Da
 def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     records = noise_records(1.0, 0.5)
     found = critical_batch.from_noise_scale(records)
-    assert found.value == pytest.approx(
+    assert found.ratio_of_sums == pytest.approx(
         records["variance"].sum() / records["gradient_square"].sum()
     )
+    assert found.value == pytest.approx(found.ratio_of_sums, rel=0.1)
     assert found.is_known
     assert found.low < 200 < found.high
     lost = critical_batch.from_noise_scale(noise_records(0.05, 1.0))
@@ -299,6 +300,16 @@ def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     alike = pd.concat([records, records.assign(run_id="b")])
     narrower = critical_batch.from_noise_scale(alike)
     assert narrower.high - narrower.low < found.high - found.low
+
+
+def test_a_noise_scale_that_grows_is_the_mean_of_local_ones() -> None:
+    records = noise_records(1.0, 0.1, 240)
+    falling = np.geomspace(1, 1 / 30, 240)
+    grown = records.assign(gradient_square=records["gradient_square"] * falling)
+    found = critical_batch.from_noise_scale(grown)
+    assert found.low < 200 * np.mean(1 / falling) < found.high
+    assert found.ratio_of_sums == pytest.approx(200 / falling.mean(), rel=0.05)
+    assert found.value > 2 * found.ratio_of_sums
 
 
 def test_neighbouring_records_that_are_alike_widen_the_interval() -> None:
