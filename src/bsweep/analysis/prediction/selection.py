@@ -469,7 +469,7 @@ def chosen_too_low(runs: pd.DataFrame, rates: Mapping[int, float]) -> dict[int, 
     the scatter between runs with one rate, counted together with three runs that scatter by 8 %.
     """
     is_exact = runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
-    logs = np.log(runs["steps_to_target"].astype(float).where(is_exact))
+    logs = runs["steps_to_target"].astype(float).where(is_exact).map(np.log)
     groups = logs.groupby([runs["global_batch"], runs["lr"]])
     means, counts = groups.mean(), groups.count()
     shares = runs["reached"].eq(True).groupby([runs["global_batch"], runs["lr"]]).mean()
