@@ -175,7 +175,7 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
 
 def _block_length(number_of: int) -> int:
-    return max(1, min(number_of, round(1.5 * float(number_of) ** (1 / 3))))
+    return max(1, min(number_of, round(1.5 * float(np.cbrt(number_of)))))
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:

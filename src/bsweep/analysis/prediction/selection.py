@@ -471,17 +471,17 @@ def chosen_too_low(runs: pd.DataFrame, rates: Mapping[int, float]) -> dict[int, 
     is_exact = runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
     logs = runs["steps_to_target"].astype(float).where(is_exact).map(np.log)
     groups = logs.groupby([runs["global_batch"], runs["lr"]])
-    means, counts = groups.mean(), groups.count()
     shares = runs["reached"].eq(True).groupby([runs["global_batch"], runs["lr"]]).mean()
+    tried = pd.DataFrame({"mean": groups.mean(), "count": groups.count(), "share": shares})
     squares = ((logs - groups.transform("mean")) ** 2).sum() + 3 * _SCATTER**2
-    sigma = np.sqrt(squares / (3 + (counts - 1).clip(lower=0).sum()))
+    sigma = np.sqrt(squares / (3 + (tried["count"] - 1).clip(lower=0).sum()))
     rng, found = np.random.default_rng(0), {}
     for batch, rate in rates.items():
-        is_rival = (shares[batch] >= shares[batch, rate]) & (counts[batch] > 0)
-        of = means[batch][is_rival].to_numpy(float)
+        of = tried.loc[batch]
+        of = of[(of["share"] >= of["share"].loc[rate]) & (of["count"] > 0)]
         if len(of) > 1:
-            errors = sigma / np.sqrt(counts[batch][is_rival].to_numpy(float))
+            errors = sigma / np.sqrt(of["count"].to_numpy(float))
             noise = errors * rng.standard_normal((_REPETITIONS, len(of)))
-            best = (of + noise).argmin(axis=1)
+            best = (of["mean"].to_numpy(float) + noise).argmin(axis=1)
             found[batch] = float(max(0.0, -noise[np.arange(_REPETITIONS), best].mean()))
     return found
