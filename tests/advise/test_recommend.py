@@ -46,7 +46,7 @@ from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, compose, imported_first
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
-from tests.support.worlds import drawn
+from tests.support.worlds import WORLDS, drawn
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,13 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
         seconds.values()
     )
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
+
+
+def test_a_batch_that_never_reaches_the_target_is_not_the_answer(tmp_path: Path) -> None:
+    search = Played(WORLDS["threshold"](6), tmp_path / "s", 6)
+    prediction = search.search()
+    assert prediction is not None
+    assert search.truth.reaches(int(prediction.recommended["global_batch"]))
 
 
 def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:

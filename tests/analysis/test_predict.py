@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
-from bsweep.analysis.prediction.selection import missing, observed
+from bsweep.analysis.prediction.selection import chosen_too_low, missing, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config.target import target_of
@@ -500,9 +500,27 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
     assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1
+    assert 0 <= max(prediction.seen.optimism.values()) < 0.01, "the others are far worse"
     one = bsweep.predict(tmp_path / "s", TARGET, where={"lr": "0.2"})
     assert not one.seen.rates
     assert one.cells["num_runs"].sum() == 6
+
+
+def test_the_luckiest_of_equal_learning_rates_is_counted_as_chosen() -> None:
+    rng, rates = np.random.default_rng(1), (0.1, 0.2, 0.4, 0.8)
+    away = []
+    for _ in range(40):
+        logs = 0.08 * rng.standard_normal((len(rates), 2))
+        runs = pd.DataFrame({
+            "global_batch": 64, "lr": np.repeat(rates, 2), "reached": True, "is_bound": False,
+            "steps_to_target": np.exp(logs.ravel()),
+        })  # fmt: skip
+        best = int(logs.mean(axis=1).argmin())
+        corrected = logs[best].mean() + chosen_too_low(runs, {64: rates[best]})[64]
+        away.append((logs[best].mean(), corrected))
+    lowest, mended = np.mean(away, axis=0)
+    assert lowest < -0.04
+    assert abs(mended) < 0.5 * abs(lowest)
 
 
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:

@@ -82,6 +82,38 @@ def test_the_likelihood_integrates_a_normal_over_censored_cells() -> None:
     assert many[:, 1].mean() < 0
 
 
+@pytest.mark.parametrize(
+    ("above", "below"), [([0.43], []), ([0.43, 0.5], []), ([], [-0.4] * 3), ([0.1], [0.3])]
+)
+def test_effects_of_censored_runs_are_exact_far_from_the_model(
+    above: list[float], below: list[float]
+) -> None:
+    tau, sigma, effects = 0.1, 0.02, np.linspace(-1.5, 1.5, 60_001)
+    logs = stats.norm.logpdf(effects, 0, tau)
+    logs += sum(stats.norm.logcdf((effects - bound) / sigma) for bound in above)
+    logs += sum(stats.norm.logcdf((bound - effects) / sigma) for bound in below)
+    density = np.exp(logs - logs.max())
+    mean = np.average(effects, weights=density)
+    deviation = math.sqrt(np.average((effects - mean) ** 2, weights=density))
+    of = cells_of([cell_runs(above=np.exp(above), below=np.exp(below))])
+    zeros = np.zeros((4000, 1))
+    spreads = np.full(4000, sigma), np.full(4000, tau)
+    drawn = draw_effects(of, zeros, *spreads, np.random.default_rng(0))
+    assert drawn.mean() == pytest.approx(mean, abs=4 * deviation / math.sqrt(4000))
+    assert drawn.std() == pytest.approx(deviation, rel=0.06)
+    whole = math.log(np.trapezoid(density, effects)) + logs.max()
+    assert log_likelihood(of, zeros, *spreads)[0] == pytest.approx(whole, abs=0.01)
+
+
+def test_a_run_that_was_slowed_moves_a_prediction_little() -> None:
+    truth = Truth()
+    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
+    timings = [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(2)]
+    slow = Timing(cells[2], 1.6 * truth.step_seconds(*cells[2]))
+    found = fit_step_time([*timings, slow], num_draws=DRAWS).log_seconds(cells[2])
+    assert np.median(found) == pytest.approx(math.log(truth.step_seconds(*cells[2])), abs=0.05)
+
+
 def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Generator]]:
     """Laws drawn as the priors have them: with what the law misses, in steps and in seconds."""
     for seed in range(number):
@@ -251,9 +283,10 @@ def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.Da
 def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     records = noise_records(1.0, 0.5)
     found = critical_batch.from_noise_scale(records)
-    assert found.value == pytest.approx(
+    assert found.ratio_of_sums == pytest.approx(
         records["variance"].sum() / records["gradient_square"].sum()
     )
+    assert found.value == pytest.approx(found.ratio_of_sums, rel=0.1)
     assert found.is_known
     assert found.low < 200 < found.high
     lost = critical_batch.from_noise_scale(noise_records(0.05, 1.0))
@@ -267,6 +300,16 @@ def test_the_noise_scale_has_a_bootstrap_interval_or_none() -> None:
     alike = pd.concat([records, records.assign(run_id="b")])
     narrower = critical_batch.from_noise_scale(alike)
     assert narrower.high - narrower.low < found.high - found.low
+
+
+def test_a_noise_scale_that_grows_is_the_mean_of_local_ones() -> None:
+    records = noise_records(1.0, 0.1, 240)
+    falling = np.geomspace(1, 1 / 30, 240)
+    grown = records.assign(gradient_square=records["gradient_square"] * falling)
+    found = critical_batch.from_noise_scale(grown)
+    assert found.low < 200 * np.mean(1 / falling) < found.high
+    assert found.ratio_of_sums == pytest.approx(200 / falling.mean(), rel=0.05)
+    assert found.value > 2 * found.ratio_of_sums
 
 
 def test_neighbouring_records_that_are_alike_widen_the_interval() -> None:

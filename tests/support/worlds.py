@@ -35,14 +35,14 @@ class Power(Truth):
 
     def steps(self, batch: float) -> float:
         critical = self.minimum_examples / self.minimum_steps
-        return self.minimum_steps * (1 + (critical / batch) ** 0.7)
+        return self.minimum_steps * (1 + math.pow(critical / batch, 0.7))
 
 
 class Wall(Truth):
     """Steps fall in proportion to the batch up to the critical batch, and then no more."""
 
     def steps(self, batch: float) -> float:
-        return math.hypot(self.minimum_steps**2, (self.minimum_examples / batch) ** 2) ** 0.5
+        return math.sqrt(math.hypot(self.minimum_steps**2, (self.minimum_examples / batch) ** 2))
 
 
 class HeavyTail(Truth):

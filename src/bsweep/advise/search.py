@@ -35,6 +35,7 @@ from bsweep.analysis.prediction.next_run import (
     Next,
     Offer,
     first_run,
+    is_proven,
     is_told,
     next_probe,
     next_run,
@@ -458,6 +459,10 @@ class Search:
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
             why = f"{takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
+            if not is_proven(prediction, cell[0]):
+                why = (
+                    f"no run of so large a batch has reached the target yet; this run takes {takes}"
+                )
             if not is_told(prediction):
                 why = f"the steps of two batch sizes must be known; this run takes {takes}"
         goes_on = f" (it resumes after step {done:.0f})" if done else ""

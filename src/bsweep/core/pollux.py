@@ -25,9 +25,8 @@ def step_seconds(
         passes: p, the passes of a step.
     """
     longer = np.maximum(pass_seconds, sync_seconds)  # no power of a ratio above 1 overflows
-    last = longer * ((pass_seconds / longer) ** overlap + (sync_seconds / longer) ** overlap) ** (
-        1 / overlap
-    )
+    ratio = np.minimum(pass_seconds, sync_seconds) / longer
+    last = longer * (1 + ratio**overlap) ** (1 / overlap)
     return (passes - 1) * pass_seconds + last
 
 

@@ -2,13 +2,18 @@
 noise of the run.
 
 The effect is normal with standard deviation tau. It is what the model misses at a cell, and all
-runs of the cell share it. The noise is normal with standard deviation sigma, and differs between
-runs. So the prediction for a measured cell depends on the model *and* on the cell's own runs, and a
-model that fits badly widens the intervals.
+runs of the cell share it. The noise has Student's t distribution with scale sigma and four degrees
+of freedom, and differs between runs. So the prediction for a measured cell depends on the model
+*and* on the cell's own runs, and a model that fits badly widens the intervals.
+
+A value with noise from a t distribution is normal given its weight, with the variance
+sigma^2 / weight. `fitted` finds the expected weights from small samples of the posterior
+(expectation maximization; Lange, Little and Taylor, 1989), and then samples with these weights. So
+a run that took unusually long counts little.
 
 Some runs are censored: they tell only that log y is above or below a bound. Such a run enters the
-likelihood by the probability of that event (Tobin, 1958), given the effect; the effect is
-integrated out.
+likelihood by the probability of that event (Tobin, 1958), with normal noise; the effect is
+integrated out, exactly for one such run of a cell, and by quadrature around the mode for several.
 
 A value that was interpolated between two evaluations is known to within their distance d. This adds
 d^2 / 12, the variance of a uniform error, to the noise of the run.
@@ -16,21 +21,34 @@ d^2 / 12, the variance of a uniform error, to the noise of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
-from bsweep.analysis.prediction.sampler import Array
+from bsweep.analysis.prediction.sampler import Array, posterior
 
-_NODES, _LOG_WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
+FREEDOM = 4.0  # degrees of freedom of the noise
+_PILOTS, _PILOT_DRAWS = 2, 150  # samples of the posterior from which the weights of runs come
 _LOG_2PI = float(np.log(2 * np.pi))
-_LOG_WEIGHTS = np.log(_LOG_WEIGHTS) - 0.5 * _LOG_2PI
-# Number of candidates for the effect of a cell with censored runs; one of them is drawn.
-_CANDIDATES = 64
+_NEWTON_STEPS = 6  # to the mode of an effect; its slope is convex, so they converge from one side
+_REACH = 8.0  # standard deviations on both sides of the mode, in which an effect lies
+
+
+def _nodes(number_of: int) -> tuple[Array, Array]:
+    """Return places on both sides of 0 up to 1 and -1, dense near 0, and the logarithms of their
+    weights for an integral.
+    """
+    places, weights = np.polynomial.legendre.leggauss(number_of)
+    places, weights = (places + 1) / 2, weights / 2
+    both = np.concatenate([-places[::-1], places])
+    return both**3, np.log(np.concatenate([weights[::-1], weights]) * 3 * both**2)
+
+
+_FEW, _MANY = _nodes(12), _nodes(100)  # to integrate, and to draw from
 
 
 @dataclass(frozen=True)
@@ -59,25 +77,82 @@ class Cells:
     each cell's uncensored values.
 
     The values are the steps of runs to the target, or the seconds of steps, passes or exchanges.
-    `count` is the number of a cell's exact values, `mean` is the mean of their logarithms, `within`
-    is the sum of squared deviations from that mean, and `resolution` is that of `CellRuns`.
+    `weights` has the weight of each exact value. `count` is the number of a cell's exact values,
+    `weight` is the sum of their weights, `mean` is the weighted mean of their logarithms, `within`
+    is the weighted sum of squared deviations from that mean, and `resolution` is that of
+    `CellRuns`.
     """
 
     runs: tuple[CellRuns, ...]
+    weights: tuple[Array, ...]
     count: Array
+    weight: Array
     mean: Array
     within: Array
     resolution: Array
 
 
-def cells_of(runs: Iterable[CellRuns]) -> Cells:
+def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -> Cells:
+    """Return the runs of several cells with their counts and means. All weights are 1 if none are
+    given.
+    """
     known = tuple(runs)
-    count = np.array([len(cell.exact) for cell in known], float)
-    mean = np.array([cell.exact.mean() if len(cell.exact) else 0.0 for cell in known])
-    within = np.array(
-        [np.sum((cell.exact - center) ** 2) for cell, center in zip(known, mean, strict=True)]
-    )
-    return Cells(known, count, mean, within, np.array([cell.resolution for cell in known]))
+    own = tuple([np.ones(len(cell.exact)) for cell in known] if weights is None else weights)
+    numbers = []
+    for cell, each in zip(known, own, strict=True):
+        mean = float(np.average(cell.exact, weights=each)) if len(each) else 0.0
+        within = float(each @ (cell.exact - mean) ** 2)
+        numbers.append((float(len(each)), float(each.sum()), mean, within, cell.resolution))
+    return Cells(known, own, *np.array(numbers).reshape(-1, 5).T)
+
+
+def fitted(
+    cells: Cells,
+    expected: Callable[[Array, Sequence[int]], tuple[Array, Array, Array]],
+    num_parameters: int,
+    num_draws: int,
+    seed: int,
+    chosen: Sequence[int] | None = None,
+) -> tuple[Cells, Array]:
+    """Return the cells with the weights of their runs, and draws from the posterior of a model's
+    parameters.
+
+    Args:
+        cells: The cells and their runs.
+        expected: A function from points of shape (n, num_parameters) and places of cells to the
+            model's logarithms, sigma and tau, as `log_likelihood` takes them.
+        num_parameters: The number of parameters, all standard normal a priori.
+        num_draws: The number of draws.
+        seed: The seed of the random numbers.
+        chosen: Places of the cells from which the parameters come; None for all.
+    """
+    places = list(range(len(cells.runs)) if chosen is None else chosen)
+    for pilot in range(_PILOTS + 1):
+        part = cells_of([cells.runs[one] for one in places], [cells.weights[one] for one in places])
+
+        def height(points: Array, part: Cells = part) -> Array:
+            model, sigma, tau = expected(points, places)
+            return log_likelihood(part, model, sigma, tau)
+
+        draws = num_draws if pilot == _PILOTS else min(num_draws, _PILOT_DRAWS)
+        points = posterior(height, num_parameters, draws, seed)
+        if pilot < _PILOTS:
+            rng = np.random.default_rng([seed, 4, pilot])
+            cells = _weighed(cells, *expected(points, range(len(cells.runs))), rng)
+    return cells, points
+
+
+def _weighed(
+    cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
+) -> Cells:
+    """Return the cells with the expected weights of their runs, given draws of the parameters."""
+    effects = draw_effects(cells, model, sigma, tau, rng)
+    weights = []
+    for number, cell in enumerate(cells.runs):
+        own = (sigma**2 + cell.resolution)[:, None]
+        away = (cell.exact - (model + effects)[:, number, None]) ** 2 / own
+        weights.append(((FREEDOM + 1) / (FREEDOM + away)).mean(axis=0))
+    return cells_of(cells.runs, weights)
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -110,6 +185,8 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
     """
     if not len(runs.exact):
         return float("nan")
+    if not runs.is_censored:
+        return float(runs.exact.mean())
 
     def slope(mean: float) -> float:
         """Return `sigma` times the derivative of the runs' log likelihood with respect to their
@@ -139,10 +216,14 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
     spread = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     total = _of_exact(cells, model, sigma[:, None], spread).sum(axis=1)
     for number, cell in enumerate(cells.runs):
-        if cell.is_censored:
-            mean, deviation = _effect(cell, model[:, number], sigma, spread[:, number])
-            effects = mean[:, None] + deviation[:, None] * _NODES
-            logs = _of_censored(cell, model[:, number], effects, sigma) + _LOG_WEIGHTS
+        if not cell.is_censored:
+            continue
+        expected = model[:, number]
+        mean, deviation = _effect(cells, number, expected, sigma, spread[:, number])
+        if len(cell.above) + len(cell.below) == 1:
+            total += log_ndtr(_away(cell, expected + mean, np.hypot(sigma, deviation)))
+        else:
+            _, logs = _around_mode(cell, expected, sigma, mean, deviation, _FEW)
             total += logsumexp(logs, axis=1)
     return np.asarray(total)
 
@@ -157,39 +238,102 @@ def draw_effects(
     """
     tau = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     drawn = []
-    for cell, expected, spread in zip(cells.runs, model.T, tau.T, strict=True):
-        mean, deviation = _effect(cell, expected, sigma, spread)
-        count = _CANDIDATES if cell.is_censored else 1
-        candidates = mean[:, None] + deviation[:, None] * rng.standard_normal((len(model), count))
-        logs = _of_censored(cell, expected, candidates, sigma) + rng.gumbel(size=candidates.shape)
-        drawn.append(candidates[np.arange(len(model)), logs.argmax(axis=1)])
+    for number, cell in enumerate(cells.runs):
+        expected, few = model[:, number], len(cell.above) + len(cell.below)
+        mean, deviation = _effect(cells, number, expected, sigma, tau[:, number])
+        if few > 1:
+            drawn.append(_drawn_around_mode(cell, expected, sigma, mean, deviation, rng))
+            continue
+        if few:
+            # The censored value is drawn from its truncated normal; the effect follows from it.
+            whole = np.hypot(sigma, deviation)
+            most = log_ndtr(_away(cell, expected + mean, whole))
+            sign = 1 if len(cell.above) else -1
+            value = -sign * ndtri_exp(np.log(rng.random(len(most))) + most)
+            mean, deviation = (
+                mean + deviation**2 / whole * value, deviation * sigma / whole
+            )  # fmt: skip
+        drawn.append(mean + deviation * rng.standard_normal(len(model)))
     return np.stack(drawn, axis=1)
+
+
+def _away(cell: CellRuns, expected: Array, scale: Array) -> Array:
+    """Return by how many standard deviations the expected value of a cell's only censored run lies
+    on the side of its bound on which the value is.
+    """
+    bound = cell.above if len(cell.above) else cell.below
+    return np.asarray((1 if len(cell.above) else -1) * (expected - bound[0]) / scale)
+
+
+def _around_mode(
+    cell: CellRuns, model: Array, sigma: Array, mean: Array, deviation: Array,
+    nodes: tuple[Array, Array],
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return values of a cell's effect on both sides of its mode, and the logarithms of their
+    densities times their weights for an integral, of shape (draws, nodes).
+
+    The density is that of the effect given the uncensored runs, times the probability of the
+    censored runs.
+    """
+    effect = mean
+    for _ in range(_NEWTON_STEPS):
+        slope, bend = (mean - effect) / deviation**2, -1 / deviation**2
+        for bounds, sign in ((cell.above, 1), (cell.below, -1)):
+            for bound in bounds:
+                away = sign * (model + effect - bound) / sigma
+                ratio = np.exp(-0.5 * (away**2 + _LOG_2PI) - log_ndtr(away))
+                slope = slope + sign * ratio / sigma
+                bend = bend - ratio * (away + ratio) / sigma**2
+        effect = effect - slope / bend
+    reach = (_REACH * deviation)[:, None]
+    effects = effect[:, None] + reach * nodes[0]
+    away = (effects - mean[:, None]) / deviation[:, None]
+    logs = _of_censored(cell, model, effects, sigma) - 0.5 * (away**2 + _LOG_2PI)
+    return effects, logs + nodes[1] + np.log(_REACH)
+
+
+def _drawn_around_mode(
+    cell: CellRuns, model: Array, sigma: Array, mean: Array, deviation: Array,
+    rng: np.random.Generator,
+) -> Array:  # fmt: skip
+    """Draw the effect of a cell with several censored runs, by its distribution function."""
+    effects, logs = _around_mode(cell, model, sigma, mean, deviation, _MANY)
+    sums = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
+    place = (sums < (rng.random(len(model)) * sums[:, -1])[:, None]).sum(axis=1)
+    # A node stands for the values that are nearer to it than to the others.
+    ends = np.concatenate(
+        [effects[:, :1], (effects[:, 1:] + effects[:, :-1]) / 2, effects[:, -1:]], 1
+    )
+    rows = np.arange(len(model))
+    low, high = ends[rows, place], ends[rows, place + 1]
+    return np.asarray(low + rng.random(len(model)) * (high - low))
 
 
 def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
     """Return the log likelihood of each cell's uncensored runs for each draw of the model's
     parameters, of shape (draws, cells).
 
-    Each run is normal with variance sigma^2 plus its resolution. Any two runs of a cell have
-    covariance tau^2.
+    Each run is normal with variance sigma^2 plus its resolution, divided by its weight. Any two
+    runs of a cell have covariance tau^2.
     """
     n, own = cells.count, sigma**2 + cells.resolution
-    of_mean = own + n * tau**2
-    misses = n * (cells.mean - model) ** 2 / of_mean + cells.within / own
+    of_mean = own + cells.weight * tau**2
+    misses = cells.weight * (cells.mean - model) ** 2 / of_mean + cells.within / own
     return np.where(
         n > 0, -0.5 * ((n - 1) * np.log(own) + np.log(of_mean) + misses + n * _LOG_2PI), 0.0
     )
 
 
-def _effect(cell: CellRuns, model: Array, sigma: Array, tau: Array) -> tuple[Array, Array]:
+def _effect(
+    cells: Cells, number: int, model: Array, sigma: Array, tau: Array
+) -> tuple[Array, Array]:
     """Return the mean and the standard deviation of a cell's effect (its deviation from the model),
     given the cell's uncensored runs.
     """
-    n = len(cell.exact)
-    total = float(cell.exact.sum())
-    own = sigma**2 + cell.resolution
-    of_mean = own + n * tau**2
-    return tau**2 * (total - n * model) / of_mean, tau * np.sqrt(own / of_mean)
+    weight, own = cells.weight[number], sigma**2 + cells.resolution[number]
+    of_mean = own + weight * tau**2
+    mean = tau**2 * weight * (cells.mean[number] - model) / of_mean
+    return mean, tau * np.sqrt(own / of_mean)
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:

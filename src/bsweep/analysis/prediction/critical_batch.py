@@ -40,6 +40,8 @@ class CriticalBatch:
     """An estimate of the critical batch size, in examples, with its 90 % interval.
 
     `verdict` is empty, or says why the estimate was not measured or is not identifiable.
+    `ratio_of_sums` is the other definition of the noise scale of runs: the sum of all variances
+    over the sum of all squared gradients.
     """
 
     source: str
@@ -47,6 +49,7 @@ class CriticalBatch:
     low: float
     high: float
     verdict: str = ""
+    ratio_of_sums: float = np.nan
 
     @property
     def is_known(self) -> bool:
@@ -78,12 +81,15 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
 def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
     """Return the critical batch size as estimated from records of the gradient noise scale.
 
-    It is the sum of variances over the sum of squared gradients. A ratio of averages is taken
-    because a mean of ratios is dominated by those whose denominator is near zero. The interval
-    comes from resampling blocks of consecutive records of each run (circular block bootstrap;
-    Politis and Romano, 1992), since neighbouring records are alike. The estimate is not
-    identifiable from fewer than eight records, or if the squared gradient or the variance is zero
-    or less in all records together or in more than one of twenty resamples.
+    It is the mean over a run of the local noise scale (McCandlish et al., appendix D), which is the
+    sum of variances over the sum of squared gradients in a part of the run's consecutive records.
+    The parts are as short as a squared gradient above zero allows, because a ratio whose
+    denominator is near zero would dominate the mean. If even whole runs are too short, the sums
+    go over all runs. The interval comes from resampling blocks of consecutive records of each part
+    (circular block bootstrap; Politis and Romano, 1992), since neighbouring records are alike.
+
+    The estimate is not identifiable from fewer than eight records, or if the squared gradient or
+    the variance is zero or less in all records together or in more than one of twenty resamples.
 
     Args:
         records: The records, with the columns of `Study.noise_scales`.
@@ -101,20 +107,47 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
             else "not measured"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
-    rng = np.random.default_rng(seed)
-    sums = np.sum([_block_sums(of, rng) for of in runs], axis=0)
-    variance, square = known["variance"].sum(), known["gradient_square"].sum()
-    is_bad = (sums[:, 1] <= 0) | (sums[:, 0] <= 0)
-    if is_bad.mean() > INTERVAL[0] or square <= 0 or variance <= 0:
+    rng, total = np.random.default_rng(seed), np.sum(np.concatenate(runs), axis=0)
+    groups = [[part] for part in _parts(runs)] or [runs]
+    weights = np.array([sum(map(len, group)) for group in groups]) / len(known)
+    sums = np.stack([np.sum([_block_sums(of, rng) for of in group], axis=0) for group in groups])
+    is_bad = (sums <= 0).any(axis=(0, 2))
+    if is_bad.mean() > INTERVAL[0] or (total <= 0).any():
         verdict = (
             "not identifiable: the squared gradient or the variance may be zero; average more steps"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
-    ratios = np.where(is_bad, np.inf, sums[:, 0] / np.where(is_bad, 1, sums[:, 1]))
-    low, high = np.quantile(ratios, INTERVAL, method="lower")
-    if not np.isfinite(high):
-        high = ratios[np.isfinite(ratios)].max()
-    return CriticalBatch(source, float(variance / square), float(low), float(high))
+    ratios = weights @ (sums[:, ~is_bad, 0] / sums[:, ~is_bad, 1])
+    low, high = np.quantile(ratios, [INTERVAL[0], min(1.0, INTERVAL[1] / (1 - is_bad.mean()))])
+    local = [np.sum(np.concatenate(group), axis=0) for group in groups]
+    value = float(weights @ [variance / square for variance, square in local])
+    return CriticalBatch(
+        source, value, float(low), float(high), ratio_of_sums=float(total[0] / total[1])
+    )
+
+
+def _parts(runs: Sequence[Array]) -> list[Array]:
+    """Return parts of consecutive records of runs, the shortest ones in which the mean of the
+    squared gradients exceeds its standard error three times or more; none if there are none.
+
+    The standard error allows for neighbouring records that are alike.
+    """
+    number_of = max(map(len, runs)) // _FEWEST_RECORDS
+    while number_of:
+        parts = [
+            part
+            for of in runs
+            for part in np.array_split(of, max(1, min(number_of, len(of) // _FEWEST_RECORDS)))
+        ]
+        if all(_is_clear(part) for part in parts):
+            return parts
+        number_of //= 2
+    return []
+
+
+def _is_clear(part: Array) -> bool:
+    error = part[:, 1].std() * np.sqrt(_block_length(len(part)) / len(part))
+    return len(part) > 1 and part[:, 0].sum() > 0 and part[:, 1].mean() >= 3 * error
 
 
 def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
@@ -126,8 +159,8 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
 
     Returns:
         A row for each run, or for each run and layer, with `noise_scale`, the ends `low` and `high`
-            of its 90 % interval, and `verdict`. The verdict is empty, or says why there is no
-            estimate; see `from_noise_scale`.
+            of its 90 % interval, `ratio_of_sums`, and `verdict`. The verdict is empty, or says why
+            there is no estimate; see `from_noise_scale`.
     """
     keys, records = ["run_id"], study.noise_scales
     if by_layer:
@@ -135,8 +168,14 @@ def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
     rows = []
     for group, of_group in records.groupby(keys, sort=False):
         found = from_noise_scale(of_group)
-        rows.append([*group, found.value, found.low, found.high, found.verdict])
-    return pd.DataFrame(rows, columns=[*keys, "noise_scale", "low", "high", "verdict"])
+        numbers = found.value, found.low, found.high, found.ratio_of_sums
+        rows.append([*group, *numbers, found.verdict])
+    names = ["noise_scale", "low", "high", "ratio_of_sums", "verdict"]
+    return pd.DataFrame(rows, columns=[*keys, *names])
+
+
+def _block_length(number_of: int) -> int:
+    return max(1, min(number_of, round(1.5 * float(np.cbrt(number_of)))))
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
@@ -144,7 +183,7 @@ def _block_sums(values: Array, rng: np.random.Generator) -> Array:
     each column, of shape (resamples, columns).
     """
     n = len(values)
-    length = max(1, min(n, round(1.5 * n ** (1 / 3))))
+    length = _block_length(n)
     starts = rng.integers(n, size=(_NUM_BOOTSTRAPS, -(-n // length)))
     places = (starts[:, :, None] + np.arange(length)) % n
     return np.asarray(values[places.reshape(_NUM_BOOTSTRAPS, -1)[:, :n]].sum(axis=1))

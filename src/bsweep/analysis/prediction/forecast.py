@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.prediction.cells import mean_log
+from bsweep.analysis.prediction.cells import FREEDOM, mean_log
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.power import watts
 from bsweep.analysis.prediction.sampler import Array
@@ -112,8 +112,10 @@ def forecast(
     log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
     log_seconds = log_steps + log_step
     rng = np.random.default_rng([steps.seed, 3])
-    sigma = np.hypot(steps.sigma, step_time.sigma)[:, None]
-    scatter = sigma * rng.standard_normal(log_seconds.shape)
+    scatter = sum(
+        sigma[:, None] * rng.standard_t(FREEDOM, log_seconds.shape)
+        for sigma in (steps.sigma, step_time.sigma)
+    )
     local_batches = [key.local_batch for key in keys]
     table = pd.DataFrame(list(of), columns=CELL).assign(local_batch=local_batches)
     table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))

@@ -205,15 +205,24 @@ def is_told(prediction: Prediction) -> bool:
     return len(exact_batches(prediction.seen.runs)) >= _FEWEST_BATCHES
 
 
+def is_proven(prediction: Prediction, batch: int) -> bool:
+    """Return False for the recommended batch size if it is larger than all at which a run reached
+    the target. Such a batch size may never reach it, whatever the formula says.
+    """
+    reached = prediction.seen.runs.loc[prediction.seen.runs["reached"].eq(True), "global_batch"]
+    return batch != prediction.recommended["global_batch"] or bool(batch <= reached.max())
+
+
 def next_run(
     grid: Grid, offers: Sequence[Offer], prediction: Prediction, left: Mapping[int, float]
 ) -> Next:
     """Return the run that a search trains next: the one that is expected to improve the
     recommendation most per worker-second, within the budget. `first_run` describes the arguments.
 
-    Until the steps of two batch sizes are known, it is a run of a further batch size, whatever it
-    gains. A batch size no larger than one that reached the target at its first evaluation would do
-    so too, and tell as little.
+    A search does not end before a run has proven the recommended batch size (`is_proven`), if the
+    budget pays for that run. Until the steps of two batch sizes are known, it is a run of a further
+    batch size, whatever it gains. A batch size no larger than one that reached the target at its
+    first evaluation would do so too, and tell as little.
     """
     if not is_told(prediction):
         runs = prediction.seen.runs
@@ -222,13 +231,16 @@ def next_run(
         offers = still_open(offers, runs)
         offers = [one for one in offers if one.cell[0] not in known and not one.cell[0] <= most]
     table = _gains(grid, offers, prediction)
-    if is_told(prediction) and is_sure(prediction.choice):
-        return _best(table, "sure")
+    is_over = is_told(prediction) and is_sure(prediction.choice)
     if table.empty:
-        return Next(None, 0.0, 0.0, "runs")
+        return Next(None, 0.0, 0.0, "sure" if is_over else "runs")
     worth = table[table["gain"] >= LEAST_GAIN] if is_told(prediction) else table
-    if worth.empty:
-        return _best(table, "gain")
+    if is_over or worth.empty:
+        affordable = table[table["cost"] <= table["workers"].map(left)]
+        proving = affordable[
+            [not is_proven(prediction, one.cell[0]) for one in affordable["offer"]]
+        ]
+        return _best(table, "sure" if is_over else "gain") if proving.empty else _best(proving, "")
     paid = worth[worth["cost"] <= worth["workers"].map(left)]
     return _best(worth, "budget") if paid.empty else _best(paid, "")
 

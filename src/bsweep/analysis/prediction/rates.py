@@ -44,11 +44,13 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
             "target does not reach the end of the schedule."
         )
     if seen.rates:
+        more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
         yield (
             "several learning rates were tried: each batch uses its best rate, at which the "
             "largest share of runs reaches the target; ties go to the fewest steps "
-            f"({rate_rule(seen)}). These runs were also used to choose the rates, so new runs may "
-            "need a few more steps than predicted. Use --where lr=... to keep one rate."
+            f"({rate_rule(seen)}). Runs that chose the rates needed fewer steps than new runs "
+            f"would, so their steps count as up to {more:.1f} % more. Use --where lr=... to keep "
+            "one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)

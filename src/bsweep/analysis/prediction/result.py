@@ -356,6 +356,10 @@ class Prediction:
                 "90 % interval": interval,
                 "verdict": one.verdict,
             })  # fmt: skip
+            if not math.isnan(one.ratio_of_sums):
+                name, value = f"{one.source}, ratio of sums", number(one.ratio_of_sums)
+                other = {"critical batch by": name, "examples": value, "90 % interval": ""}
+                rows.append(other | {"verdict": "for comparison: large gradients dominate it"})
         return pd.DataFrame(rows)
 
 

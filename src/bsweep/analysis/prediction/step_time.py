@@ -34,7 +34,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from scipy.special import ndtr
 
 from bsweep.analysis.prediction import cells
-from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
+from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.config.values import Count
 from bsweep.core import pollux
 from bsweep.core.regular_files import read_regular
@@ -42,7 +42,7 @@ from bsweep.core.regular_files import read_regular
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
-_MOST_FITTED = 64  # cells and kinds from which the parameters come
+_MOST_FITTED = 48  # cells and kinds from which the parameters come
 _CLOCK_SPREAD = (
     0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
 )
@@ -135,7 +135,7 @@ def fit_step_time(
     """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
 
     At least one timing must be of a whole step or of a step's passes. If very many cells were
-    timed, the parameters come from an even selection of 64 cells and kinds of timing, which
+    timed, the parameters come from an even selection of 48 cells and kinds of timing, which
     determines them well. Each cell still has its own timings in its prediction.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
@@ -146,7 +146,6 @@ def fit_step_time(
     kinds, of = [kind for kind, _ in keys], [cell for _, cell in keys]
     clock = np.array([_CLOCK_SPREAD * (kind in ("exposed", "exchange")) for kind in kinds])
     chosen = cells.evenly(len(keys), _MOST_FITTED)
-    fitted = cells.cells_of(of_cells.runs[place] for place in chosen)
     steps = [timing for timing in timings if timing.kind in ("step", "compute")]
     typical = float(np.median([timing.seconds / timing.cell.passes for timing in steps]))
     middle = float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
@@ -163,15 +162,15 @@ def fit_step_time(
         pairs = [of[place] for place in places], [kinds[place] for place in places]
         return np.log(_seconds(coefficients, *pairs))
 
-    def log_likelihood(points: Array) -> Array:
+    def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         *coefficients, sigma, tau = parameters(points)
-        spread = np.hypot(tau[:, None], clock[chosen])
-        return cells.log_likelihood(fitted, model(tuple(coefficients), chosen), sigma, spread)
+        spread = np.hypot(tau[:, None], clock[places])
+        return model(tuple(coefficients), places), sigma, spread
 
-    *coefficients, sigma, tau = parameters(posterior(log_likelihood, 7, num_draws, seed))
-    rng, spread = np.random.default_rng([seed, 2]), np.hypot(tau[:, None], clock)
-    every = model(tuple(coefficients), range(len(keys)))
-    effects = cells.draw_effects(of_cells, every, sigma, spread, rng)
+    of_cells, points = cells.fitted(of_cells, expected, 7, num_draws, seed, chosen)
+    rng = np.random.default_rng([seed, 2])
+    effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
+    *coefficients, sigma, tau = parameters(points)
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))

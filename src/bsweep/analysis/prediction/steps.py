@@ -18,14 +18,14 @@ standard deviation:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.cells import CellRuns
-from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array, posterior
+from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 
 _LEVEL_FACTOR = 10.0
 CRITICAL_FACTOR = 10.0  # one standard deviation of the critical batch, without an estimate
@@ -116,11 +116,12 @@ def fit_steps(
     def model(log_minimum: Array, critical: Array) -> Array:
         return np.asarray(log_minimum[:, None] + np.log1p(critical[:, None] * inverse))
 
-    def log_likelihood(points: Array) -> Array:
+    def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         log_minimum, critical, sigma, tau = parameters(points)
-        return cells.log_likelihood(of_batches, model(log_minimum, critical), sigma, tau)
+        return model(log_minimum, critical)[:, places], sigma, tau
 
-    log_minimum, critical, sigma, tau = parameters(posterior(log_likelihood, 4, num_draws, seed))
+    of_batches, points = cells.fitted(of_batches, expected, 4, num_draws, seed)
+    log_minimum, critical, sigma, tau = parameters(points)
     rng = np.random.default_rng([seed, 1])
     effects = cells.draw_effects(of_batches, model(log_minimum, critical), sigma, tau, rng)
     minimum = np.exp(log_minimum)
