@@ -138,7 +138,9 @@ def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(tmp_path: 
     write(tmp_path / "before", settings=target)
     write(tmp_path / "after", batches=(16,), seeds=2, settings=target)
     write_run(tmp_path / "after", local_batch=16, seed=2, accuracy=0.5, settings=target)
-    (cell,) = bsweep.compare(tmp_path / "before", tmp_path / "after").cells.to_dict("records")
+    found = bsweep.compare(tmp_path / "before", tmp_path / "after")
+    (cell,) = found.cells.to_dict("records")
+    assert found.brief()[1].startswith("Not compared by time to a test accuracy of 0.8: a run did")
     assert cell["target"] == "a test accuracy of 0.8"
     assert len(cell["seconds_to_target_points_reference"]) == 3
     assert math.isnan(cell["seconds_to_target_ratio"])

@@ -136,6 +136,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     header, row = "run,batch,gpus,epoch,seconds,val_acc", "b32-g1,32,1,0,6.5,0.2887"
     (folder / "runs.csv").write_text(f"{header}\n{row}\n")
     (folder / "scripts").symlink_to(ROOT / "scripts")
+    (folder / "results/measured").symlink_to(ROOT / "results/measured")
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
     )

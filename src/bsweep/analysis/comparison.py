@@ -139,7 +139,7 @@ class Comparison:
         values = own[f"{measure}_{kind}"].dropna()
         refused = self._refused(other) if measure == "step_seconds" else ""
         has_target = own["target"].notna() & own["step_seconds"].notna()
-        missed = int((has_target & own["seconds_to_target"].isna()).sum())
+        missed = int((has_target & own["seconds_to_target_ratio"].isna()).sum())
         if values.empty:
             is_missed = measure == "seconds_to_target" and missed
             return (
