@@ -102,6 +102,7 @@ def test_every_study_is_compared_with_the_first(desk: Path) -> None:
     assert set(found.verdicts("step_seconds")) == {"faster"}
     assert list(found.differences.columns) == ["kind", "key", "slow", "before", "same"]
     assert len(found.brief()) == 3
+    assert len(bsweep.compare(*studies, *studies).brief()) == 4
 
 
 def test_settings_of_a_whole_study_do_not_tell_its_cells_apart(tmp_path: Path) -> None:
@@ -129,7 +130,9 @@ def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
         .all(axis=None)
     )
     assert set(found.verdicts("step_seconds")) == {"not tested"}
-    assert "not tested in 2 (fewer than 3 seeds)" in found.brief()[0]
+    assert found.brief()[0].endswith(
+        "(mean of 2 common cells): not tested in 2 (fewer than 3 seeds)."
+    )
     assert found.slower(0.05).empty
 
 

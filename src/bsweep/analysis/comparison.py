@@ -129,6 +129,8 @@ class Comparison:
             lines = [" ".join(filter(None, of)) for of in found[:_MOST_STUDIES]]
         keys = list(self.differences["key"])
         differ = f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE
+        if further := others[_MOST_STUDIES:]:
+            differ += f" --verbose also shows {first_of(further)}."
         return [*filter(None, lines), differ]
 
     def _line(self, other: str, measure: str) -> str:
@@ -148,9 +150,11 @@ class Comparison:
                 else refused
             )
         verdicts = self.verdicts(measure)[values.index]
-        counts = [f"{word} in {(verdicts == word).sum()}" for word in (*_WORDS[kind], SAME)]
-        if count := (verdicts == UNTESTED).sum():
-            counts.append(f"not tested in {count} ({_TOO_FEW})")
+        untested = int((verdicts == UNTESTED).sum())
+        words_told = (*_WORDS[kind], SAME) if untested < len(values) else ()
+        counts = [f"{word} in {(verdicts == word).sum()}" for word in words_told]
+        if untested:
+            counts.append(f"not tested in {untested} ({_TOO_FEW})")
         mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
         said = _SENTENCES[measure].format(
             other=other, reference=self.studies[0], value=mean, target=own["target"].iat[0]

@@ -34,7 +34,7 @@ def tables(found: Comparison) -> Iterator[Table]:
         found: The comparison.
     """
     if len(found.differences):
-        caption = "What the studies differ in. Values after `varies` differ within the study."
+        caption = 'What the studies differ in. "varies": the runs of one study have several values.'
         yield Table(caption, found.differences)
     for measure, kind in MEASURES.items():
         cells = found.cells.assign(verdict=found.verdicts(measure))
