@@ -23,6 +23,7 @@ from scipy import stats
 
 from bsweep.analysis import load
 from bsweep.analysis.loaded import Study
+from bsweep.analysis.statistics import holm
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 
@@ -150,8 +151,7 @@ def compared(known: pd.DataFrame) -> pd.DataFrame:
         found[_OF_TIME[:3]] = np.exp(found[_OF_TIME[:3]])
         found["p_sooner"] = found["p_sooner"].mask(found["num_missed"] > 0, 1.0)
         is_policy = ~found["rule"].str.fullmatch(r"fixed \d+(, passes of \d+)?")
-        p = found.loc[is_policy, "p_sooner"].dropna().sort_values()
-        tables.append(found.assign(p_holm=(p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)))
+        tables.append(found.assign(p_holm=holm(found["p_sooner"].where(is_policy))))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -6,6 +6,7 @@ trains fastest.
     bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
     bsweep.report.write("results/quickstart")    # writes tables, figures and one HTML page
     bsweep.predict(study, target_accuracy=0.9)   # the predicted best batch size and worker count
+    bsweep.compare("results/a", "results/b")     # what differs, and which is faster in each cell
     bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
     bsweep.join()                                # the point that `bsweep run program=own` started
     bsweep.NoiseScale(model)                     # the gradient noise scale of your training loop
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
-    from bsweep.analysis import load, predict
+    from bsweep.analysis import compare, load, predict
     from bsweep.measure.noise_monitor import NoiseScale
     from bsweep.models.final_file import load_model
     from bsweep.programs.joined import join
@@ -31,6 +32,7 @@ __all__ = [
     "NoiseScale",
     "__version__",
     "analysis",
+    "compare",
     "join",
     "load",
     "load_model",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "compare": "bsweep.analysis",
     "join": "bsweep.programs.joined",
     "load": "bsweep.analysis",
     "load_model": "bsweep.models.final_file",

@@ -135,6 +135,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_study(folder / "results/written", local_batches=(8, 64))
     write_runs(folder / "runs.csv")
     (folder / "scripts").symlink_to(ROOT / "scripts")
+    (folder / "results/measured").symlink_to(ROOT / "results/measured")
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE
     )

@@ -100,6 +100,8 @@ def furnished(desk: Path) -> Path:
             for image in range(number):
                 write_image(desk / "photos" / part / name / f"{image}.png", grey + image % 60)
     (desk / "scripts").symlink_to(ROOT / "scripts")
+    (desk / "results").mkdir()
+    (desk / "results/measured").symlink_to(ROOT / "results/measured")
     torch.save(import_torchvision().models.resnet18().state_dict(), desk / "resnet18.pth")
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE

@@ -20,6 +20,7 @@ from bsweep.analysis.answering import (
 )
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
+from bsweep.analysis.comparison import Comparison, compare
 from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import (
     CONTRADICTIONS,
@@ -103,6 +104,7 @@ __all__ = [
     "MOST_ANSWERS",
     "NODE",
     "NO_DIFFERENCE",
+    "Comparison",
     "Growth",
     "IdleModel",
     "Line",
@@ -121,6 +123,7 @@ __all__ = [
     "common_growth",
     "common_target",
     "comparable",
+    "compare",
     "compares_allocations",
     "computing_seconds",
     "differences",

@@ -23,20 +23,18 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from bsweep.analysis.keys import RATES, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import evaluated_part, words
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.statistics import ALPHA, MIN_SEEDS_FOR_INTERVAL, half_width
 from bsweep.analysis.tuning import rates, scores_by_seed
 from bsweep.core.words import counted, listed
 
 ENOUGH_RATES = 3  # a best rate between two others takes three rates of a batch size
 _MOST_GROUPS = 4  # groups that have sentences
-_ALPHA = 0.05
 # The score of each seed by batch size; NaN for a seed that diverged or missed the target.
 Scores = Mapping[int, Sequence[float]]
 
@@ -264,14 +262,7 @@ def _difference(
     counts = [len(values[batch]) for batch in (better, worse)]
     if min(counts) < MIN_SEEDS_FOR_INTERVAL:
         return Difference(better, worse, off, np.nan, np.nan)
-    parts = [float(np.var(values[batch], ddof=1)) / len(values[batch]) for batch in (better, worse)]
-    total = sum(parts)
-    freedom = (
-        total**2 / sum(part**2 / (n - 1) for part, n in zip(parts, counts, strict=True))
-        if total
-        else np.inf
-    )
-    half = float(stdtrit(min(freedom, 1e6), 1 - _ALPHA / 2 / num_pairs)) * total**0.5
+    half = half_width(values[better], values[worse], ALPHA / num_pairs)
     return Difference(better, worse, off, off - half, off + half)
 
 

@@ -135,6 +135,26 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(allocation=allocation, **given)
 
 
+def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the tables of runs of several studies as one table, with a plain index, in which
+    settings differ only if they tell cells apart within one of the studies.
+
+    Every other setting, such as a learning rate that all runs of a study share, gets the value of
+    the first run: it tells studies apart, and not cells.
+    """
+    kept = {name for runs in studies for name in _told_apart(_filled(runs))[0]}
+    if max(runs["strategy"].nunique() for runs in studies) > 1:
+        kept.add("strategy")
+    together = pd.concat(studies, ignore_index=True)
+    first = [0] * len(together)
+    shared = {
+        name: together[name].iloc[first].set_axis(together.index)
+        for name in ("strategy", *settings(together))
+        if name not in kept
+    }
+    return together.assign(**shared)
+
+
 def variant_order(study: Study) -> list[str]:
     """Return a study's variants (short names for strategy, codec, allocation and policy) in the
     order in which their first runs were launched; runs without a recorded launch count as last.

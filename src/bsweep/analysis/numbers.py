@@ -1,11 +1,15 @@
 """Formatting of numbers as text, mostly with three or four significant digits, and of means with no
-more digits than their intervals support.
+more digits than their intervals support; conversion of values to types that JSON has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 _ROUNDING = (
     1e-9  # relative; an interval this small comes from rounding errors, not from measured values
@@ -74,3 +78,18 @@ def setting_text(value: object) -> str:
         The text, such as `0.1` or `ddp`.
     """
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a value converted to types that JSON has: None for NaN and infinity, and Python's
+    numbers for numpy's.
+    """
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value

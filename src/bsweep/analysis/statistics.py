@@ -4,7 +4,9 @@ may be chance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from scipy.special import betainc, stdtrit
 from scipy.stats import ttest_ind_from_stats
 
 MIN_SEEDS_FOR_INTERVAL = 3  # an interval from two seeds is too wide to tell anything apart
+ALPHA = 0.05  # of intervals and of tests whose p-values are corrected for their number
 CHANCE_ALPHA = 0.001  # small, because a study tests each of its cells
 
 
@@ -79,3 +82,77 @@ def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
     samples = [np.asarray(values, float) for values in (one, other)]
     moments = [(sample.mean(), sample.std(ddof=1), len(sample)) for sample in samples]
     return float(ttest_ind_from_stats(*moments[0], *moments[1], equal_var=False).pvalue)
+
+
+def half_width(one: ArrayLike, other: ArrayLike, alpha: float) -> float:
+    """Return half the width of Welch's t-interval for the difference between the means of two
+    samples of two or more values each.
+
+    Args:
+        one: The first sample.
+        other: The second sample.
+        alpha: The probability that the interval misses the difference.
+    """
+    samples = [np.asarray(values, float) for values in (one, other)]
+    parts = [float(sample.var(ddof=1)) / len(sample) for sample in samples]
+    total = float(sum(parts))
+    freedom = (
+        total**2
+        / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, samples, strict=True))
+        if total
+        else np.inf
+    )
+    return float(stdtrit(min(freedom, 1e6), 1 - alpha / 2)) * math.sqrt(total)
+
+
+def holm(p_values: pd.Series[float]) -> pd.Series[float]:
+    """Return the p-values of tests that are made together, corrected by Holm's method (1979); a
+    missing one stays missing, and counts as no test.
+    """
+    p = p_values.dropna().sort_values(kind="stable")
+    corrected = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
+    return corrected.reindex(p_values.index)
+
+
+def compare_means(ones: pd.Series[Any], others: pd.Series[Any], null: float) -> pd.DataFrame:
+    """Compare the means of pairs of samples by Welch's t-test, corrected by Holm's method for all
+    pairs that have enough values.
+
+    Columns: `difference` of the means, other less one; `p_holm`, the corrected p-value of the
+        hypothesis that the true difference is `null`; `low` and `high`, the ends of the interval
+        for the difference. The interval has the level at which Holm's method tests the pair, so it
+        excludes `null` exactly where `p_holm` is below 0.05. The last three are NaN where a sample
+        has fewer than three values.
+
+    Args:
+        ones: The first sample of each pair.
+        others: The second sample of each pair, with the same index.
+        null: The difference of the hypothesis.
+    """
+    pairs = [
+        (np.asarray(one, float), np.asarray(other, float))
+        for one, other in zip(ones, others, strict=True)
+    ]
+    is_tested = [min(map(len, pair)) >= MIN_SEEDS_FOR_INTERVAL for pair in pairs]
+    # Without a value, all are equal.
+    p_values = [
+        np.nan_to_num(differ_by_chance(one + null, other), nan=1.0) if enough else np.nan
+        for enough, (one, other) in zip(is_tested, pairs, strict=True)
+    ]
+    p = pd.Series(p_values, dtype=float)
+    corrected = holm(p)
+    rejected = int((corrected <= ALPHA).sum())
+    levels = ALPHA / (sum(is_tested) - (p.rank(method="first") - 1).clip(upper=rejected))
+    found = pd.DataFrame({
+        "difference": [
+            float(other.mean() - one.mean()) if len(one) and len(other) else np.nan
+            for one, other in pairs
+        ],
+        "half": [
+            half_width(*pair, level) if level == level else np.nan
+            for pair, level in zip(pairs, levels, strict=True)
+        ],
+    })  # fmt: skip
+    ends = {"low": found["difference"] - found["half"], "high": found["difference"] + found["half"]}
+    table = found[["difference"]].assign(**ends, p_holm=corrected)
+    return table.set_axis(ones.index)

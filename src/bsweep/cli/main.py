@@ -32,6 +32,8 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep profile [key=value ...]               time the parts of a step, name the bottleneck
        bsweep predict STUDY --target-accuracy 0.9   find the best batch size and worker count
                                                     from some cells of a grid
+       bsweep compare STUDY_A STUDY_B ... [--page FILE.html] [--fail-if-slower 5%]
+                                                    show what differs, and what is faster
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]
                                                     the same, training the cells that it needs
        bsweep replay STUDY --batching goodput       show what a policy would have done
@@ -95,6 +97,7 @@ _COMMANDS = {
     "probe": "bsweep.cli.measure:probe",
     "profile": "bsweep.cli.measure:profile",
     "predict": "bsweep.cli.predict:run",
+    "compare": "bsweep.cli.compare:run",
     "recommend": "bsweep.advise.recommend:run",
     "replay": "bsweep.advise.replay:main",
     "doctor": "bsweep.cli.doctor:run",
@@ -104,9 +107,9 @@ _COMMANDS = {
     "-sc": "bsweep.cli.completion:run",
     "--shell-completion": "bsweep.cli.completion:run",
 }
-_END_WITH_READER = ("predict", "replay", "report")
+_END_WITH_READER = ("compare", "predict", "replay", "report")
 # The user can mend every error that these commands raise. `report` prints its own.
-_ERRORS_FOR_THE_USER = ("status", "stop", "predict", "replay")
+_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

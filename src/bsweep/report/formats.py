@@ -162,7 +162,8 @@ def as_html(table: Table) -> str:
     for row in body:
         cells = (f"<td{look}>{cell}</td>" for look, cell in zip(looks, row, strict=True))
         rows += f"<tr>{''.join(cells)}</tr>"
-    kind = "text" if "message" in table.cells else "numbers"
+    is_text = "message" in table.cells or not any(_are_numbers(table))
+    kind = "text" if is_text else "numbers"
     left_out = (
         f" The first {_MAX_ROWS} of {count} rows; the files beside this page have all rows."
         if count > _MAX_ROWS

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.numbers import number
+from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
@@ -257,9 +257,9 @@ class Prediction:
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
         }
-        plain: dict[str, Any] = _plain(told)
-        plain["recommendation"].pop("place")
-        return plain
+        found: dict[str, Any] = plain(told)
+        found["recommendation"].pop("place")
+        return found
 
     def _doubts(self) -> Iterator[str]:
         yield from self._errors()
@@ -416,18 +416,3 @@ def _as_text(table: pd.DataFrame) -> str:
         for row in rows
     )
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value converted to types that JSON has: None for NaN and infinity, and Python's
-    numbers for numpy's.
-    """
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return value

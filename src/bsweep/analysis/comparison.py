@@ -1,0 +1,427 @@
+"""The comparison of studies with a first one, the reference: what they differ in, and how times and
+accuracies of their common cells differ.
+
+A common cell has the same batch size, workers and settings in both studies, and runs that completed
+in both. A setting tells cells apart only if it does so within one of the studies
+(`keys.in_common`). A setting that a whole study shares is what the studies differ in.
+
+There are three measures: the median time of a step, the training time to a common target, and the
+final accuracy. Means over seeds are compared by Welch's t-test, those of times by their logarithms.
+Holm's method corrects each measure for all cells that it tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.beside_others import left_out
+from bsweep.analysis.common_target import common_target
+from bsweep.analysis.keys import cell_keys, in_common, keyed, settings
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.loading import load
+from bsweep.analysis.naming import applies, evaluated_part, words
+from bsweep.analysis.numbers import plain, setting_text
+from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
+from bsweep.analysis.targets import to_target
+from bsweep.core.words import counted, escaped, first_of
+
+SAME, UNTESTED = "no difference told", "not tested"  # verdicts
+TIMES = {"step_seconds": "ratio", "seconds_to_target": "ratio"}
+MEASURES = {**TIMES, "accuracy": "difference"}
+_KINDS = {  # of provenance that tells studies apart; `versions.` are versions, too
+    "commit": "code", "dirty": "code", "python": "versions", "platform": "versions",
+    "cpu": "hardware", "cores": "hardware", "gpus": "hardware", "memory_bytes": "hardware",
+    "host": "hardware", "hosts": "hardware",
+}  # fmt: skip
+_OF_SETTINGS = {"device": "hardware", "gpu_software": "versions"}
+_TOLD_BY_PROVENANCE = ("hardware", "torch")
+_MOST_VALUES = 6  # of a setting that varies within a study
+_MOST_STUDIES = 3  # that have a line of their own in a terminal
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """The result of `bsweep.compare`: each study after the first compared with the first one, the
+    reference.
+
+    Tables:
+        `differences`: One row for each setting and each fact of provenance whose values differ
+            between the studies: `kind` (configuration, code, versions or hardware), `key`, and the
+            value in each study, in a column with the study's name. Values that differ within a
+            study begin with `varies`.
+        `cells`: One row for each study after the first and each cell that it has in common with
+            the first: `study`; the settings that tell cells apart; `cell`, these settings in words;
+            `is_across_hardware`; `target`, in words, None if the two studies have no common one.
+            For each measure (`step_seconds`, `seconds_to_target`, `accuracy`): the mean over seeds
+            (geometric for times) in the reference, `<measure>_reference`, and in the study,
+            `<measure>`; `<measure>_ratio` of times, study over reference, or
+            `accuracy_difference`, study less reference; its interval `_low` and `_high` with
+            Holm's correction, and the corrected p-value `_p_holm`, NaN below three seeds;
+            and the values of the seeds, `<measure>_points_reference` and `<measure>_points`.
+
+    `studies` are the names, the reference first. The object prints as its answer.
+    """
+
+    studies: tuple[str, ...]
+    differences: pd.DataFrame
+    cells: pd.DataFrame
+    warnings: tuple[str, ...]
+
+    def slower(self, share: float) -> pd.DataFrame:
+        """Return the times that are longer than in the reference by more than a share with
+        certainty.
+
+        The hypothesis of each test is a ratio of 1 + share. Otherwise the tests and Holm's
+        correction are those of `cells`. A time is slower with certainty if the lower end of its
+        corrected interval lies above 1 + share.
+
+        Args:
+            share: The share by which a time may be longer, such as 0.05.
+
+        Returns:
+            One row for each such time, with `study`, `cell`, `measure`, `ratio`, `low` and `high`.
+        """
+        found = []
+        for measure in TIMES:
+            table = _tested(self.cells, measure, 1 + share).assign(measure=measure)
+            table[["study", "cell"]] = self.cells[["study", "cell"]]
+            found.append(table[table["low"] > 1 + share])
+        names = ["study", "cell", "measure", "ratio", "low", "high"]
+        return pd.concat(found)[names].reset_index(drop=True)
+
+    def verdicts(self, measure: str) -> pd.Series[str]:
+        """Return in a word how each common cell of a study differs from the reference.
+
+        Args:
+            measure: `step_seconds`, `seconds_to_target` or `accuracy`.
+
+        Returns:
+            `faster`, `slower`, `higher`, `lower`, `no difference told`, `not tested` (too few
+            seeds), or an empty text for a cell without this measure.
+        """
+        kind = MEASURES[measure]
+        more, less = _WORDS[kind]
+        equal = 1.0 if kind == "ratio" else 0.0
+        of = self.cells[[f"{measure}_{name}" for name in (kind, "low", "high")]].set_axis(
+            ["value", "low", "high"], axis="columns"
+        )
+        choices = [of["value"].isna(), of["low"].isna(), of["low"] > equal, of["high"] < equal]
+        return pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), of.index)
+
+    def brief(self) -> list[str]:
+        """Return the answer that a terminal shows.
+
+        Returns:
+            At most four lines: how much faster and how much more accurate the study is, in how many
+            cells, and what differs. If there are several studies, each of at most three has a line.
+        """
+        others = self.studies[1:]
+        if len(others) == 1:
+            lines = [self._line(others[0], measure) for measure in MEASURES]
+        else:
+            found = [[self._line(other, name) for name in reversed(TIMES)] for other in others]
+            lines = [" ".join(filter(None, of)) for of in found[:_MOST_STUDIES]]
+        keys = list(self.differences["key"])
+        differ = f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE
+        if further := others[_MOST_STUDIES:]:
+            differ += f" --verbose also shows {first_of(further)}."
+        return [*filter(None, lines), differ]
+
+    def _line(self, other: str, measure: str) -> str:
+        """Return a sentence that compares one measure of all common cells of a study with the
+        reference; empty if no common cell has this measure.
+        """
+        own, kind = self.cells[self.cells["study"] == other], MEASURES[measure]
+        values = own[f"{measure}_{kind}"].dropna()
+        refused = self._refused(other) if measure == "step_seconds" else ""
+        has_target = own["target"].notna() & own["step_seconds"].notna()
+        missed = int((has_target & own["seconds_to_target_ratio"].isna()).sum())
+        if values.empty:
+            is_missed = measure == "seconds_to_target" and missed
+            return (
+                f"Not compared by time to {own['target'].iat[0]}: {_MISSED}."
+                if is_missed
+                else refused
+            )
+        verdicts = self.verdicts(measure)[values.index]
+        untested = int((verdicts == UNTESTED).sum())
+        words_told = (*_WORDS[kind], SAME) if untested < len(values) else ()
+        counts = [f"{word} in {(verdicts == word).sum()}" for word in words_told]
+        if untested:
+            counts.append(f"not tested in {untested} ({_TOO_FEW})")
+        mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
+        said = _SENTENCES[measure].format(
+            other=other, reference=self.studies[0], value=mean, target=own["target"].iat[0]
+        )
+        if measure == "seconds_to_target" and missed:
+            counts.append(f"left out in {missed} ({_MISSED})")
+        line = f"{said} (mean of {counted(len(values), 'common cell')}): {', '.join(counts)}."
+        return f"{line} {refused}".strip()
+
+    def _refused(self, other: str) -> str:
+        """Return a sentence that says why times of a study are not compared; empty if they are."""
+        own = self.cells[self.cells["study"] == other]
+        count = int((own["is_across_hardware"] & own["step_seconds"].isna()).sum())
+        if not count:
+            return ""
+        of = self.differences.set_index("key")[lambda rows: rows["kind"] == "hardware"]
+        values = (f"{key} {row[self.studies[0]]} / {row[other]}" for key, row in of.iterrows())
+        return (
+            f"Times of {other} are not compared in {counted(count, 'cell')}, because the hardware "
+            f"differs ({'; '.join(values)}). To compare them all the same, use --across-hardware."
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.brief(), *self.warnings])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole comparison in plain values, with None for what is not known.
+
+        Returns:
+            Mappings, lists, numbers and texts that JSON can hold.
+        """
+        verdicts = {f"{measure}_verdict": self.verdicts(measure) for measure in MEASURES}
+        found: dict[str, Any] = plain({
+            "studies": self.studies,
+            "sentences": self.brief(),
+            "differences": self.differences.to_dict("records"),
+            "cells": self.cells.assign(**verdicts).to_dict("records"),
+            "warnings": self.warnings,
+        })  # fmt: skip
+        return found
+
+
+_WORDS = {"ratio": ("slower", "faster"), "difference": ("higher", "lower")}
+_NO_DIFFERENCE = "Their records tell no difference in configuration, code, versions or hardware."
+_MISSED = "a run did not reach it, or reached it at its first evaluation"
+_TOO_FEW = f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds"
+_SENTENCES = {
+    "step_seconds": "A step of {other} takes {value:.3f} times as long as one of {reference}",
+    "seconds_to_target": "To {target}, {other} takes {value:.3f} times as long as {reference}",
+    "accuracy": "The final accuracy of {other} differs from that of {reference} by {value:+.4f}",
+}
+
+
+def compare(
+    study: Study | str | Path, *others: Study | str | Path, across_hardware: bool = False
+) -> Comparison:
+    """Compare studies with a first one: what they differ in, and the times and accuracies of their
+    common cells.
+
+    Args:
+        study: The reference: a study or its folder.
+        others: The studies to compare with it, or their folders; at least one.
+        across_hardware: Compare times also where the hardware differs.
+
+    Returns:
+        The differences, the common cells with corrected intervals, and warnings.
+
+    Raises:
+        ValueError: If only one study is given, a folder holds no study, or two studies have no
+            common cell.
+        FileNotFoundError: If there is no such folder.
+    """
+    if not others:
+        raise ValueError("give two studies or more: bsweep compare results/before results/after.")
+    # `in_common` keeps runs of different hardware apart.
+    known = [one if isinstance(one, Study) else load(one, mix=True) for one in (study, *others)]
+    names = _names(known)
+    for name, one in zip(names, known, strict=True):
+        if not (one.runs["status"] == "completed").any():
+            raise ValueError(f"{name}: no run has completed, so there is nothing to compare.")
+    pairs = [
+        _common_cells((known[0], other), across_hardware).assign(study=name)
+        for name, other in zip(names[1:], known[1:], strict=True)
+    ]
+    for name, cells in zip(names[1:], pairs, strict=True):
+        if cells.empty:
+            raise ValueError(
+                f"{names[0]} and {name} have no common cell: no batch size, worker count and "
+                "other setting that tells their cells apart has completed runs in both."
+            )
+    cells = pd.concat(pairs, ignore_index=True)
+    cells.insert(0, "study", cells.pop("study"))
+    for measure, kind in MEASURES.items():
+        found = _tested(cells, measure, 1.0 if kind == "ratio" else 0.0)
+        cells = cells.join(found.add_prefix(f"{measure}_").rename(columns={f"{measure}_": measure}))
+    warnings = [line for pair in zip(names, known, strict=True) for line in _warnings(*pair)]
+    warnings += [
+        f"{name}: accuracies and times to a target are not compared, because the data sets or the "
+        "evaluated examples differ."
+        for name, other in zip(names[1:], known[1:], strict=True)
+        if not _have_same_examples([known[0].runs, other.runs])
+    ]
+    differences = _differences(dict(zip(names, known, strict=True)))
+    return Comparison(tuple(names), differences, cells, tuple(warnings))
+
+
+def _names(studies: Sequence[Study]) -> list[str]:
+    """Return a name for each study: that of its folder, or else its path; all are different."""
+    names = [study.name for study in studies]
+    if len({*names, "kind", "key"}) < len(names) + 2:
+        names = [escaped(str(study.folder)) for study in studies]
+    return [
+        f"{name} ({place + 1})" if name in names[:place] else name
+        for place, name in enumerate(names)
+    ]
+
+
+def _tested(cells: pd.DataFrame, measure: str, null: float) -> pd.DataFrame:
+    """Return for each cell the means of a measure in both studies, their ratio or difference, its
+    interval and its corrected p-value; `null` is the ratio or difference of the hypothesis.
+    """
+    is_ratio = MEASURES[measure] == "ratio"
+    one, other = (
+        cells[f"{measure}_points{of}"].map(lambda points: np.log(points) if is_ratio else points)
+        for of in ("_reference", "")
+    )
+    found = compare_means(one, other, np.log(null) if is_ratio else null)
+    means = {
+        name: values.map(lambda points: np.mean(points) if len(points) else np.nan)
+        for name, values in (("reference", one), ("", other))
+    }
+    found = found.rename(columns={"difference": MEASURES[measure]})
+    p, table = found.pop("p_holm"), found.assign(**means).astype(float)
+    return table.transform(np.exp if is_ratio else np.positive).assign(p_holm=p)
+
+
+def _common_cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFrame:
+    """Return the common cells of two studies, with the values of their seeds by measure."""
+    completed = [one.runs[one.runs["status"] == "completed"] for one in studies]
+    together = _together(studies, completed)
+    keys = [*cell_keys(together.runs), "global_batch"]  # which `accumulation_steps` changes
+    known = keyed(together.runs).assign(
+        place=np.repeat([0, 1], [*map(len, completed)]),
+        machine=pd.concat([runs["hardware"] for runs in completed]).to_numpy(),
+        step_seconds=_step_seconds(together),
+        seconds_to_target=np.nan,
+        accuracy=_accuracy(together.runs) if _have_same_examples(completed) else np.nan,
+    )
+    target = common_target(together) if _have_same_examples(completed) else None
+    if target:
+        found = to_target(together, target[0]).reindex(known["run_id"])
+        is_exact = found["reached"].eq(True) & found["is_bound"].eq(False)
+        known["seconds_to_target"] = found["seconds_to_target"].where(is_exact).to_numpy()
+        # A mean without the runs that missed the target would be too short.
+        of_cell = known.groupby([*keys, "place"])["seconds_to_target"]
+        is_whole = of_cell.transform("count") == of_cell.transform("size")
+        known["seconds_to_target"] = known["seconds_to_target"].where(is_whole)
+    sides = []
+    for _, side in known.groupby("place"):
+        machines = side.groupby(keys)["machine"].agg(lambda names: "; ".join(sorted({*names})))
+        sides.append(seed_points(side, keys, [*MEASURES]).join(machines))
+    cells = sides[0].add_suffix("_reference").join(sides[1], how="inner").reset_index()
+    both = zip(cells.pop("machine_reference"), cells.pop("machine"), strict=True)
+    is_across = [bool(one and other and one != other) for one, other in both]
+    for name in (f"{measure}_points{of}" for measure in TIMES for of in ("_reference", "")):
+        if not across_hardware:
+            cells[name] = [() if no else of for no, of in zip(is_across, cells[name], strict=True)]
+    named = [_in_words(dict(zip(keys[:-1], row, strict=False))) for row in cells[keys].to_numpy()]
+    cells.insert(len(keys), "cell", named)
+    return cells.assign(is_across_hardware=is_across, target=str(target[0]) if target else None)
+
+
+def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> Study:
+    """Return one study of the completed runs of several, in which the id of each run begins with
+    the place of its study.
+    """
+
+    def marked(tables: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+        return [
+            table.assign(run_id=[f"{place}:{run_id}" for run_id in table["run_id"]])
+            for place, table in enumerate(tables)
+        ]
+
+    tables: dict[str, Any] = {
+        name: pd.concat(marked([getattr(one, name) for one in studies]), ignore_index=True)
+        for name in ("epochs", "evaluations", "batches")
+    }
+    return replace(studies[0], runs=in_common(marked(completed)), **tables)
+
+
+def _step_seconds(study: Study) -> pd.Series[float]:
+    """Return the median seconds of a step of each run, by the medians of its epochs; NaN for a run
+    whose batch size changed.
+    """
+    medians = study.epochs.groupby("run_id")["step_seconds_p50"].median()
+    seconds = study.runs["run_id"].map(medians).astype(float)
+    is_changing = study.runs["run_id"].isin(study.batches["run_id"])
+    return seconds.where((seconds > 0) & ~is_changing)
+
+
+def _accuracy(runs: pd.DataFrame) -> pd.Series[float]:
+    """Return the accuracy of each run on the test set after training if all runs have one, else
+    the one of the last evaluation.
+    """
+    final = runs.get("final_test_accuracy", pd.Series(np.nan, runs.index)).astype(float)
+    return final if final.notna().all() else runs["test_accuracy"].astype(float)
+
+
+def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
+    """Return False if accuracies of the runs of two studies do not compare, because the data sets
+    differ, or one is evaluated on validation examples.
+    """
+    data = [{*runs["data"].dropna()} for runs in completed]
+    is_other = max(map(len, data)) == 1 and data[0] != data[1]
+    return not is_other and len({*map(evaluated_part, completed)}) == 1
+
+
+def _in_words(cell: Mapping[str, Any]) -> str:
+    said = (words(name, value) for name, value in cell.items() if applies(name, value))
+    return ", ".join(filter(None, said))
+
+
+def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
+    """Return the table `Comparison.differences` of studies by their names."""
+    runs = {name: one.runs[one.runs["status"] == "completed"] for name, one in studies.items()}
+    origins = {
+        name: one.provenance[one.provenance["run_id"].isin(runs[name]["run_id"])]
+        for name, one in studies.items()
+    }
+    grid = ("strategy", "num_workers", "local_batch", "global_batch", "seed")
+    keys = {
+        **{str(key): "configuration" for of in runs.values() for key in (*grid, *settings(of))},
+        **_OF_SETTINGS,
+    }
+    facts = {
+        str(key): "versions" if str(key).startswith("versions.") else _KINDS.get(str(key), "")
+        for of in origins.values()
+        for key in of
+    }
+    rows = []
+    for tables, kinds in ((runs, keys), (origins, facts)):
+        for key, kind in kinds.items():
+            values = {name: _values(table, key) for name, table in tables.items()}
+            if kind and key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
+                rows.append({"kind": kind, "key": key, **{n: _text(v) for n, v in values.items()}})
+    found = pd.DataFrame(rows, columns=["kind", "key", *studies])
+    order = ["configuration", "code", "versions", "hardware"]
+    return found.sort_values(
+        "kind", key=lambda kinds: kinds.map(order.index), kind="stable"
+    ).reset_index(drop=True)
+
+
+def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
+    """Return the different values of a column as texts, in order; `-` stands for a missing one."""
+    column = table[key].astype(object) if key in table else pd.Series([None], dtype=object)
+    known = [value for value in column if pd.notna(value) and value != ""]
+    in_order = sorted({*known}, key=lambda value: (isinstance(value, str), value))
+    return (*dict.fromkeys(map(setting_text, in_order)), *["-"] * (len(known) < len(column)))
+
+
+def _text(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"varies: {first_of(values, _MOST_VALUES)}"
+
+
+def _warnings(name: str, study: Study) -> Iterator[str]:
+    yield from (f"{name}: {run_id}: left out: {why}" for run_id, why in study.skipped.items())
+    if count := int((study.runs["status"] != "completed").sum()):
+        yield f"{name}: {count} of {counted(len(study.runs), 'run')} did not complete: left out."
+    if text := left_out(study.provenance):
+        yield f"{name}: {text}"

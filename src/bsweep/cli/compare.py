@@ -1,0 +1,102 @@
+"""The command `bsweep compare`, which compares studies with a first one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bsweep.core import terminal
+from bsweep.core.terminal import BAD_CONFIG
+from bsweep.core.words import counted, first_of
+
+if TYPE_CHECKING:
+    from bsweep.analysis import Comparison
+
+logger = terminal.logger(__name__)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print what studies differ in, and which is faster and more accurate in their common cells;
+    return the exit code.
+
+    Returns:
+        0; 1 if --fail-if-slower finds a slower cell; 2 if it cannot tell because the hardware
+        differs.
+    """
+    parser = argparse.ArgumentParser(
+        prog="bsweep compare", description="Compare studies with the first one, the reference."
+    )
+    add = parser.add_argument
+    add("studies", nargs="+", metavar="STUDY", help="the studies' folders, the reference first")
+    add(
+        "--across-hardware",
+        action="store_true",
+        help="compare times also where the hardware differs",
+    )
+    add(
+        "--fail-if-slower",
+        type=_share,
+        metavar="5%",
+        help="exit with 1 if a cell is slower by more than this with certainty",
+    )
+    add("--page", type=Path, metavar="FILE.html", help="write the comparison as a page")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("--verbose", action="store_true", help="also print the tables")
+    options = parser.parse_args(arguments)
+    from bsweep.analysis import compare
+    from bsweep.report import comparison as writer
+    from bsweep.report.formats import as_text
+
+    found = compare(*options.studies, across_hardware=options.across_hardware)
+    for line in found.warnings:
+        logger.warning(f"bsweep: {line}")
+    if options.page:
+        writer.write_page(found, options.page, shlex.join(["bsweep", "compare", *arguments]))
+    if options.json:
+        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+    else:
+        print("\n".join(found.brief()))
+        print(f"Page: {options.page}" if options.page else "Tables: --verbose, --page FILE.html.")
+        for table in writer.tables(found) if options.verbose else ():
+            print("", as_text(table), sep="\n")
+    return 0 if options.fail_if_slower is None else _judge(found, options.fail_if_slower)
+
+
+def _share(text: str) -> float:
+    """Return the share that a percentage such as `5%` names."""
+    if not re.fullmatch(r"\d+(\.\d+)?%", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage. Give one such as 5%%.")
+    return float(text.removesuffix("%")) / 100
+
+
+def _judge(found: Comparison, share: float) -> int:
+    """Say which cells are slower by more than `share` with certainty, and return the exit code."""
+    cells, limit = found.cells, f"{100 * share:g} %"
+    slower = [
+        f"{row.study}, {row.cell}: {row.measure} {row.ratio:.3f} times ({row.low:.3f} to "
+        f"{row.high:.3f})"
+        for row in found.slower(share).itertuples()
+    ]
+    if slower:
+        logger.error(f"bsweep: slower by more than {limit}: {first_of(slower, comma='; ')}")
+        return 1
+    of_cells = f"of {counted(len(cells), 'cell')}"
+    is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
+    if refused := int((cells["is_across_hardware"] & ~is_timed).sum()):
+        logger.error(
+            f"bsweep: --fail-if-slower {limit} cannot tell for {refused} {of_cells}: the hardware "
+            "differs. To compare the times all the same, use --across-hardware."
+        )
+        return BAD_CONFIG
+    is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
+    if untested := int((~is_tested).sum()):
+        logger.warning(
+            f"bsweep: --fail-if-slower {limit} cannot tell for {untested} {of_cells}: a test takes "
+            "times of three seeds in each study."
+        )
+    return 0

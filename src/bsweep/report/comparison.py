@@ -1,0 +1,97 @@
+"""The tables and the page of a comparison of studies."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from bsweep.analysis import Comparison
+from bsweep.analysis.comparison import MEASURES
+from bsweep.analysis.numbers import number
+from bsweep.core.whole_files import write_whole
+from bsweep.core.words import counted, escaped
+from bsweep.report.formats import Table, as_html
+from bsweep.report.page import PAGE, as_list
+
+_CAPTIONS = {
+    "step_seconds": "Median time of a step, in seconds. A ratio above 1 is slower.",
+    "seconds_to_target": "Training time to {target}, in seconds. A ratio above 1 is slower.",
+    "accuracy": "Final accuracy.",
+}
+_OF_CELLS = (
+    "Means over seeds in the reference, {reference}, and in each other study. Intervals (95 %) and "
+    "p-values have Holm's correction for the {tested} tested here."
+)
+
+
+def tables(found: Comparison) -> Iterator[Table]:
+    """Yield the tables of a comparison that have rows: what differs, then one for each measure.
+
+    Args:
+        found: The comparison.
+    """
+    if len(found.differences):
+        caption = 'What the studies differ in. "varies": the runs of one study have several values.'
+        yield Table(caption, found.differences)
+    for measure, kind in MEASURES.items():
+        cells = found.cells.assign(verdict=found.verdicts(measure))
+        cells = cells[cells["verdict"] != ""]
+        if cells.empty:
+            continue
+        targets = " or ".join(dict.fromkeys(cells["target"].dropna()))
+        caption = _CAPTIONS[measure].format(target=targets)
+        tested = counted(int(cells[f"{measure}_p_holm"].notna().sum()), "cell")
+        yield Table(
+            f"{caption} {_OF_CELLS.format(reference=found.studies[0], tested=tested)}",
+            pd.DataFrame({
+                "cell": cells["cell"],
+                **({"study": cells["study"]} if len(found.studies) > 2 else {}),
+                "seeds": [
+                    f"{len(one)}, {len(other)}"
+                    for one, other in zip(
+                        cells[f"{measure}_points_reference"],
+                        cells[f"{measure}_points"],
+                        strict=True,
+                    )
+                ],
+                "reference": cells[f"{measure}_reference"].map(number),
+                "compared": cells[measure].map(number),
+                kind: cells[f"{measure}_{kind}"].map(number),
+                "interval": [
+                    "-" if low != low else f"{number(low)} to {number(high)}"
+                    for low, high in zip(
+                        cells[f"{measure}_low"], cells[f"{measure}_high"], strict=True
+                    )
+                ],
+                "p": cells[f"{measure}_p_holm"].map(number),
+                "verdict": cells["verdict"],
+            }),
+        )  # fmt: skip
+
+
+def write_page(found: Comparison, path: Path, command: str) -> None:
+    """Write a comparison as an HTML page that needs no network.
+
+    Args:
+        found: The comparison.
+        path: The page; a file of that name is replaced.
+        command: The command that the page names as its origin.
+    """
+    of_tables = [as_html(table) for table in tables(found)]
+    body = [
+        *(f"<p class=headline>{html.escape(line)}</p>" for line in found.brief()),
+        as_list("Warnings", found.warnings, "warnings"),
+        "<h2>Tables</h2>",
+        *of_tables,
+        f"<p>Written by: {html.escape(escaped(command))}</p>",
+    ]
+    reference, *others = found.studies
+    page = PAGE.substitute(
+        title=html.escape(f"{', '.join(others)} compared with {reference}"),
+        summary=f"{counted(len(found.cells), 'common cell')}.",
+        body="\n".join(filter(None, body)),
+    )
+    write_whole(path, page.encode())

@@ -1,0 +1,253 @@
+"""Studies with known differences, compared: what differs, which cells are slower, and what the
+command answers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import bsweep
+from bsweep.analysis.statistics import compare_means, holm
+from bsweep.cli import main
+from bsweep.core.terminal import BAD_CONFIG
+from bsweep.runlog.files import RunPaths
+from tests.support.synthetic_study import META, write_run, write_study
+
+OTHER_CPU = {**META, "cpu": "Other CPU"}
+
+
+def write(
+    study: Path,
+    times: float = 1.0,
+    *,
+    seeds: int = 3,
+    batches: tuple[int, ...] = (16, 64),
+    meta: Mapping[str, Any] = META,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write runs of two batch sizes, all of whose times are as many times as long as usual."""
+    for batch in batches:
+        for seed in range(seeds):
+            run = write_run(study, local_batch=batch, seed=seed, meta=meta, settings=settings)
+            metrics = RunPaths(run).metrics
+            records = [json.loads(line) for line in metrics.read_text().splitlines()]
+            for record in records:
+                for name in ("train_seconds", "step_seconds_p50", "step_seconds_p95"):
+                    record |= {name: times * record[name]} if name in record else {}
+            metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return study
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("desk")
+    write(folder / "before")
+    write(folder / "same", meta={**META, "commit": "f" * 40})
+    write(folder / "slow", 1.1, settings={"optimizer.lr": 0.2})
+    write(folder / "once", 1.1, seeds=1)
+    write(folder / "moved", 1.1, meta=OTHER_CPU)
+    write(folder / "apart", batches=(8, 128))
+    return folder
+
+
+def typed(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command as the program does, in this process, and return its exit code."""
+    monkeypatch.chdir(desk)
+    try:
+        return main._run("compare", shlex.split(line))
+    except SystemExit as error:
+        return int(str(error.code))
+
+
+def test_a_slow_down_of_ten_percent_is_found_in_every_cell(desk: Path) -> None:
+    found = bsweep.compare(desk / "before", desk / "slow")
+    cells = found.cells.set_index("local_batch")
+    assert list(cells.index) == [16, 64]
+    assert cells["step_seconds_ratio"].tolist() == pytest.approx([1.1, 1.1])
+    assert cells["seconds_to_target_ratio"].tolist() == pytest.approx([1.1, 1.1])
+    assert (cells["step_seconds_low"] > 1.05).all()
+    assert (cells["step_seconds_high"] < 1.15).all()
+    assert cells["accuracy_difference"].tolist() == [0, 0]
+    assert set(found.verdicts("step_seconds")) == {"slower"}
+    assert set(found.verdicts("accuracy")) == {"no difference told"}
+    assert set(found.slower(0.05)["measure"]) == {"step_seconds", "seconds_to_target"}
+    assert found.slower(0.1).empty
+    assert found.differences.values.tolist() == [["configuration", "lr", "0.1", "0.2"]]
+
+
+def test_equal_studies_differ_in_nothing_but_the_commit(desk: Path) -> None:
+    found = bsweep.compare(desk / "before", desk / "same")
+    assert found.differences[["kind", "key"]].values.tolist() == [["code", "commit"]]
+    for measure in ("step_seconds", "seconds_to_target", "accuracy"):
+        assert set(found.verdicts(measure)) == {"no difference told"}
+        assert (found.cells[f"{measure}_p_holm"] == 1).all()
+    assert found.slower(0).empty
+
+
+def test_every_study_is_compared_with_the_first(desk: Path) -> None:
+    studies = [bsweep.load(desk / name) for name in ("slow", "before", "same")]
+    found = bsweep.compare(*studies)
+    assert found.studies == ("slow", "before", "same")
+    assert found.cells["study"].tolist() == ["before", "before", "same", "same"]
+    assert set(found.verdicts("step_seconds")) == {"faster"}
+    assert list(found.differences.columns) == ["kind", "key", "slow", "before", "same"]
+    assert len(found.brief()) == 3
+    assert len(bsweep.compare(*studies, *studies).brief()) == 4
+
+
+def test_settings_of_a_whole_study_do_not_tell_its_cells_apart(tmp_path: Path) -> None:
+    """A strategy that one study varies does; one in which whole studies differ does not."""
+    ddp = {"strategy.name": "ddp"}
+    write(tmp_path / "one", seeds=1)
+    write(tmp_path / "other", seeds=1, settings=ddp)
+    write(tmp_path / "two", seeds=1)
+    write(tmp_path / "two", seeds=1, settings=ddp)
+    found = bsweep.compare(tmp_path / "one", tmp_path / "other")
+    assert len(found.cells) == 2
+    assert ["configuration", "strategy", "horovod", "ddp"] in found.differences.values.tolist()
+    varied = bsweep.compare(tmp_path / "two", tmp_path / "other")
+    assert set(varied.cells["variant"]) == {"ddp"}
+    assert varied.differences.set_index("key")["two"]["strategy"] == "varies: ddp, horovod"
+
+
+def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
+    found = bsweep.compare(desk / "before", desk / "once")
+    cells = found.cells
+    assert cells["step_seconds_ratio"].notna().all()
+    assert (
+        cells[["step_seconds_low", "step_seconds_high", "step_seconds_p_holm"]]
+        .isna()
+        .all(axis=None)
+    )
+    assert set(found.verdicts("step_seconds")) == {"not tested"}
+    assert found.brief()[0].endswith(
+        "(mean of 2 common cells): not tested in 2 (fewer than 3 seeds)."
+    )
+    assert found.slower(0.05).empty
+
+
+def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(tmp_path: Path) -> None:
+    target = {"target_accuracy": 0.8}
+    write(tmp_path / "before", settings=target)
+    write(tmp_path / "after", batches=(16,), seeds=2, settings=target)
+    write_run(tmp_path / "after", local_batch=16, seed=2, accuracy=0.5, settings=target)
+    found = bsweep.compare(tmp_path / "before", tmp_path / "after")
+    (cell,) = found.cells.to_dict("records")
+    assert found.brief()[1].startswith("Not compared by time to a test accuracy of 0.8: a run did")
+    assert cell["target"] == "a test accuracy of 0.8"
+    assert len(cell["seconds_to_target_points_reference"]) == 3
+    assert math.isnan(cell["seconds_to_target_ratio"])
+    assert cell["step_seconds_ratio"] == pytest.approx(1)
+    assert cell["accuracy_difference"] < -0.1
+
+
+def test_times_across_hardware_are_refused_and_accuracies_are_not(desk: Path) -> None:
+    refused = bsweep.compare(desk / "before", desk / "moved")
+    assert refused.cells["is_across_hardware"].all()
+    assert refused.cells[["step_seconds_ratio", "seconds_to_target_ratio"]].isna().all(axis=None)
+    assert refused.cells["accuracy_p_holm"].notna().all()
+    assert "because the hardware differs (cpu Test CPU / Other CPU)" in refused.brief()[0]
+    allowed = bsweep.compare(desk / "before", desk / "moved", across_hardware=True)
+    assert set(allowed.verdicts("step_seconds")) == {"slower"}
+
+
+def test_holms_method_corrects_as_by_hand() -> None:
+    p = pd.Series([0.01, 0.04, np.nan, 0.03, 0.6])
+    assert holm(p).tolist() == pytest.approx([0.04, 0.09, np.nan, 0.09, 0.6], nan_ok=True)
+
+
+def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
+    base = np.array([-1.0, 0.0, 1.0])
+    ones = pd.Series([base] * 4 + [base[:2]])
+    others = pd.Series([base + 30, base + 4.5, base + 4.5, base, base])
+    found = compare_means(ones, others, 0.0)
+    plain = [stats.ttest_ind(base, base + by, equal_var=False).pvalue for by in (30, 4.5)]
+    assert found["p_holm"].tolist()[:2] == pytest.approx([4 * plain[0], 3 * plain[1]])
+    assert found["difference"].tolist() == pytest.approx([30, 4.5, 4.5, 0, 0.5])
+    excludes = (found["low"] > 0) | (found["high"] < 0)
+    assert excludes.tolist() == (found["p_holm"] <= 0.05).tolist()
+    half = stats.t.ppf(1 - 0.05 / 4 / 2, 4) * math.sqrt(2 / 3)
+    assert found["high"][0] - found["difference"][0] == pytest.approx(half)
+    assert found.loc[4, ["low", "high", "p_holm"]].isna().all()
+    assert compare_means(ones, others, 30.0)["p_holm"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("before same", 0, ""),
+        ("before slow --fail-if-slower 5%", 1, "slower by more than 5 %: slow, "),
+        ("slow before --fail-if-slower 5%", 0, ""),
+        ("before same --fail-if-slower 0.5%", 0, ""),
+        ("before once --fail-if-slower 5%", 0, "cannot tell for 2 of 2 cells: a test takes times"),
+        ("before moved --fail-if-slower 5%", BAD_CONFIG, "--across-hardware"),
+        ("before moved --fail-if-slower 5% --across-hardware", 1, "slower by more than 5 %"),
+        ("before", BAD_CONFIG, "give two studies or more"),
+        ("before apart", BAD_CONFIG, "before and apart have no common cell"),
+        ("before nowhere", BAD_CONFIG, "nowhere"),
+        ("before .", BAD_CONFIG, "holds no runs"),
+        ("before slow --fail-if-slower 5", BAD_CONFIG, "'5' is no percentage. Give one such as 5%"),
+    ],
+)
+def test_the_command_exits_with(
+    line: str,
+    code: int,
+    said: str,
+    desk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert typed(line, desk, monkeypatch) == code
+    output = capsys.readouterr()
+    assert said in output.err + caplog.text
+    assert len(output.out.splitlines()) <= 5
+    assert bool(output.out) == (code != BAD_CONFIG or "moved" in line)
+
+
+def test_the_command_prints_an_answer_tables_and_json(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("before slow --verbose", desk, monkeypatch)
+    answer = capsys.readouterr().out
+    assert answer.startswith(
+        "A step of slow takes 1.100 times as long as one of before (mean of 2 common cells): "
+        "slower in 2, faster in 0, no difference told in 0.\n"
+    )
+    assert "\nThey differ in lr.\n" in answer
+    assert "configuration   lr     0.1   0.2" in answer
+    assert "Horovod, 1 worker, local batch 16   3, 3" in answer
+    typed("before slow --json", desk, monkeypatch)
+    told = json.loads(capsys.readouterr().out)
+    assert told["studies"] == ["before", "slow"]
+    assert told["differences"][0]["slow"] == "0.2"
+    assert told["cells"][0]["step_seconds_verdict"] == "slower"
+    assert len(told["cells"][0]["step_seconds_points"]) == 3
+
+
+def test_a_page_shows_hostile_names_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = "<img src=x onerror=alert(1)>&"
+    write_study(tmp_path / hostile, local_batches=(8,), num_workers=(1,))
+    write_run(tmp_path / "b", local_batch=8, meta={**META, "commit": "<script>alert(2)</script>"})
+    write_run(tmp_path / "b", local_batch=16, status="failed")
+    line = shlex.join([hostile, "b", "--page", "page.html"])
+    assert typed(line, tmp_path, monkeypatch) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "<h1>b compared with &lt;img src=x onerror=alert(1)&gt;&amp;</h1>" in page
+    assert "&lt;script&gt;alert(2)" in page
+    assert "b: 1 of 2 runs did not complete" in page
+    assert "http" not in page
