@@ -18,7 +18,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.train import checkpointing, step
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
@@ -172,7 +172,13 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
         return cast(
             Job,
             SimpleNamespace(
-                **fields, vector=vector, place=place, paths=paths, device=CPU, noise=NoiseHook()
+                **fields,
+                vector=vector,
+                place=place,
+                paths=paths,
+                log=RunLog(paths.metrics),
+                device=CPU,
+                noise=NoiseHook(),
             ),
         )
 

@@ -40,6 +40,7 @@ from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
+from tests.launch.test_failures import ACCELERATOR_ERROR
 from tests.support.gpus import on_gpus
 from tests.support.operations import Operations
 from tests.support.running import TINY, compose
@@ -320,7 +321,7 @@ def is_full(work: Callable[[], object], pool: object) -> graphs.Captured:
 def is_full_for_cuda(work: Callable[[], object], pool: object) -> graphs.Captured:
     """As when the graph itself finds no memory: the allocator does not know of it."""
     work()
-    raise torch.AcceleratorError("CUDA error: out of memory\nand more")
+    raise ACCELERATOR_ERROR("CUDA error: out of memory\nand more")
 
 
 def is_full_later(work: Callable[[], object], pool: object) -> graphs.Captured:
