@@ -78,6 +78,7 @@ def test_the_package_shows_its_api_alone_and_imports_little() -> None:
         "NoiseScale",
         "__version__",
         "analysis",
+        "compare",
         "join",
         "load",
         "load_model",
