@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
 def _share(text: str) -> float:
     """Return the share that a percentage such as `5%` names."""
     if not re.fullmatch(r"\d+(\.\d+)?%", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage. Give one such as 5%%.")
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage. Give one such as 5%.")
     return float(text.removesuffix("%")) / 100
 
 
