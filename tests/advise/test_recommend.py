@@ -253,8 +253,8 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
 
 
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
-    """One is out of memory as its steps are timed, the other one later: in a run, which is the
-    first, of a batch in the middle.
+    """One is out of memory as its steps are timed, the others later: in a run, which is the first
+    or the second.
     """
     (tmp_path / "sitecustomize.py").write_text(
         "import time, torch\n"
@@ -262,8 +262,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "plain = step.train_step\n"
         "def scarce(job, *a, **k):\n"
         "    time.sleep(0.003)\n"  # so that few large steps take less than many
-        "    if job.config.local_batch == 80 or job.config.local_batch == 32 and job.config.epochs "
-        "> 1:\n"
+        "    if job.config.local_batch >= (32 if job.config.epochs > 1 else 80):\n"
         "        raise torch.OutOfMemoryError('no room')\n"
         "    return plain(job, *a, **k)\n"
         "step.train_step = scarce\n"
@@ -280,7 +279,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     )
     result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 0, result.stderr
-    for batch in (32, 80):
+    for batch in ("(32|64)", "80"):
         cell = rf"global batch {batch} on 1 worker"
         said = rf"{cell}: .*OutOfMemoryError: no room; this cell and .* larger passes are left out"
         assert re.search(said, result.stderr), result.stderr
@@ -292,7 +291,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     assert best["num_workers"] == 1
     assert best["probability_in_time"] > 0.9
     statuses = bsweep.load(tmp_path / "results/s").runs.set_index("local_batch")["status"]
-    assert statuses[32] == "out_of_memory"
+    assert "out_of_memory" in set(statuses.drop([8, 16]))
     assert statuses[8] == statuses[16] == "completed"
 
 

@@ -196,7 +196,11 @@ def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
         ("before apart", BAD_CONFIG, "before and apart have no common cell"),
         ("before nowhere", BAD_CONFIG, "nowhere"),
         ("before .", BAD_CONFIG, "holds no runs"),
-        ("before slow --fail-if-slower 5", BAD_CONFIG, "'5' is no percentage. Give one such as 5%.\n"),
+        (
+            "before slow --fail-if-slower 5",
+            BAD_CONFIG,
+            "'5' is no percentage. Give one such as 5%.\n",
+        ),
     ],
 )
 def test_the_command_exits_with(
