@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import AllReduceConfig
 from bsweep.core.ranks import Place
+from bsweep.core.torch_private import private
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -96,16 +97,20 @@ class AllReduce(TorchStrategy, Summing):
             WorkerLost: If the group cannot be made, probably because one of them has ended.
         """
         with worker_lost():
+            counted = private("num_groups")()
             try:
                 self.workers = dist.new_group(
                     list(members), timeout=timeout, use_local_synchronization=True
                 )
             except RuntimeError:
                 # torch names a group by the number of groups that this process has made. Workers on
-                # which the new group succeeded have counted it. So this worker makes a group of its
-                # own to count the failed one: the next group's name must be new, and the same on
-                # all workers.
-                dist.new_group([self._place.rank], use_local_synchronization=True, backend="gloo")
+                # which the new group succeeded have counted it, and torch 2.15 counts a failed one,
+                # too. With torch 2.6 and 2.13, this worker makes a group of its own to count the
+                # failed one: the next group's name must be new, and the same on all workers.
+                if private("num_groups")() == counted:
+                    dist.new_group(
+                        [self._place.rank], use_local_synchronization=True, backend="gloo"
+                    )
                 raise
         self.num_workers = len(members)
         self._wire = Wire(self.workers, members.index(self._place.rank), self.num_workers)
