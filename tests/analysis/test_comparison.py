@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,23 @@ def test_a_slow_down_of_ten_percent_is_found_in_every_cell(desk: Path) -> None:
     assert set(found.slower(0.05)["measure"]) == {"step_seconds", "seconds_to_target"}
     assert found.slower(0.1).empty
     assert found.differences.values.tolist() == [["configuration", "lr", "0.1", "0.2"]]
+
+
+def test_a_study_may_have_the_name_of_a_column(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(desk / "same", tmp_path / "kind")
+    monkeypatch.chdir(tmp_path)
+    found = bsweep.compare(desk / "before", "kind")
+    assert found.studies[1] == str(tmp_path / "kind")
+
+
+def test_a_page_makes_its_folder(
+    desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "new/page.html"
+    assert typed(f"before same --page {page}", desk, monkeypatch) == 0
+    assert page.exists()
 
 
 def test_equal_studies_differ_in_nothing_but_the_commit(desk: Path) -> None:

@@ -265,7 +265,7 @@ def _names(studies: Sequence[Study]) -> list[str]:
     """Return a name for each study: that of its folder, or else its path; all are different."""
     names = [study.name for study in studies]
     if len({*names, "kind", "key"}) < len(names) + 2:
-        names = [escaped(str(study.folder)) for study in studies]
+        names = [escaped(str(Path(study.folder).resolve())) for study in studies]
     return [
         f"{name} ({place + 1})" if name in names[:place] else name
         for place, name in enumerate(names)

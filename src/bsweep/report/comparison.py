@@ -77,7 +77,7 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
 
     Args:
         found: The comparison.
-        path: The page; a file of that name is replaced.
+        path: The page; a file of that name is replaced, and its folder is made if it is missing.
         command: The command that the page names as its origin.
     """
     of_tables = [as_html(table) for table in tables(found)]
@@ -94,4 +94,5 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
         summary=f"{counted(len(found.cells), 'common cell')}.",
         body="\n".join(filter(None, body)),
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page.encode())
