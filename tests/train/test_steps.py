@@ -450,7 +450,8 @@ def test_workers_fail_when_the_lost_memory_is_noted(
         return []
 
     monkeypatch.setattr(job.strategy, "gather_json", meet)
-    graph_capture.leave_out_next_time(replace(job, place=replace(job.place, rank=rank)))
+    monkeypatch.setattr(job.strategy, "rank", rank)
+    graph_capture.leave_out_next_time(job.config, job.paths, job.strategy)
     assert met == [None if rank else {"without_graph": True}]
 
 
@@ -554,10 +555,54 @@ def test_a_calibration_on_a_gpu_times_replayed_steps(
     assert fp16.vector.scale
     before = fp16.vector.parameters.clone()
     of_run = compose(*words, "num_workers=2")
-    seconds = choose_numerics._rounds_of_graph(replace(fp16, config=of_run), 8)
-    assert len(seconds) == 11
-    assert replays == [1, 2] + [1] * 12 * 20, "two to compare, and 12 rounds"
+    job = replace(fp16, config=of_run)
+    for most_seconds, rounds in ((1e6, 12), (0.0, 3)):
+        replays.clear()
+        seconds = choose_numerics._rounds_of_graph(job, 8, most_seconds)
+        assert len(seconds) == rounds - 1
+        assert replays == [1, 2] + [1] * rounds * 20, "two to compare, then rounds"
     assert fp16.vector.parameters.equal(before)
+
+
+def test_jobs_of_a_gpus_calibration_share_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first takes 1 of 12 seconds, and compiles for 5 more; the second takes 9."""
+    jobs = [SimpleNamespace(device=torch.device("cuda"), compiled=None) for _ in range(3)]
+    clock, given = SimpleNamespace(now=100.0), []
+
+    def rounds(job: Any, batch: int, most_seconds: float) -> list[float]:
+        given.append(most_seconds)
+        if job is jobs[0]:
+            job.compiled = SimpleNamespace(seconds=5.0)
+        clock.now += 6.0 if job is jobs[0] else 9.0
+        return [batch]
+
+    monkeypatch.setattr(choose_numerics, "_rounds_of_graph", rounds)
+    monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    jobs_of_run: Any = jobs
+    assert choose_numerics._rounds(jobs_of_run, 8, until=112.0) == [[8]] * 3
+    assert given == [4.0, 5.5, 2.0]
+
+
+def test_memory_lost_in_a_calibration_ends_the_attempt(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all workers, after they told one another what they timed; the next attempt goes on."""
+    may_capture(is_full)
+    monkeypatch.setattr(choose_numerics, "_rounds", choose_numerics._rounds_of_graphs)
+    paths, words = RunPaths(tmp_path), ("precision=auto", "channels_last=auto")
+    request = Calibration(1, wanted_batches=(8, 32), compile=False)
+    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    with pytest.raises(OutOfMemoryInCapture, match="CUDA out of memory"):
+        prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
+    assert read_json(paths.meta) == {"without_graph": True}
+    assert calibration_file.read_calibration(tmp_path / "calibration.json") == request
+    graph_capture._broken.clear()  # as in the new process of the next attempt
+    prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
+    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+    assert found
+    assert found.measured_batches == (8, 32)
 
 
 @pytest.mark.parametrize("more", [on_gpus("local_batch=64")])

@@ -9,14 +9,15 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.numerics.graphs import BrokenCapture, Graphs, on_capture_stream
 from bsweep.runlog.errors import OutOfMemoryInCapture
-from bsweep.runlog.files import write_json
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json, read_meta
 from bsweep.runlog.records import Event
-from bsweep.strategies import InBackward
+from bsweep.strategies import InBackward, Strategy
 from bsweep.train import step
 from bsweep.train.job import Job
 
@@ -98,18 +99,31 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     return job, [Event(event="warning", message=message)] if weight else []
 
 
-def leave_out_next_time(job: Job) -> None:
+def leave_out_next_time(config: RunConfig, paths: RunPaths, strategy: Strategy) -> None:
     """Note in the run's file `meta.json` that its next attempt does without CUDA graphs, unless
     `graph=true` is configured.
 
     All workers call this together and return when the note is written, because the launcher ends
     them all when the first of them fails, and then looks for the note.
     """
-    if job.config.graph is True:
+    if config.graph is True:
         return
-    if job.place.rank == job.strategy.members[0]:
-        write_json(job.paths.meta, {**(read_json(job.paths.meta) or {}), "without_graph": True})
-    job.strategy.gather_json({})
+    if strategy.rank == strategy.members[0]:
+        write_json(paths.meta, {**(read_json(paths.meta) or {}), "without_graph": True})
+    strategy.gather_json({})
+
+
+def refuse_lost_memory(config: RunConfig, paths: RunPaths, strategy: Strategy) -> None:
+    """Raise OutOfMemoryInCapture on all workers if a worker's process has lost memory in a capture,
+    after noting that the run's next attempt does without CUDA graphs.
+
+    All workers call this together.
+    """
+    own = broken_capture() if has_lost_memory() else ""
+    reasons = [one["reason"] for one in strategy.gather_json({"reason": own})]
+    if any(reasons):
+        leave_out_next_time(config, paths, strategy)
+        raise OutOfMemoryInCapture(next(filter(None, reasons)))
 
 
 def no_graph(job: Job) -> str:

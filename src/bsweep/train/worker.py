@@ -102,7 +102,7 @@ def train(
         try:
             job, warnings = graph_capture.captured(job)
         except OutOfMemoryInCapture:
-            graph_capture.leave_out_next_time(job)
+            graph_capture.leave_out_next_time(config, paths, job.strategy)
             raise
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
