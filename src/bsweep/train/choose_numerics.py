@@ -387,8 +387,7 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
 
 
 def _rounds_of_graphs(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
-    """Time the training steps of jobs on a GPU, and return the seconds per step of each as `_rounds`
-    does.
+    """Time the training steps of jobs on a GPU, and return the seconds per step as `_rounds` does.
 
     The jobs do not take turns, because a GPU's speed changes little, and only one graph at a time
     should hold memory. Those that are left share the time that is left evenly.
