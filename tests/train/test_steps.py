@@ -21,9 +21,11 @@ from torch.optim import SGD
 
 from bsweep import strategies
 from bsweep.config import own
+from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
+from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
@@ -37,6 +39,7 @@ from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
+from bsweep.strategies.single import Single
 from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
@@ -231,6 +234,104 @@ def test_steps_of_a_graph_are_those_without(
         for run in (plain_records, records)
     ]
     assert losses[0] == losses[1]
+
+
+def replays_later(work: Callable[[], object], pool: object) -> graphs.Captured:
+    """As a GPU, which computes nothing in a capture."""
+    return graphs.Captured(lambda: [work()].clear(), 0, pool)
+
+
+def in_step(folder: Path, *overrides: str) -> RunConfig:
+    """In float64, which a GPU's graph of a whole step excludes."""
+    folder.mkdir(exist_ok=True)
+    return replace(compose(*POINT, *SMALL, *overrides), graph="step")
+
+
+@pytest.mark.parametrize("graph", ["auto", "step"])
+def test_only_a_graph_of_whole_steps_contains_the_update(
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    graph: Any,
+) -> None:
+    inside: list[bool] = []  # of each update, in the order of two epochs
+    replaying: list[int] = []
+    plain, _ = trained(tmp_path / "plain")
+
+    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
+        def replay() -> None:
+            replaying.append(1)
+            work()
+            replaying.clear()
+
+        return graphs.Captured(replay, 0, pool)
+
+    def step(strategy: Single, own: Any = Single.step) -> None:
+        inside.append(bool(replaying))
+        own(strategy)
+
+    may_capture(capture)
+    monkeypatch.setattr(Single, "step", step)
+    config = replace(in_step(tmp_path / "graph"), graph=graph)
+    job = worker.train(config, RunPaths(tmp_path / "graph"), Place())
+    assert torch.equal(job.vector.parameters, plain)
+    assert inside[-6:] == [graph == "step"] * 6
+    assert not job.graphs, "a group of NCCL waits for graphs that contain its exchanges"
+
+
+def test_a_whole_step_that_cannot_be_captured_trains_without_a_graph(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
+) -> None:
+    """Also if the graph computes the gradients and forgets the update."""
+    plain, _ = trained(tmp_path / "plain")
+    jobs: list[Job] = []
+
+    def breaks_off(work: Callable[[], object], pool: object) -> graphs.Captured:
+        return breaks(lambda: None, pool)  # A GPU computes nothing in a capture.
+
+    def forgets(work: Callable[[], object], pool: object) -> graphs.Captured:
+        def replay() -> None:
+            before = jobs[0].vector.parameters.clone()
+            work()
+            jobs[0].vector.parameters.copy_(before)
+
+        return graphs.Captured(replay, 0, pool)
+
+    for capture, said in ((breaks_off, "stream is capturing"), (forgets, "update")):
+        may_capture(capture)
+        config, paths = in_step(tmp_path / said), RunPaths(tmp_path / said)
+        jobs[:] = [worker.set_up(config, paths, Place())]
+        before = jobs[0].vector.parameters.clone()
+        job, (warning,) = graph_capture.captured(jobs[0])
+        assert job.graphs is None
+        assert said in warning.message
+        assert torch.equal(job.vector.parameters, before)
+    may_capture(breaks_off)
+    config, paths = in_step(tmp_path / "run"), RunPaths(tmp_path / "run")
+    assert torch.equal(worker.train(config, paths, Place()).vector.parameters, plain)
+
+
+def test_workers_do_not_go_on_without_one_that_failed_in_an_exchange(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it: so it fails, and the launcher ends all."""
+    may_capture(replays_later)
+    job = worker.set_up(in_step(tmp_path), RunPaths(tmp_path), Place())
+    monkeypatch.setattr(job.strategy, "step", lambda: breaks(lambda: 0, None))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graph_capture.captured(job)
+
+
+def test_whole_steps_are_captured_where_every_worker_has_examples(tmp_path: Path) -> None:
+    """Others would not take part in the exchange of a last round of one example."""
+    job = prepared(tmp_path, *SMALL, "data.num_train=65")
+    job = replace(job, place=replace(job.place, rank=1))
+    shares = [plan.Share(16, 1), plan.Share(16, 1)]
+    policy: Any = SimpleNamespace(of_batches=lambda _: shares)
+    for graph, sizes in (("auto", [32, 1]), ("step", [32])):
+        config: Any = replace(job.config, graph=graph)
+        found = graph_capture._sizes(replace(job, config=config, policy=policy))
+        assert [len(size.batch) for size in found] == sizes
 
 
 class FakeCuda:
@@ -672,6 +773,18 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
         with pytest.raises(ConfigError, match="graph=true with"):
             compose(*POINT, *SMALL, "graph=true", more)
+    for more in (
+        ("strategy=horovod",),
+        ("strategy=ddp", "strategy.hook=bf16"),
+        ("optimizer=lars",),
+        ("strategy=allreduce", "compression=topk"),
+        ("precision=fp16",),
+        ("precision=fp64",),
+        ("measure.noise_scale=true",),
+    ):
+        with pytest.raises(ConfigError, match="graph=step with") as found:
+            compose("local_batch=8", "strategy=single", "graph=step", *more)
+        assert len(found.value.problems) == 1
     for strategy in (
         ("strategy=ddp", "launch=torchrun"),
         ("strategy=horovod", "strategy.buckets=2"),
@@ -684,9 +797,10 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     with pytest.raises(ValueError, match="there is no GPU"):
         graph_capture.captured(prepared(tmp_path, *SMALL, "graph=true"))
     ids = {
-        compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))
+        compose(*POINT, *SMALL, "precision=fp32", *more).run_id
+        for more in ((), ("graph=auto",), ("graph=false",), ("graph=step",))
     }
-    assert len(ids) == 2
+    assert len(ids) == 3
 
 
 @pytest.mark.parametrize(

@@ -354,14 +354,21 @@ def _check(job: Job, graphs: Graphs, trials: list[_Trial]) -> None:
     """
     found = [_of_replay(job, trial) for trial in trials]
     for trial, (gradients, update, right_update) in zip(trials, found, strict=True):
-        pairs = ((gradients, trial.gradients), (update, right_update))
-        if any((one - right).norm() > _TOLERANCE * right.norm() for one, right in pairs):
+        if _differs(gradients, trial.gradients):
             raise _OtherNumbers(
                 "the gradients of the CUDA graph differ from those without a graph, perhaps "
                 "because Python code of the model decides what to compute"
             )
+        if _differs(update, right_update):
+            raise _OtherNumbers(
+                "the CUDA graph's update of the parameters differs from that of the optimizer"
+            )
     if trials:
         _try_beside(job, trials[0].size.batch, trials[0].size.part, _num_passes(job))
+
+
+def _differs(found: Tensor, right: Tensor) -> bool:
+    return bool((found - right).norm() > _TOLERANCE * right.norm())
 
 
 class _OtherNumbers(RuntimeError):
