@@ -188,10 +188,15 @@ def _replay_by_calling(in_graph: bool) -> set[tuple[int, ...]]:
         captures.clear()
         return graphs.Captured(lambda: [work()].clear(), 0, pool)
 
-    graph_capture.no_graph = (lambda _: "") if in_graph else _PLAIN_NO_GRAPH
+    graph_capture.no_graph = no_reason if in_graph else _PLAIN_NO_GRAPH
     graphs.capture = capture if in_graph else _PLAIN_CAPTURE
     optim.capturable = capturable if in_graph else _PLAIN_CAPTURABLE
     return places
+
+
+def no_reason(job: Job) -> str:
+    """In place of the reason why there is no graph on a CPU."""
+    return ""
 
 
 def do_nothing(job: Job) -> None:

@@ -328,8 +328,8 @@ def test_whole_steps_are_captured_where_every_worker_has_examples(tmp_path: Path
     job = replace(job, place=replace(job.place, rank=1))
     shares = [plan.Share(16, 1), plan.Share(16, 1)]
     policy: Any = SimpleNamespace(of_batches=lambda _: shares)
-    for graph, sizes in (("auto", [32, 1]), ("step", [32])):
-        config: Any = replace(job.config, graph=graph)
+    whole, passes = replace(job.config, graph="step"), job.config
+    for config, sizes in ((passes, [32, 1]), (whole, [32])):
         found = graph_capture._sizes(replace(job, config=config, policy=policy))
         assert [len(size.batch) for size in found] == sizes
 
@@ -773,7 +773,7 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
         with pytest.raises(ConfigError, match="graph=true with"):
             compose(*POINT, *SMALL, "graph=true", more)
-    for more in (
+    for words in (
         ("strategy=horovod",),
         ("strategy=ddp", "strategy.hook=bf16"),
         ("optimizer=lars",),
@@ -783,7 +783,7 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
         ("measure.noise_scale=true",),
     ):
         with pytest.raises(ConfigError, match="graph=step with") as found:
-            compose("local_batch=8", "strategy=single", "graph=step", *more)
+            compose("local_batch=8", "strategy=single", "graph=step", *words)
         assert len(found.value.problems) == 1
     for strategy in (
         ("strategy=ddp", "launch=torchrun"),
