@@ -947,6 +947,23 @@ def test_a_gpus_graph_computes_what_its_kernels_do(
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
 
 
+@pytest.mark.parametrize("name", [on_gpus("sgd"), on_gpus("adamw")])
+def test_a_gpus_graph_of_whole_steps_trains_as_kernels_do(
+    tmp_path: Path, same_order: None, name: str
+) -> None:
+    """At the rates of a schedule, which the graph reads as fp32 numbers."""
+    found = []
+    for graph in ("step", "false"):
+        (folder := tmp_path / graph).mkdir()
+        words = (f"optimizer={name}", "optimizer.lr=0.001", "optimizer.schedule=cosine")
+        config = compose(*POINT, *GPU, "precision=fp32", *words, f"graph={graph}")
+        job = worker.train(config, RunPaths(folder), Place())
+        start, *_ = read_records(RunPaths(folder).metrics)[0]
+        assert start["graph"] == (graph == "step")
+        found.append(job.vector.parameters)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+
+
 OF_THE_USER = """
 import math
 from torch import nn
