@@ -23,7 +23,7 @@ from bsweep import strategies
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core import memory
+from bsweep.core import gpus, memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
@@ -362,16 +362,17 @@ class FakeCuda:
 
 
 def test_all_captures_on_a_device_use_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries keep memory for each stream."""
+    """Libraries keep memory for each stream. Other work has streams of its own."""
     cuda = FakeCuda()
     monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(
-        graphs, "_capture_stream", functools.cache(graphs._capture_stream.__wrapped__)
-    )
+    monkeypatch.setattr(torch.cuda, "Stream", cuda.Stream)
+    monkeypatch.setattr(gpus, "stream_for", functools.cache(gpus.stream_for.__wrapped__))
     for number in (0, 1, 0):
         with graphs.on_capture_stream(torch.device("cuda", number)):
             pass
     assert cuda.streams == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    gpus.stream_for(torch.device("cuda", 0), "exchange")
+    assert len(cuda.streams) == 3
 
 
 def test_a_graphs_memory_is_measured_and_added_later(

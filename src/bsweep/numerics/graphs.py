@@ -11,7 +11,6 @@ the same time and share their memory. Steps of another size are launched kernel 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bsweep.core import memory
+from bsweep.core import gpus, memory
 from bsweep.runlog.errors import OutOfMemoryInCapture
 
 Compute = Callable[[Tensor, Tensor], Tensor]
@@ -157,24 +156,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def on_capture_stream(device: torch.device) -> Iterator[None]:
-    """Run the GPU work of the block in the CUDA stream for captures; do nothing on a CPU.
-
-    A device has one such stream for the life of the process. Libraries keep memory for each stream
-    in which they have run, which would grow with the number of points that a process trains.
-    """
+    """Run the GPU work of the block in the CUDA stream for captures; do nothing on a CPU."""
     if device.type != "cuda":
         yield
         return
-    stream = _capture_stream(device)
+    stream = gpus.stream_for(device, "capture")
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
         yield
     torch.cuda.current_stream().wait_stream(stream)
-
-
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 def capture(work: Callable[[], object], pool: Any) -> Captured:
