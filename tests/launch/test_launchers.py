@@ -8,6 +8,7 @@ import pytest
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
+from bsweep.launch import checks
 from bsweep.launch.launcher import Launcher, LaunchRequest, host_launcher_of, launcher_of
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
@@ -48,3 +49,20 @@ def test_another_host_is_reached_by_the_launcher_of_its_card() -> None:
     )
     assert host_launcher_of(torchrun).on_host("h2", torchrun, ["true"])[0] == "ssh"  # type: ignore[arg-type]
     assert "srun" in host_launcher_of(srun).on_host("h2", srun, ["true"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "on_gpus", "said"),
+    [
+        ("launch.memory_limit_mb=[64]", True, "not the memory of GPUs: set device=cpu"),
+        ("graph=true", False, "graph=true, but this machine shows no GPU"),
+        ("graph=step", False, "graph=step, but this machine shows no GPU"),
+    ],
+)
+def test_a_machine_with_or_without_gpus_refuses_what_it_cannot_do(
+    monkeypatch: pytest.MonkeyPatch, words: str, on_gpus: bool, said: str
+) -> None:
+    monkeypatch.setattr(checks, "_on_gpus", lambda _: on_gpus)
+    config = compose("local_batch=8", "num_workers=1", "launch=inline", "strategy=single", words)
+    with pytest.raises(ValueError, match=said):
+        checks.check_machine(config)

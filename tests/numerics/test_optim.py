@@ -5,6 +5,7 @@ their formulas.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -63,6 +64,60 @@ def test_sgd_equals_torch(nesterov: str, decay_all: str) -> None:
     result = train(model, optim.build(config.optimizer, vector), vector)
     torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
     assert float((result - start).abs().max()) > 1e-3, "the weights must have moved"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimizer=sgd", "optimizer.weight_decay=0.1"),
+        ("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"),
+        ("optimizer=adamw", "optimizer.decay_norm_and_bias=false"),
+    ],
+    ids=" ".join,
+)
+def test_a_rate_in_a_tensor_gives_the_steps_of_a_number(words: tuple[str, ...]) -> None:
+    """Bit for bit, with the rates of a schedule; the numbers stay with the optimizer for others."""
+    config, found = compose("local_batch=8", *words).optimizer, []
+    for in_tensor in (False, True):
+        vector = Vector(make_model())
+        optimizer = optim.build(config, vector)
+        assert type(config).step_in_graph
+        rate = torch.zeros((), dtype=torch.float64)
+        torch.manual_seed(1)
+        for number in range(1, 6):
+            vector.gradients.normal_()
+            optim.set_learning_rate(optimizer, 0.3 / number)
+            rate.fill_(0.3 / number)
+            before = [dict(group) for group in optimizer.param_groups]
+            with optim.capturable(optimizer, rate) if in_tensor else nullcontext():
+                assert torch.is_tensor(optimizer.param_groups[0]["lr"]) == in_tensor
+                optimizer.step()
+            assert [dict(group) for group in optimizer.param_groups] == before
+        found.append(vector.parameters.clone())
+    assert torch.equal(*found)
+    assert not torch.allclose(found[0], Vector(make_model()).parameters, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_undone_steps_leave_parameters_and_state_in_place(name: str, num_before: int) -> None:
+    """So that later steps are those of an optimizer that never made them."""
+    found = []
+    for undoes in (False, True):
+        vector = Vector(make_model())
+        optimizer = optim.build(compose("local_batch=8", f"optimizer={name}").optimizer, vector)
+        torch.manual_seed(1)
+        for number in range(5):
+            vector.gradients.normal_()
+            if undoes and number == num_before:
+                with optim.undone(optimizer):
+                    optimizer.step()
+                    optimizer.step()
+                    places = [tensor.data_ptr() for tensor in optim._state_tensors(optimizer)]
+            optimizer.step()
+        found.append(vector.parameters.clone())
+    assert places == [tensor.data_ptr() for tensor in optim._state_tensors(optimizer)]
+    assert torch.equal(*found)
 
 
 def test_adamw_equals_torch() -> None:

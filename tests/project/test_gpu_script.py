@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.running import ROOT
 
+STEPS = ["pytest", "--json", "bsweep", "bsweep"]  # tests, benches, whole steps in graphs, the sweep
 Script = Callable[..., subprocess.CompletedProcess[str]]
 PYTHON = """#!/bin/sh
 echo "$*" >>calls
@@ -54,7 +55,7 @@ def script(tmp_path: Path) -> Script:
 
 
 def calls(folder: Path) -> list[str]:
-    """What was run since the last time: tests, benches, the sweep."""
+    """What was run since the last time."""
     log = folder / "calls"
     lines = (
         [line for line in log.read_text().splitlines() if line != "-m bsweep.core.gpus"]
@@ -83,13 +84,16 @@ def test_gpus_that_torch_cannot_use_end_it_before_the_tests(script: Script, tmp_
 def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None:
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
     assert result.returncode == 0
-    where, set_up, tests, bench, sweep = result.stderr.splitlines()
+    where, set_up, tests, bench, graphs, sweep, hosts = result.stderr.splitlines()
     assert set_up.startswith("set-up: ")
     assert set_up.endswith("python -m bsweep.core.gpus")
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
     assert tests.startswith("tests: ")
     assert "-m pytest -m gpu" in tests
     assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench
+    assert "num_workers=2 data=synthetic" in graphs
+    assert "strategy=ddp\\,allreduce local_batch=8\\,64 graph=auto\\,step" in graphs
+    assert "strategy.buckets=1,4" in hosts
     assert "experiment=paper results_dir=results/2x_tesla_t4 num_workers=2 local_batch=256" in sweep
     assert sweep.rstrip().endswith("data.root=cifar10")
     assert not calls(tmp_path)
@@ -101,9 +105,7 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "Failed: bench." in result.stderr
     folder = tmp_path / "results/1x_nvidia_h200"
-    assert [line.split()[1] for line in calls(tmp_path)] == ["pytest", "--json", "bsweep"], (
-        "in the order of worth"
-    )
+    assert [line.split()[1] for line in calls(tmp_path)] == STEPS, "in the order of worth"
     assert (folder / "tests.log").read_text() == "output of pytest\n"
     result = script(gpus="NVIDIA H200\\n")
     assert result.returncode == 0
@@ -122,7 +124,7 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
     assert "The 2 seconds are over: bench is left" in result.stderr
     assert len(calls(tmp_path)) == 2
     assert script(gpus="NVIDIA H200\\n").returncode == 0
-    assert len(calls(tmp_path)) == 2
+    assert len(calls(tmp_path)) == 3
 
 
 def test_slow_tests_leave_time_for_the_measurements(script: Script, tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_slow_tests_leave_time_for_the_measurements(script: Script, tmp_path: Pa
     assert result.returncode == 1
     assert "tests took longer than 3 seconds and was ended." in result.stderr
     assert "Failed: tests." in result.stderr
-    assert [line.split()[1] for line in calls(tmp_path)] == ["pytest", "--json", "bsweep"]
+    assert [line.split()[1] for line in calls(tmp_path)] == STEPS
 
 
 def test_the_limit_holds_for_the_set_up_too(script: Script, tmp_path: Path) -> None:

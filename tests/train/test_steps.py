@@ -21,9 +21,11 @@ from torch.optim import SGD
 
 from bsweep import strategies
 from bsweep.config import own
+from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core import memory
+from bsweep.core import gpus, memory
 from bsweep.core.ranks import Place
+from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
@@ -37,6 +39,7 @@ from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
+from bsweep.strategies.single import Single
 from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
@@ -233,6 +236,104 @@ def test_steps_of_a_graph_are_those_without(
     assert losses[0] == losses[1]
 
 
+def replays_later(work: Callable[[], object], pool: object) -> graphs.Captured:
+    """As a GPU, which computes nothing in a capture."""
+    return graphs.Captured(lambda: [work()].clear(), 0, pool)
+
+
+def in_step(folder: Path, *overrides: str) -> RunConfig:
+    """In float64, which a GPU's graph of a whole step excludes."""
+    folder.mkdir(exist_ok=True)
+    return replace(compose(*POINT, *SMALL, *overrides), graph="step")
+
+
+@pytest.mark.parametrize("graph", ["auto", "step"])
+def test_only_a_graph_of_whole_steps_contains_the_update(
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    graph: Any,
+) -> None:
+    inside: list[bool] = []  # of each update, in the order of two epochs
+    replaying: list[int] = []
+    plain, _ = trained(tmp_path / "plain")
+
+    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
+        def replay() -> None:
+            replaying.append(1)
+            work()
+            replaying.clear()
+
+        return graphs.Captured(replay, 0, pool)
+
+    def step(strategy: Single, own: Any = Single.step) -> None:
+        inside.append(bool(replaying))
+        own(strategy)
+
+    may_capture(capture)
+    monkeypatch.setattr(Single, "step", step)
+    config = replace(in_step(tmp_path / "graph"), graph=graph)
+    job = worker.train(config, RunPaths(tmp_path / "graph"), Place())
+    assert torch.equal(job.vector.parameters, plain)
+    assert inside[-6:] == [graph == "step"] * 6
+    assert not job.graphs, "a group of NCCL waits for graphs that contain its exchanges"
+
+
+def test_a_whole_step_that_cannot_be_captured_trains_without_a_graph(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
+) -> None:
+    """Also if the graph computes the gradients and forgets the update."""
+    plain, _ = trained(tmp_path / "plain")
+    jobs: list[Job] = []
+
+    def breaks_off(work: Callable[[], object], pool: object) -> graphs.Captured:
+        return breaks(lambda: None, pool)  # A GPU computes nothing in a capture.
+
+    def forgets(work: Callable[[], object], pool: object) -> graphs.Captured:
+        def replay() -> None:
+            before = jobs[0].vector.parameters.clone()
+            work()
+            jobs[0].vector.parameters.copy_(before)
+
+        return graphs.Captured(replay, 0, pool)
+
+    for capture, said in ((breaks_off, "stream is capturing"), (forgets, "update")):
+        may_capture(capture)
+        config, paths = in_step(tmp_path / said), RunPaths(tmp_path / said)
+        jobs[:] = [worker.set_up(config, paths, Place())]
+        before = jobs[0].vector.parameters.clone()
+        job, (warning,) = graph_capture.captured(jobs[0])
+        assert job.graphs is None
+        assert said in warning.message
+        assert torch.equal(job.vector.parameters, before)
+    may_capture(breaks_off)
+    config, paths = in_step(tmp_path / "run"), RunPaths(tmp_path / "run")
+    assert torch.equal(worker.train(config, paths, Place()).vector.parameters, plain)
+
+
+def test_workers_do_not_go_on_without_one_that_failed_in_an_exchange(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it: so it fails, and the launcher ends all."""
+    may_capture(replays_later)
+    job = worker.set_up(in_step(tmp_path), RunPaths(tmp_path), Place())
+    monkeypatch.setattr(job.strategy, "step", lambda: breaks(lambda: 0, None))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graph_capture.captured(job)
+
+
+def test_whole_steps_are_captured_where_every_worker_has_examples(tmp_path: Path) -> None:
+    """Others would not take part in the exchange of a last round of one example."""
+    job = prepared(tmp_path, *SMALL, "data.num_train=65")
+    job = replace(job, place=replace(job.place, rank=1))
+    shares = [plan.Share(16, 1), plan.Share(16, 1)]
+    policy: Any = SimpleNamespace(of_batches=lambda _: shares)
+    whole, passes = replace(job.config, graph="step"), job.config
+    for config, sizes in ((passes, [32, 1]), (whole, [32])):
+        found = graph_capture._sizes(replace(job, config=config, policy=policy))
+        assert [len(size.batch) for size in found] == sizes
+
+
 class FakeCuda:
     """What a capture uses of `torch.cuda`, with the pools and the streams that it was given."""
 
@@ -261,16 +362,17 @@ class FakeCuda:
 
 
 def test_all_captures_on_a_device_use_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries keep memory for each stream."""
+    """Libraries keep memory for each stream. Other work has streams of its own."""
     cuda = FakeCuda()
     monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(
-        graphs, "_capture_stream", functools.cache(graphs._capture_stream.__wrapped__)
-    )
+    monkeypatch.setattr(torch.cuda, "Stream", cuda.Stream)
+    monkeypatch.setattr(gpus, "stream_for", functools.cache(gpus.stream_for.__wrapped__))
     for number in (0, 1, 0):
         with graphs.on_capture_stream(torch.device("cuda", number)):
             pass
     assert cuda.streams == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    gpus.stream_for(torch.device("cuda", 0), "exchange")
+    assert len(cuda.streams) == 3
 
 
 def test_a_graphs_memory_is_measured_and_added_later(
@@ -450,7 +552,8 @@ def test_workers_fail_when_the_lost_memory_is_noted(
         return []
 
     monkeypatch.setattr(job.strategy, "gather_json", meet)
-    graph_capture.leave_out_next_time(replace(job, place=replace(job.place, rank=rank)))
+    monkeypatch.setattr(job.strategy, "rank", rank)
+    graph_capture.leave_out_next_time(job.config, job.paths, job.strategy)
     assert met == [None if rank else {"without_graph": True}]
 
 
@@ -554,10 +657,54 @@ def test_a_calibration_on_a_gpu_times_replayed_steps(
     assert fp16.vector.scale
     before = fp16.vector.parameters.clone()
     of_run = compose(*words, "num_workers=2")
-    seconds = choose_numerics._rounds_of_graph(replace(fp16, config=of_run), 8)
-    assert len(seconds) == 11
-    assert replays == [1, 2] + [1] * 12 * 20, "two to compare, and 12 rounds"
+    job = replace(fp16, config=of_run)
+    for most_seconds, rounds in ((1e6, 12), (0.0, 3)):
+        replays.clear()
+        seconds = choose_numerics._rounds_of_graph(job, 8, most_seconds)
+        assert len(seconds) == rounds - 1
+        assert replays == [1, 2] + [1] * rounds * 20, "two to compare, then rounds"
     assert fp16.vector.parameters.equal(before)
+
+
+def test_jobs_of_a_gpus_calibration_share_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first takes 1 of 12 seconds, and compiles for 5 more; the second takes 9."""
+    jobs = [SimpleNamespace(device=torch.device("cuda"), compiled=None) for _ in range(3)]
+    clock, given = SimpleNamespace(now=100.0), []
+
+    def rounds(job: Any, batch: int, most_seconds: float) -> list[float]:
+        given.append(most_seconds)
+        if job is jobs[0]:
+            job.compiled = SimpleNamespace(seconds=5.0)
+        clock.now += 6.0 if job is jobs[0] else 9.0
+        return [batch]
+
+    monkeypatch.setattr(choose_numerics, "_rounds_of_graph", rounds)
+    monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    jobs_of_run: Any = jobs
+    assert choose_numerics._rounds(jobs_of_run, 8, until=112.0) == [[8]] * 3
+    assert given == [4.0, 5.5, 2.0]
+
+
+def test_memory_lost_in_a_calibration_ends_the_attempt(
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all workers, after they told one another what they timed; the next attempt goes on."""
+    may_capture(is_full)
+    monkeypatch.setattr(choose_numerics, "_rounds", choose_numerics._rounds_of_graphs)
+    paths, words = RunPaths(tmp_path), ("precision=auto", "channels_last=auto")
+    request = Calibration(1, wanted_batches=(8, 32), compile=False)
+    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    with pytest.raises(OutOfMemoryInCapture, match="CUDA out of memory"):
+        prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
+    assert read_json(paths.meta) == {"without_graph": True}
+    assert calibration_file.read_calibration(tmp_path / "calibration.json") == request
+    graph_capture._broken.clear()  # as in the new process of the next attempt
+    prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
+    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+    assert found
+    assert found.measured_batches == (8, 32)
 
 
 @pytest.mark.parametrize("more", [on_gpus("local_batch=64")])
@@ -627,6 +774,18 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
         with pytest.raises(ConfigError, match="graph=true with"):
             compose(*POINT, *SMALL, "graph=true", more)
+    for words in (
+        ("strategy=horovod",),
+        ("strategy=ddp", "strategy.hook=bf16"),
+        ("optimizer=lars",),
+        ("strategy=allreduce", "compression=topk"),
+        ("precision=fp16",),
+        ("precision=fp64",),
+        ("measure.noise_scale=true",),
+    ):
+        with pytest.raises(ConfigError, match="graph=step with") as found:
+            compose("local_batch=8", "strategy=single", "graph=step", *words)
+        assert len(found.value.problems) == 1
     for strategy in (
         ("strategy=ddp", "launch=torchrun"),
         ("strategy=horovod", "strategy.buckets=2"),
@@ -639,9 +798,10 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     with pytest.raises(ValueError, match="there is no GPU"):
         graph_capture.captured(prepared(tmp_path, *SMALL, "graph=true"))
     ids = {
-        compose(*POINT, *SMALL, *more).run_id for more in ((), ("graph=auto",), ("graph=false",))
+        compose(*POINT, *SMALL, "precision=fp32", *more).run_id
+        for more in ((), ("graph=auto",), ("graph=false",), ("graph=step",))
     }
-    assert len(ids) == 2
+    assert len(ids) == 3
 
 
 @pytest.mark.parametrize(
@@ -786,6 +946,23 @@ def test_a_gpus_graph_computes_what_its_kernels_do(
         peaks.append(epoch["peak_memory_bytes"])
     assert torch.equal(*found)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+
+
+@pytest.mark.parametrize("name", [on_gpus("sgd"), on_gpus("adamw")])
+def test_a_gpus_graph_of_whole_steps_trains_as_kernels_do(
+    tmp_path: Path, same_order: None, name: str
+) -> None:
+    """At the rates of a schedule, which the graph reads as fp32 numbers."""
+    found = []
+    for graph in ("step", "false"):
+        (folder := tmp_path / graph).mkdir()
+        words = (f"optimizer={name}", "optimizer.lr=0.001", "optimizer.schedule=cosine")
+        config = compose(*POINT, *GPU, "precision=fp32", *words, f"graph={graph}")
+        job = worker.train(config, RunPaths(folder), Place())
+        start, *_ = read_records(RunPaths(folder).metrics)[0]
+        assert start["graph"] == (graph == "step")
+        found.append(job.vector.parameters)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 OF_THE_USER = """

@@ -61,6 +61,11 @@ class Capabilities:
     can tell.
     """
 
+    step_in_graph: bool = False
+    """True if a CUDA graph can contain a whole step: its passes, the exchange of gradients and the
+    update of the parameters.
+    """
+
     replicates: bool = False
     """True if, without a codec, all workers have the same parameters, optimizer state and strategy
     state after each step. Any number of workers can then resume from the state of one.

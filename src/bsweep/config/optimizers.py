@@ -23,6 +23,7 @@ class SGDConfig(OptimizerConfig):
 
     builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
     known_for_fednova: ClassVar[bool] = True
+    step_in_graph: ClassVar[bool] = True
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -36,6 +37,7 @@ class AdamWConfig(OptimizerConfig):
     eps: Positive
 
     builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
+    step_in_graph: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class RunConfig(Schema):
     launch: AnyLaunch
     batching: AnyBatching = FIXED  # not part of a run id, if it has this value
     program: AnyProgram = BUILTIN  # the same
-    graph: Literal["auto", True, False] = "auto"  # the same
+    graph: Literal["auto", "step", True, False] = "auto"  # the same
     checkpoint_every: Every = "auto"
     keep_weights: bool = False
     resume_from: PathName | None = None

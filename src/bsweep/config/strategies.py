@@ -40,7 +40,7 @@ class SingleConfig(StrategyConfig):
     name: Literal["single"]
 
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
-    kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
+    kind_can: ClassVar[Capabilities] = Capabilities(replicates=True, step_in_graph=True)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -189,6 +189,7 @@ class DDPConfig(StrategyConfig):
             why_no_fp16=no_fp16 if is_powersgd else "",
             why_no_noise=no_noise if self.hook != "none" else "",
             why_no_cpu=no_cpu if self.hook == "bf16" else "",
+            step_in_graph=self.hook == "none",
         )
 
     @property
@@ -221,6 +222,10 @@ class AllReduceConfig(StrategyConfig):
         launchers=("torchrun",), takes_codecs=True, replicates=True
     )
     added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
+
+    @property
+    def can(self) -> Capabilities:
+        return replace(self.kind_can, step_in_graph=self.algorithm == "native")
 
     def why_not_shared(self, point: Point) -> str:
         """Return the setting of a point that rules out the exchange of gradients through shared

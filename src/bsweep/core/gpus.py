@@ -70,6 +70,19 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+@functools.cache
+def stream_for(device: torch.device, work: str) -> torch.cuda.Stream:
+    """Return the CUDA stream of a GPU for one kind of work, such as "capture": the same one for the
+    life of the process.
+
+    Libraries keep memory for each stream in which they have run, which would grow with the number
+    of points that a process trains.
+    """
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
 def driver_version() -> str | None:
     """Return the release of the loaded NVIDIA driver, such as 580.65.06; None if it is unknown."""
     try:

@@ -33,7 +33,7 @@ class Part:
         self._taken, self._position = _Fetched(torch.empty(0, dtype=torch.int64), (), None), 0
         if self.streams:
             self._thread = ThreadPoolExecutor(1, "examples", gpus.use, (device,))
-            self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            self._stream = gpus.stream_for(device, "examples") if device.type == "cuda" else None
             self._buffers = itertools.cycle(
                 (_Buffer(self._stream is not None), _Buffer(self._stream is not None))
             )

@@ -3,15 +3,14 @@ kernel.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. A graph
 ends with this worker's gradient in the vector; any exchange and any optimizer follow as without a
-graph. The inputs that change, the examples of a step and the crops of an epoch, are in tensors that
-the graph reads. There is a graph for each size of a step, such as a full step and an epoch's last.
-The graphs never run at the same time and share their memory. Steps of another size are launched
-kernel by kernel.
+graph. With `graph=step` it contains them, and reads the learning rate from a tensor. The other
+inputs that change, the examples of a step and the crops of an epoch, are in tensors, too. There is
+a graph for each size of a step, such as a full step and an epoch's last. The graphs never run at
+the same time and share their memory. Steps of another size are launched kernel by kernel.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bsweep.core import memory
+from bsweep.core import gpus, memory
 from bsweep.runlog.errors import OutOfMemoryInCapture
 
 Compute = Callable[[Tensor, Tensor], Tensor]
@@ -59,6 +58,8 @@ class Graph:
     crops: Tensor
     sums: Tensor
     drawn: Tensor  # the epoch's crops of which `crops` is a copy
+    # What the host does before each replay of a whole step; None if the graph contains passes only.
+    begin_step: Callable[[], None] | None
 
     def replay(self, part: Tensor, crops: Tensor) -> Tensor:
         """Replay the captured passes on the training examples whose indices are `part`.
@@ -69,6 +70,8 @@ class Graph:
         if crops is not self.drawn:  # another epoch has begun
             self.crops.copy_(crops)
             self.drawn = crops
+        if self.begin_step:
+            self.begin_step()
         self.captured.replay()
         return self.sums
 
@@ -93,7 +96,13 @@ class Graphs:
         return max((graph.captured.num_bytes for graph in self._by_size.values()), default=0)
 
     def capture(
-        self, compute: Compute, part: Tensor, crops: Tensor, num_all: int, num_passes: int
+        self,
+        compute: Compute,
+        part: Tensor,
+        crops: Tensor,
+        num_all: int,
+        num_passes: int,
+        begin_step: Callable[[], None] | None = None,
     ) -> Graph:
         """Capture the forward and backward passes of a step as a CUDA graph, and return the graph.
 
@@ -106,6 +115,8 @@ class Graphs:
             crops: The crops of all training examples in an epoch; the graph keeps their number.
             num_all: The number of examples of all workers in a round.
             num_passes: The number of passes in which the part is computed.
+            begin_step: Called before each replay, if `compute` makes the whole step: the exchange
+                and the update, too.
 
         Raises:
             BrokenCapture: If the passes cannot be captured.
@@ -122,7 +133,7 @@ class Graphs:
             cause = next(filter(memory.is_out_of_memory, errors), None)
             first, *_ = str(cause or error).splitlines() or [type(error).__name__]
             raise (OutOfMemoryInCapture if cause else BrokenCapture)(first) from error
-        graph = Graph(captured, part, crops, sums, drawn)
+        graph = Graph(captured, part, crops, sums, drawn, begin_step)
         self._by_size[len(part), num_all, num_passes] = graph
         return graph
 
@@ -145,24 +156,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def on_capture_stream(device: torch.device) -> Iterator[None]:
-    """Run the GPU work of the block in the CUDA stream for captures; do nothing on a CPU.
-
-    A device has one such stream for the life of the process. Libraries keep memory for each stream
-    in which they have run, which would grow with the number of points that a process trains.
-    """
+    """Run the GPU work of the block in the CUDA stream for captures; do nothing on a CPU."""
     if device.type != "cuda":
         yield
         return
-    stream = _capture_stream(device)
+    stream = gpus.stream_for(device, "capture")
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
         yield
     torch.cuda.current_stream().wait_stream(stream)
-
-
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 def capture(work: Callable[[], object], pool: Any) -> Captured:

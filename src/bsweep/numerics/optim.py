@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -194,6 +195,47 @@ def rehearse(optimizer: Optimizer) -> None:
     optimizer.load_state_dict(state)
     with torch.no_grad():
         private("copy_each")(tensors, before)
+
+
+@contextmanager
+def undone(optimizer: Optimizer) -> Iterator[None]:
+    """Undo the optimizer's steps in the block: restore parameters and state in their tensors.
+
+    Tensors of the state that the block creates stay, filled with zeros. So they do not move later,
+    as a CUDA graph needs. With SGD and AdamW this state is that of an optimizer without steps.
+    """
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    before = {id(tensor): tensor.clone() for tensor in _state_tensors(optimizer)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+            for tensor in _state_tensors(optimizer):
+                tensor.copy_(before[id(tensor)]) if id(tensor) in before else tensor.zero_()
+
+
+def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+@contextmanager
+def capturable(optimizer: Optimizer, rate: Tensor) -> Iterator[None]:
+    """Make steps of the optimizer in the block fit for a CUDA graph: they read the learning rate
+    from the tensor `rate`.
+    """
+    groups, keys = optimizer.param_groups, {"lr", "capturable"}
+    before = [{key: group[key] for key in keys & group.keys()} for group in groups]
+    for group, old in zip(groups, before, strict=True):
+        group.update({**dict.fromkeys(old, True), "lr": rate})
+    try:
+        yield
+    finally:
+        for group, old in zip(groups, before, strict=True):
+            group.update(old)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

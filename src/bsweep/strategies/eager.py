@@ -57,9 +57,8 @@ class EagerDiLoCo(DiLoCo):
         self._thread = ThreadPoolExecutor(1, "exchange", gpus.use, (vector.parameters.device,))
         # On a GPU the exchange has a stream of its own. On the stream that computes, it would delay
         # what follows.
-        self._stream = (
-            torch.cuda.Stream(vector.parameters.device) if vector.parameters.is_cuda else None
-        )
+        device = vector.parameters.device
+        self._stream = gpus.stream_for(device, "exchange") if device.type == "cuda" else None
         # the last worker's arrival in the last round whose exchange ended
         self._last_arrival = float("-inf")
         self._main_thread = threading.get_ident()

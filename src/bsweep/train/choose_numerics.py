@@ -32,7 +32,7 @@ from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies import Strategy
-from bsweep.train import lone, step
+from bsweep.train import graph_capture, lone, step
 from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches together; a batch that would exceed this is left out
@@ -75,6 +75,8 @@ def agree(
 
     Raises:
         ValueError: If the device does not support the configured precision.
+        OutOfMemoryInCapture: If the memory of a worker's GPU ran out while a CUDA graph was
+            captured to be timed.
     """
     rounded = precision.choose(config, device)
     on_gpu = device.type == "cuda"
@@ -94,6 +96,7 @@ def agree(
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
             answer = _measure(config, found, dataset, device, lone_job, strategy)
+            graph_capture.refuse_lost_memory(config, paths, strategy)
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
         # A point on other hardware may have written the first calibration meanwhile.
@@ -368,7 +371,7 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
     turns, because a machine's speed changes over time.
     """
     if jobs[0].device.type == "cuda":
-        return [_rounds_of_graph(job, batch) for job in jobs]
+        return _rounds_of_graphs(jobs, batch, until)
     for job in jobs:
         with job.compiling():
             _step_seconds(job, batch)  # The first step chooses and compiles kernels.
@@ -383,12 +386,26 @@ def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
     return seconds
 
 
-def _rounds_of_graph(job: Job, batch: int) -> list[float]:
+def _rounds_of_graphs(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:
+    """Time the training steps of jobs on a GPU, and return the seconds per step as `_rounds` does.
+
+    The jobs do not take turns, because a GPU's speed changes little, and only one graph at a time
+    should hold memory. Those that are left share the time that is left evenly.
+    """
+    found = []
+    for number, job in enumerate(jobs):
+        left = until + _compiling(jobs) - time.monotonic()
+        found.append(_rounds_of_graph(job, batch, left / (len(jobs) - number)))
+    return found
+
+
+def _rounds_of_graph(job: Job, batch: int, most_seconds: float) -> list[float]:
     """Time the training steps of a job on a GPU in several rounds, and return the seconds per step.
 
-    The steps replay a CUDA graph if a run would do so. The jobs do not take turns, because a GPU's
-    speed changes little, and only one graph at a time should hold memory.
+    The steps replay a CUDA graph if a run would do so. After `most_seconds`, in which models were
+    not compiled, no round begins, unless there are fewer than `_LEAST_ROUNDS`.
     """
+    until = time.monotonic() + most_seconds - _compiling([job])
     config = replace(
         lone.config_of(job.config, 0),
         local_batch=batch,
@@ -400,7 +417,11 @@ def _rounds_of_graph(job: Job, batch: int) -> list[float]:
     precision.round_products(job.precision)
     job = lone.as_trained(replace(job, config=config, policy=batching.build(config)))
     examples, clock = job.inputs.first(batch), StepClock(job.device, [])
-    for _ in range(_MOST_ROUNDS):
+    for number in range(_MOST_ROUNDS):
+        clock.seconds()  # waits for the GPU: the host may be rounds ahead of it
+        # The first round is not used.
+        if number > _LEAST_ROUNDS and time.monotonic() > until + _compiling([job]):
+            break
         with clock.step():
             for _ in range(_STEPS_OF_ROUND):
                 step.train_step(job, examples, examples, 1)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.numerics.graphs import BrokenCapture, Graphs, on_capture_stream
-from bsweep.runlog.errors import OutOfMemoryInCapture
-from bsweep.runlog.files import write_json
+from bsweep.numerics import optim
+from bsweep.numerics.graphs import BrokenCapture, Compute, Graph, Graphs, on_capture_stream
+from bsweep.runlog.errors import Diverged, OutOfMemoryInCapture, Stopped
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json, read_meta
 from bsweep.runlog.records import Event
-from bsweep.strategies import InBackward
+from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies.base import Meter
 from bsweep.train import step
 from bsweep.train.job import Job
 
@@ -27,6 +33,9 @@ _TOLERANCE = 0.1
 # How serious it is that a worker has no graph: it was not tried, it failed, there is too little
 # memory for it, it cost memory.
 _KNOWN, _FAILED, _FULL, _LOST_MEMORY = range(4)
+
+# torch asks for so many steps of DDP before a capture: DDP measures its first ten.
+_STEPS_BEFORE_WHOLE = 11
 
 _broken: list[tuple[str, int]] = []
 
@@ -63,27 +72,23 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     """
     if not job.config.graph:
         return job, []
-    graphs, reason, weight = None, no_graph(job), _KNOWN
-    if not reason and (reason := _earlier_failure(job)):
-        weight = _FAILED
-    elif not reason:
-        try:
-            with step.forgotten(job):
-                graphs = _of_steps(job)
-        except RuntimeError as error:
-            reason, weight = _reason(error)
-    every = job.strategy.gather_json({"reason": reason, "weight": weight})
-    reasons = [
-        (one["weight"], rank, one["reason"])
-        for rank, one in zip(job.strategy.members, every, strict=True)
-    ]
-    if not any(reason for _, _, reason in reasons):
+    graphs = Graphs(job.policy.of_batches(job.config.worker_batches))
+    trials: list[_Trial] = []
+    # All workers have captured before one of them replays: a graph may contain an exchange.
+    for stage in (_capture, _check):
+        own = _tried(stage, job, graphs, trials)
+        every = job.strategy.gather_json({"reason": own[0], "weight": own[1]})
+        if any(one["reason"] for one in every):
+            break
+    else:
         return replace(job, graphs=graphs), []
     # Either all workers use graphs or none does. The record speaks for all workers, and the others
     # would wait at each step for a worker without a graph.
-    del graphs
-    memory.give_back_garbage()
-    weight, rank, reason = max((one for one in reasons if one[-1]), key=itemgetter(0))
+    trials.clear()
+    graphs.drop()
+    pairs = zip(job.strategy.members, every, strict=True)
+    reasons = [(one["weight"], rank, one["reason"]) for rank, one in pairs if one["reason"]]
+    weight, rank, reason = max(reasons, key=itemgetter(0))
     if len(every) > 1:
         reason = f"rank {rank}: {reason}"
     if weight == _LOST_MEMORY:
@@ -95,21 +100,52 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
         "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
-    return job, [Event(event="warning", message=message)] if weight else []
+    is_said = weight or job.config.graph == "step"
+    return job, [Event(event="warning", message=message)] if is_said else []
 
 
-def leave_out_next_time(job: Job) -> None:
+@contextmanager
+def dropped_at_end(job: Job) -> Iterator[None]:
+    """Drop the CUDA graphs at the end of the block, unless the block fails.
+
+    NCCL cannot end a group before the graphs that contain its exchanges have gone (pytorch
+    #115388). After a failure, a GPU may wait in a graph for a lost worker, and the process ends.
+    """
+    try:
+        yield
+    except (Diverged, Stopped):
+        if job.graphs:
+            job.graphs.drop()
+        raise
+    if job.graphs:
+        job.graphs.drop()
+
+
+def leave_out_next_time(config: RunConfig, paths: RunPaths, strategy: Strategy) -> None:
     """Note in the run's file `meta.json` that its next attempt does without CUDA graphs, unless
     `graph=true` is configured.
 
     All workers call this together and return when the note is written, because the launcher ends
     them all when the first of them fails, and then looks for the note.
     """
-    if job.config.graph is True:
+    if config.graph is True:
         return
-    if job.place.rank == job.strategy.members[0]:
-        write_json(job.paths.meta, {**(read_json(job.paths.meta) or {}), "without_graph": True})
-    job.strategy.gather_json({})
+    if strategy.rank == strategy.members[0]:
+        write_json(paths.meta, {**(read_json(paths.meta) or {}), "without_graph": True})
+    strategy.gather_json({})
+
+
+def refuse_lost_memory(config: RunConfig, paths: RunPaths, strategy: Strategy) -> None:
+    """Raise OutOfMemoryInCapture on all workers if a worker's process has lost memory in a capture,
+    after noting that the run's next attempt does without CUDA graphs.
+
+    All workers call this together.
+    """
+    own = broken_capture() if has_lost_memory() else ""
+    reasons = [one["reason"] for one in strategy.gather_json({"reason": own})]
+    if any(reasons):
+        leave_out_next_time(config, paths, strategy)
+        raise OutOfMemoryInCapture(next(filter(None, reasons)))
 
 
 def no_graph(job: Job) -> str:
@@ -117,13 +153,18 @@ def no_graph(job: Job) -> str:
     return "" if there is none.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes
+    is_whole = job.config.graph == "step"
     if job.device.type != "cuda":
         return "there is no GPU"
+    if is_whole and job.vector.scale:
+        return "precision=fp16 decides at each step whether gradients overflowed"
+    if is_whole and job.place.num_workers > 1 and not dist.is_nccl_available():
+        return "this torch has no NCCL, and only NCCL's exchanges can be captured"
     if job.slowdown.factor != 1:
         return "launch.slowdown stretches the passes"
     if job.dataset.train.streams:
         return "the examples are streamed to the GPU (data.device)"
-    if isinstance(job.strategy, InBackward) if in_passes is None else in_passes:
+    if not is_whole and (isinstance(job.strategy, InBackward) if in_passes is None else in_passes):
         return f"strategy={job.config.strategy.name} exchanges within the backward pass"
     return ""
 
@@ -170,53 +211,179 @@ def _reason(error: RuntimeError) -> tuple[str, int]:
     return f"the passes cannot be captured: {first}", _FAILED
 
 
-def _of_steps(job: Job) -> Graphs:
-    """Capture the passes of each size of step as CUDA graphs, check the graphs' gradients, and
-    return the graphs. The check compares these gradients with those of the passes without a graph.
+@dataclass(frozen=True)
+class _Size:
+    """A size of a worker's step, with so many examples and the function that computes them."""
 
-    The sizes are those of a full round's steps and of the steps of an epoch's smaller last round.
+    batch: Tensor  # the indices of the examples of all workers
+    part: Tensor  # those of this worker
+    compute: Compute
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A CUDA graph, and the gradients that it should give for some examples."""
+
+    graph: Graph
+    size: _Size
+    gradients: Tensor
+
+
+_Stage = Callable[[Job, Graphs, list[_Trial]], None]
+
+
+def _tried(stage: _Stage, job: Job, graphs: Graphs, trials: list[_Trial]) -> tuple[str, int]:
+    """Do a stage of the attempt to have CUDA graphs, without a trace in the model and the meter.
+
+    Return why this worker cannot have graphs, "" if it can, and how serious that is.
+    """
+    if reason := no_graph(job):
+        return reason, _KNOWN
+    if reason := _earlier_failure(job):
+        return reason, _FAILED
+    meter, job.strategy.meter = job.strategy.meter, Meter()
+    try:
+        with step.forgotten(job):
+            stage(job, graphs, trials)
+    except RuntimeError as error:
+        # Others would wait in an exchange for a worker that goes on without it.
+        of_capture = isinstance(error, BrokenCapture | OutOfMemoryInCapture | _OtherNumbers)
+        if _is_whole(job) and not of_capture:
+            raise
+        return _reason(error)
+    finally:
+        job.strategy.meter = meter
+    return "", _KNOWN
+
+
+def _is_whole(job: Job) -> bool:
+    """Return True if a graph is to contain the exchange and the update, too."""
+    return job.config.graph == "step"
+
+
+def _capture(job: Job, graphs: Graphs, trials: list[_Trial]) -> None:
+    """Capture the passes of each size of step as CUDA graphs, with `graph=step` the whole steps,
+    and add a trial of each graph to `trials`.
 
     Raises:
-        BrokenCapture: If the passes cannot be captured.
+        BrokenCapture: If they cannot be captured.
         OutOfMemoryInCapture: If there is not enough memory for the graphs.
-        RuntimeError: If a graph gives other gradients, or there is not enough memory beside the
-            graphs for what runs without them.
     """
-    shares = job.policy.of_batches(job.config.worker_batches)
-    num_passes, num_train = shares[job.place.rank].num_passes, len(job.dataset.train_labels)
-    graphs, size = Graphs(shares), min(num_train, plan.round_size(shares))
-    batches = [job.inputs.first(number) for number in (size, num_train % size)]
-    steps = {
-        (len(part), len(batch)): (batch, part)
-        for batch in batches
-        for part in plan.local_steps(batch, job.place.rank, shares)
-        if len(part)
-    }
+    sizes, num_passes = _sizes(job), _num_passes(job)
+    rate, crops = torch.zeros_like(job.vector.parameters[0]), job.inputs.crops(0, job.config.seed)
 
-    def computing(batch: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda part, crops: step.compute_passes(job, batch, part, crops, num_passes)
-
-    def gradients(compute: Callable[[Tensor, Tensor], Tensor], part: Tensor) -> Tensor:
-        torch.manual_seed(0)  # for dropout
-        compute(num_train - 1 - part, job.inputs.crops(1, job.config.seed))
-        return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
+    def with_rate(compute: Compute, part: Tensor, crops: Tensor) -> Tensor:
+        with optim.capturable(job.optimizer, rate):
+            return compute(part, crops)
 
     with on_capture_stream(job.device):
-        # These passes come before the first graph reserves the memory of a step.
-        expected = [gradients(computing(batch), part) for batch, part in steps.values()]
-        crops = job.inputs.crops(0, job.config.seed)
-        found = [
-            graphs.capture(computing(batch), part, crops, len(batch), num_passes)
-            for batch, part in steps.values()
-        ]
-    for graph, (_, part), right in zip(found, steps.values(), expected, strict=True):
-        if (gradients(graph.replay, part) - right).norm() > _TOLERANCE * right.norm():
-            raise RuntimeError(
+        # These steps come before the first graph reserves the memory of a step.
+        for _ in range(_STEPS_BEFORE_WHOLE if _is_whole(job) else 1):
+            expected = [_computed(job, size.compute, size.part)[0] for size in sizes]
+        for size, gradients in zip(sizes, expected, strict=True):
+            compute, begin_step = size.compute, None
+            if _is_whole(job):
+                counted = job.strategy.meter = Meter(is_timed=False)
+                compute = functools.partial(with_rate, compute)
+                begin_step = functools.partial(_begin_step, job, rate, counted)
+            graph = graphs.capture(
+                compute, size.part, crops, len(size.batch), num_passes, begin_step
+            )
+            trials.append(_Trial(graph, size, gradients))
+
+
+def _sizes(job: Job) -> list[_Size]:
+    """Return the sizes of a full round's steps and of the steps of an epoch's smaller last round.
+
+    Whole steps are captured for rounds in which every worker has examples: all exchange at once.
+    """
+    shares = job.policy.of_batches(job.config.worker_batches)
+    num_train, num_passes = len(job.dataset.train_labels), _num_passes(job)
+    round_size = min(num_train, plan.round_size(shares))
+    found: dict[tuple[int, int], _Size] = {}
+    for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
+        parts = [plan.local_steps(batch, rank, shares) for rank in range(len(shares))]
+        if _is_whole(job) and not all(len(part) for own in parts for part in own):
+            continue
+
+        def compute(part: Tensor, crops: Tensor, batch: Tensor = batch) -> Tensor:
+            totals = step.compute_passes(job, batch, part, crops, num_passes)
+            if _is_whole(job):
+                job.strategy.step()
+            return totals
+
+        for part in filter(len, parts[job.place.rank]):
+            found[len(part), len(batch)] = _Size(batch, part, compute)
+    return list(found.values())
+
+
+def _num_passes(job: Job) -> int:
+    return job.policy.of_batches(job.config.worker_batches)[job.place.rank].num_passes
+
+
+def _begin_step(job: Job, rate: Tensor, counted: Meter) -> None:
+    """Do what the host does at the replay of a whole step: hand the learning rate over, and count
+    what is exchanged.
+    """
+    rate.fill_(job.optimizer.param_groups[0]["lr"])
+    job.strategy.meter.add_untimed(counted)
+
+
+def _computed(
+    job: Job, compute: Callable[[Tensor, Tensor], object], part: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the last examples instead of those of `part`, and return the gradients and, of whole
+    steps, the update of the parameters, which is undone.
+    """
+    torch.manual_seed(0)  # for dropout
+    parameters = job.vector.parameters if _is_whole(job) else job.vector.parameters[:0]
+    before = parameters.clone()
+    with optim.undone(job.optimizer) if _is_whole(job) else nullcontext():
+        compute(len(job.dataset.train_labels) - 1 - part, job.inputs.crops(1, job.config.seed))
+        update = parameters - before
+    return job.vector.gradients.nan_to_num(0, 0, 0), update  # Some may have overflowed in fp16.
+
+
+def _check(job: Job, graphs: Graphs, trials: list[_Trial]) -> None:
+    """Compare the graphs' numbers with those of steps without a graph, then try what runs without a
+    graph beside them.
+
+    Raises:
+        RuntimeError: If a graph gives other numbers, or there is not enough memory beside the
+            graphs for what runs without them.
+    """
+    found = [_of_replay(job, trial) for trial in trials]
+    for trial, (gradients, update, right_update) in zip(trials, found, strict=True):
+        if _differs(gradients, trial.gradients):
+            raise _OtherNumbers(
                 "the gradients of the CUDA graph differ from those without a graph, perhaps "
                 "because Python code of the model decides what to compute"
             )
-    _try_beside(job, *next(iter(steps.values())), num_passes)
-    return graphs
+        if _differs(update, right_update):
+            raise _OtherNumbers(
+                "the CUDA graph's update of the parameters differs from that of the optimizer"
+            )
+    if trials:
+        _try_beside(job, trials[0].size.batch, trials[0].size.part, _num_passes(job))
+
+
+def _differs(found: Tensor, right: Tensor) -> bool:
+    return bool((found - right).norm() > _TOLERANCE * right.norm())
+
+
+class _OtherNumbers(RuntimeError):
+    """The error of a CUDA graph that computes other numbers than its kernels one by one."""
+
+
+def _of_replay(job: Job, trial: _Trial) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of a replay, its update of the parameters, and the update that the
+    optimizer makes of the same gradients, which are still in the vector.
+    """
+    part = trial.size.part
+    gradients, update = _computed(job, trial.graph.replay, part)
+    if not _is_whole(job):
+        return gradients, update, update
+    return gradients, update, _computed(job, lambda *_: job.optimizer.step(), part)[1]
 
 
 def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
