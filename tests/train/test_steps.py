@@ -644,33 +644,40 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     assert len(ids) == 2
 
 
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
 @pytest.mark.parametrize(
-    ("policy", "given", "asked"),
+    ("policy", "version", "given", "asked"),
     [
-        ("batching=schedule", {}, "expandable_segments:True"),
-        ("batching=schedule", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
-        ("batching=schedule", {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
-        ("batching=fixed", {}, None),
+        ("schedule", "2.11.0+cu128", {}, {NEW: "expandable_segments:True"}),
+        ("schedule", "2.10.0", {}, {OLD: "expandable_segments:True"}),
+        ("schedule", "2.13.0", {OLD: "backend:native"}, {OLD: "backend:native"}),
+        ("schedule", "2.6.0", {NEW: "backend:native"}, {NEW: "backend:native"}),
+        ("fixed", "2.13.0", {}, {}),
     ],
 )
 def test_gpu_memory_grows_in_place_where_the_batch_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     policy: str,
+    version: str,
     given: dict[str, str],
-    asked: str | None,
+    asked: dict[str, str],
 ) -> None:
     """A machine that says it has a GPU, and workers that end when they would use it."""
 
     def used(*_: object) -> None:
         raise ConfigError("a GPU is used")
 
-    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    others = {name: value for name, value in os.environ.items() if name not in (OLD, NEW)}
+    monkeypatch.setattr(os, "environ", {**others, **given})
+    monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(worker, "num_gpus", lambda _: 1)
     monkeypatch.setattr(strategies, "build", used)
     with pytest.raises(ConfigError, match="a GPU is used"):
-        prepared(tmp_path, *SMALL, policy)
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == asked
+        prepared(tmp_path, *SMALL, f"batching={policy}")
+    assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == asked
 
 
 def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(

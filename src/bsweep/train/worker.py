@@ -26,6 +26,7 @@ from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
+from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
@@ -247,7 +248,7 @@ def _let_segments_grow() -> None:
     process has used a GPU before.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ[allocator_variable()] = "expandable_segments:True"
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
