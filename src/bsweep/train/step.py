@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bsweep.core.torch_private import private
 from bsweep.data import plan
 from bsweep.numerics.compiled import Compiled
+from bsweep.numerics.constants import constant
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.strategies import InBackward, Strategy
 from bsweep.train.job import Job
@@ -90,7 +91,8 @@ def compute_passes(
                     outputs = _outputs(job, job.compiled or job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
-                loss.backward(job.scaled(torch.full_like(loss, bool(filled) / num_labels)))
+                factor = constant(bool(filled) / num_labels, loss.dtype, loss.device)
+                loss.backward(job.scaled(factor.view_as(loss)))
             job.noise.after_pass(len(indices))
             if filled:
                 score = job.objective.score(loss, outputs, targets)
