@@ -16,7 +16,7 @@ from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
-from bsweep.numerics.vector import Vector
+from bsweep.numerics.vector import Vector, layout
 from tests.support.running import compose
 
 
@@ -225,3 +225,14 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
     config.model.check_num_classes(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
         config.model.check_num_classes(256)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
+@pytest.mark.parametrize("number", [3, 7])
+def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: int) -> None:
+    """These read 16 bytes at once, which are eight numbers in half precision."""
+    data = ("data=text", "data.path=somewhere") if name.startswith("llama") else ()
+    config = compose("local_batch=8", f"model={name}", *data).model
+    with torch.device("meta"):
+        model = models.build(config, num_classes=number, shape=(number, 32, 32))
+    assert not [part.name for part in layout(model) if part.start % 8]
