@@ -236,3 +236,15 @@ def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: in
     with torch.device("meta"):
         model = models.build(config, num_classes=number, shape=(number, 32, 32))
     assert not [part.name for part in layout(model) if part.start % 8]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn"])
+def test_models_round_their_images_before_anything_else(name: str) -> None:
+    config = compose("local_batch=8", f"model={name}").model
+    assert config.casts_images_first
+    model = models.build(config, num_classes=3, shape=(3, 32, 32)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [model(given) for given in (images, images.bfloat16())]
+    assert outputs[0].any()
+    assert torch.equal(*outputs)

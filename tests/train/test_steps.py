@@ -28,6 +28,7 @@ from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.half_weights import HalfWeights
+from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics
@@ -61,7 +62,7 @@ def prepared(folder: Path, *overrides: str) -> Job:
     return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 168), ("bf16", 173), ("fp16", 179)])
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 168), ("bf16", 172), ("fp16", 178)])
 def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> None:
     """To launch one takes the host some 10 us, in which a fast GPU computes it for a small
     batch. GPUs cast weights at once, CPUs do not.
@@ -136,6 +137,26 @@ def test_weights_cast_at_once_give_the_gradients_of_autocast(
     assert found[0].any()
     assert torch.equal(*found)
     assert all("weight" not in vars(module) for module in job.model.modules())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ["resnet18", "tiny_cnn"])
+def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
+    tmp_path: Path, model: str, precision: str
+) -> None:
+    job = prepared(tmp_path, *IMAGES, f"model={model}", f"precision={precision}")
+    batch, crops, found = torch.arange(4), job.inputs.crops(1, seed=0), []
+    with job.autocast():
+        images, _ = job.inputs.training(batch, crops)
+    assert images.dtype == AUTOCAST[precision]
+    assert images.is_contiguous(memory_format=job.inputs.layout)
+    for may_round in (True, False):
+        inputs = replace(job.inputs, may_round=may_round)
+        with step.forgotten(job):
+            step.compute_passes(replace(job, inputs=inputs), batch, batch, crops)
+        found.append(job.vector.gradients.nan_to_num(0, 0, 0))
+    assert found[0].any()
+    assert torch.equal(*found)
 
 
 def test_weights_that_layers_share_are_left_to_autocast() -> None:

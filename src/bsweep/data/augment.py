@@ -126,6 +126,7 @@ def normalize(
     *,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
+    rounded: torch.dtype | None = None,
 ) -> Tensor:
     """Return uint8 images (B, C, H, W) as `(images / 255 - mean) / std`.
 
@@ -136,11 +137,12 @@ def normalize(
         images: uint8 (B, C, H, W).
         mean: (C,), the mean of images in [0, 1].
         std: (C,), the standard deviation of images in [0, 1].
-        dtype: The type of the result.
+        dtype: The type in which they are computed.
         memory_format: The memory format of the result.
+        rounded: The type of the result, to which the same kernel rounds it; None for `dtype`.
     """
     scale, shift = _scale_and_shift(mean, std, dtype)
-    inputs = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
+    inputs = torch.empty_like(images, dtype=rounded or dtype, memory_format=memory_format)
     return torch.addcmul(shift, images, scale, out=inputs)
 
 

@@ -21,6 +21,7 @@ class Inputs:
     config: AnyData
     dtype: torch.dtype  # of inputs and targets that are not integers
     layout: torch.memory_format  # of images
+    may_round: bool = False  # images to half precision, as autocast does before a convolution
     # The crops of one epoch, by seed and epoch.
     _drawn: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -87,7 +88,8 @@ class Inputs:
     def of(self, examples: Tensor) -> Tensor:
         """Return examples of the data set converted to the model's inputs.
 
-        Images of whole numbers are normalised and in the model's memory format. Other whole
+        Images of whole numbers are normalised and in the model's memory format, within autocast
+        also in its precision if the model rounds them before anything else. Other whole
         numbers, such as tokens, become int64. Floating-point numbers are only converted to the
         model's type.
         """
@@ -96,7 +98,17 @@ class Inputs:
             return examples.to(self.dtype)
         if mean is None or std is None:
             return examples.long()
-        return augment.normalize(examples, mean, std, dtype=self.dtype, memory_format=self.layout)
+        kind = examples.device.type
+        may_round = self.may_round and torch.amp.is_autocast_available(kind)
+        is_rounded = may_round and torch.is_autocast_enabled(kind)
+        return augment.normalize(
+            examples,
+            mean,
+            std,
+            dtype=self.dtype,
+            memory_format=self.layout,
+            rounded=torch.get_autocast_dtype(kind) if is_rounded else None,
+        )
 
     def targets(self, labels: Tensor) -> Tensor:
         """Return `labels` as training targets: whole numbers as int64, floating-point numbers in

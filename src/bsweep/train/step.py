@@ -84,7 +84,7 @@ def compute_passes(
         # In an epoch's last batch a worker may have no example. It then computes one with weight
         # zero, because some strategies exchange within a pass.
         for number, indices in enumerate(filled or [round_batch[:1]], 1):
-            with job.phase("data"):
+            with job.phase("data"), job.autocast():
                 inputs, targets = job.inputs.training(indices, crops)
             with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
                 with job.phase("forward"):

@@ -209,7 +209,7 @@ def _build_job(
         device=device,
         numerics=numerics,
         dataset=dataset,
-        inputs=Inputs(dataset, config.data, vector.parameters.dtype, layout),
+        inputs=Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first),
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
         objective=objective.of(model, dataset.train_labels),
