@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bsweep.core.randomness import random_bits, stream_of
-from bsweep.data.augment import crop_and_flip, crop_stream, draw, normalize
+from bsweep.data.augment import bordered, crop_and_flip, crop_stream, draw, normalize
 
 MASK = (1 << 64) - 1
 
@@ -58,17 +58,17 @@ def test_random_bits_are_splitmix64() -> None:
     ] == expected
 
 
-def drawn(images: torch.Tensor, stream: int, padding: int) -> torch.Tensor:
+def drawn(images: torch.Tensor, stream: int, padding: int, flip: bool) -> torch.Tensor:
     """What an epoch draws for a few examples at least."""
     number = max(20, len(images))
-    return draw(number, stream, width=images.shape[-1], padding=padding, device=images.device)
+    return draw(number, stream, padding=padding, flip=flip, device=images.device)
 
 
 def cropped(
     images: torch.Tensor, indices: torch.Tensor, *, stream: int, padding: int, flip: bool
 ) -> torch.Tensor:
-    draws = drawn(images, stream, padding)
-    return crop_and_flip(images, indices, draws=draws, padding=padding, flip=flip)
+    draws = drawn(images, stream, padding, flip)
+    return crop_and_flip(images, indices, draws=draws, padding=padding)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
@@ -86,6 +86,11 @@ def test_crops_are_those_of_the_reference(
     ]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.dtype == torch.uint8
+    draws = drawn(images, crop_stream(5, 2), padding, flip)
+    at_once = bordered(images, images.device)
+    assert torch.equal(
+        crop_and_flip(at_once, indices, draws=draws, padding=padding, are_all=True), crops
+    )
 
 
 def test_nothing_to_do_gives_the_images_themselves() -> None:
@@ -97,14 +102,11 @@ def test_nothing_to_do_gives_the_images_themselves() -> None:
 
 
 def test_an_empty_part_is_an_empty_batch() -> None:
-    crops = cropped(
-        some_images()[:0],
-        torch.tensor([], dtype=torch.int64),
-        stream=crop_stream(0, 1),
-        padding=4,
-        flip=True,
-    )
+    images, none = some_images(), torch.tensor([], dtype=torch.int64)
+    crops = cropped(images[:0], none, stream=crop_stream(0, 1), padding=4, flip=True)
+    draws, at_once = drawn(images, crop_stream(0, 1), 4, True), bordered(images, images.device)
     assert crops.shape == (0, 3, 8, 8)
+    assert crop_and_flip(at_once, none, draws=draws, padding=4, are_all=True).shape == crops.shape
 
 
 def test_a_crop_does_not_depend_on_its_batch() -> None:
@@ -188,11 +190,11 @@ def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
     expected = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
-    images, indices = images[indices].cuda(), indices.cuda()
-    draws = drawn(images, crop_stream(5, 2), padding=4)
+    at_once, indices = bordered(images, torch.device("cuda")), indices.cuda()
+    draws = drawn(at_once, crop_stream(5, 2), padding=4, flip=True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        crops = crop_and_flip(images, indices, draws=draws, padding=4, flip=True)
+        crops = crop_and_flip(at_once, indices, draws=draws, padding=4, are_all=True)
         normalize(crops, mean, std, dtype=torch.float32, memory_format=torch.channels_last)
     finally:
         torch.cuda.set_sync_debug_mode("default")

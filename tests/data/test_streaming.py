@@ -12,8 +12,8 @@ import torch
 from bsweep import data
 from bsweep.config.data import SyntheticConfig
 from bsweep.core.ranks import Place
+from bsweep.data import augment, plan
 from bsweep.data import dataset as datasets
-from bsweep.data import plan
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
 from bsweep.runlog.files import RunPaths
@@ -152,6 +152,16 @@ def test_what_fits_is_kept_on_the_device(
     assert meta.train_inputs.device == meta.train_labels.device
 
 
+def test_images_that_are_cropped_have_a_border_where_they_stay_on_the_device() -> None:
+    dataset, meta = synthetic(), torch.device("meta")
+    for wanted in ("cuda", "cpu"):
+        found = placed(dataset, meta, wanted, True)
+        assert found.train_inputs.shape == dataset.train_inputs.shape
+        assert (found.bordered is not None) == (wanted == "cuda")
+    assert placed(dataset, meta, "cuda").bordered is None
+    assert placed(dataset, CPU, "cuda", True).bordered is None
+
+
 def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
     dataset = synthetic()
     for wanted in ("auto", "cpu", "cuda"):
@@ -170,6 +180,25 @@ POINT = (
     "launch=inline",
     "strategy=single",
 )
+
+
+def test_a_run_on_images_with_a_border_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("without", "with"):
+        (tmp_path / name).mkdir()
+        job = worker.train(compose(*POINT, "data.flip=true"), RunPaths(tmp_path / name), Place())
+        found.append(job.vector.parameters)
+        monkeypatch.setattr(datasets, "placed", on_a_gpu)
+    assert job.dataset.bordered is not None
+    assert torch.equal(*found)
+
+
+def on_a_gpu(dataset: Dataset, *_: object) -> Dataset:
+    """The tensors that a GPU would have, on a CPU."""
+    images = augment.bordered(dataset.train_inputs, CPU)
+    return replace(dataset, bordered=images, train_inputs=images[..., :-1, :-1])
 
 
 def test_a_run_on_streamed_examples_is_the_same_run(

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import models
 from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
-from bsweep.numerics.vector import Vector
+from bsweep.numerics.vector import Vector, layout
 from tests.support.running import compose
 
 
@@ -225,3 +227,35 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
     config.model.check_num_classes(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
         config.model.check_num_classes(256)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
+@pytest.mark.parametrize("number", [3, 7])
+def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: int) -> None:
+    """These read 16 bytes at once, which are eight numbers in half precision."""
+    data = ("data=text", "data.path=somewhere") if name.startswith("llama") else ()
+    config = compose("local_batch=8", f"model={name}", *data).model
+    with torch.device("meta"):
+        model = models.build(config, num_classes=number, shape=(number, 32, 32))
+    assert not [part.name for part in layout(model) if part.start % 8]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn"])
+def test_models_that_get_rounded_images_only_convolve_them(name: str) -> None:
+    config = compose("local_batch=8", f"model={name}").model
+    assert config.casts_images_first
+    images, takers = torch.empty(2, 3, 32, 32, device="meta"), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if any(given is images for given in args):
+                takers.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        model = models.build(config, num_classes=3, shape=(3, 32, 32))
+    with Watch():  # type: ignore[no-untyped-call]
+        model(images)
+    assert takers == ["convolution"]

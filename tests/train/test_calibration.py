@@ -158,6 +158,29 @@ def test_only_what_all_points_leave_open_is_measured(tmp_path: Path) -> None:
         assert calibration_file.is_open_to(found, FP32_LAST) == is_open
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (("false", "true"), False),
+        (("true", "true"), True),
+        (("auto", "true"), "auto"),
+        (("auto", "false"), "auto"),
+    ],
+)
+def test_a_compiled_model_is_timed_only_if_a_point_leaves_it_open(
+    tmp_path: Path, given: tuple[str, ...], asked: object
+) -> None:
+    points = [
+        replace(compose("local_batch=8", f"compile={one}"), results_dir=str(tmp_path))
+        for one in given
+    ]
+    points[0].study_dir.mkdir()
+    calibration_file.request(points, 10_000)
+    found = calibration_file.read_calibration(calibration_file.path_of(points[0]))
+    assert found
+    assert found.compile == asked
+
+
 def test_gpus_take_their_half_precision_without_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,29 @@ def test_a_calibration_times_the_compiled_model_without_compiling(
     assert f"compiling took {found.compile_seconds:.0f} s" in said
 
 
+def test_each_candidate_of_a_compiled_calibration_is_compiled(
+    tmp_path: Path,
+    quickly: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """For two of the four batches only: `fullgraph` makes torch raise an error where it would
+    otherwise run without compilation, because it has compiled the same code too often.
+    """
+    monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
+    request = Calibration(1, wanted_batches=(2, 4, 6, 8), compile=True)
+    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    words = (*SMALL, "compile=true", "precision=auto", "channels_last=auto")
+    worker.set_up(compose(*words), RunPaths(tmp_path), Place())
+    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+    assert found
+    assert "cannot compile" not in capfd.readouterr().out
+    assert found.measured_batches == (2, 8)
+    assert {one.numerics for one in found.timed} == {
+        Numerics(name, last, True) for name in ("fp32", "bf16") for last in (False, True)
+    }
+
+
 def test_a_calibration_goes_on_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.half_weights import HalfWeights
+from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics
@@ -64,7 +65,7 @@ def prepared(folder: Path, *overrides: str) -> Job:
     return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 170), ("bf16", 175), ("fp16", 182)])
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 168), ("bf16", 172), ("fp16", 178)])
 def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> None:
     """To launch one takes the host some 10 us, in which a fast GPU computes it for a small
     batch. GPUs cast weights at once, CPUs do not.
@@ -92,18 +93,35 @@ def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> J
     return prepared(folder, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("stem", "own", "most"),
+    [
+        ("cifar", 136, 150),
+        # The published stem max-pools and, on images of 32x32, cuts the kernels of four layers down
+        # to their maps, in three operations each, so that the model alone takes all 150.
+        ("imagenet", 150, 164),
+    ],
+)
 def test_passes_add_few_operations_to_those_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str, own: int, most: int
 ) -> None:
-    """ResNet-18 itself, with a stem for small images, is 136 of them: 67 forward, 69 backward."""
-    words = (*IMAGES, "model=resnet18", "model.stem=cifar", "precision=fp32")
+    """Five of the data, four of the loss, four of the score, and one that collects gradients."""
+    words = (*IMAGES, "model=resnet18", f"model.stem={stem}", "precision=fp32")
     job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
     assert job.half_weights
     batch = torch.arange(8, device="meta")
     for _ in range(2):  # The first step makes constants.
         with Operations() as operations:
             step.compute_passes(job, batch, batch, job.inputs.crops(1, seed=0))
-    assert len(operations.launched) <= 155, operations.launched
+    assert len(operations.launched) <= most, operations.launched
+    inputs, _ = job.inputs.training(batch, job.inputs.crops(1, seed=0))
+    job.vector.drop_gradients()
+    with Operations() as operations:
+        outputs = job.model(inputs)
+    num_forward, gradient = len(operations.launched), torch.ones_like(outputs)
+    with Operations() as operations:
+        outputs.backward(gradient)
+    assert num_forward + len(operations.launched) == own
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -122,6 +140,26 @@ def test_weights_cast_at_once_give_the_gradients_of_autocast(
     assert found[0].any()
     assert torch.equal(*found)
     assert all("weight" not in vars(module) for module in job.model.modules())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("model", ["resnet18", "tiny_cnn"])
+def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
+    tmp_path: Path, model: str, precision: str
+) -> None:
+    job = prepared(tmp_path, *IMAGES, f"model={model}", f"precision={precision}")
+    batch, crops, found = torch.arange(4), job.inputs.crops(1, seed=0), []
+    with job.autocast():
+        images, _ = job.inputs.training(batch, crops)
+    assert images.dtype == AUTOCAST[precision]
+    assert images.is_contiguous(memory_format=job.inputs.layout)
+    for may_round in (True, False):
+        inputs = replace(job.inputs, may_round=may_round)
+        with step.forgotten(job):
+            step.compute_passes(replace(job, inputs=inputs), batch, batch, crops)
+        found.append(job.vector.gradients.nan_to_num(0, 0, 0))
+    assert found[0].any()
+    assert torch.equal(*found)
 
 
 def test_weights_that_layers_share_are_left_to_autocast() -> None:
@@ -804,33 +842,40 @@ def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
     assert len(ids) == 3
 
 
+OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
 @pytest.mark.parametrize(
-    ("policy", "given", "asked"),
+    ("policy", "version", "given", "asked"),
     [
-        ("batching=schedule", {}, "expandable_segments:True"),
-        ("batching=schedule", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
-        ("batching=schedule", {"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
-        ("batching=fixed", {}, None),
+        ("schedule", "2.11.0+cu128", {}, {NEW: "expandable_segments:True"}),
+        ("schedule", "2.10.0", {}, {OLD: "expandable_segments:True"}),
+        ("schedule", "2.13.0", {OLD: "backend:native"}, {OLD: "backend:native"}),
+        ("schedule", "2.6.0", {NEW: "backend:native"}, {NEW: "backend:native"}),
+        ("fixed", "2.13.0", {}, {}),
     ],
 )
 def test_gpu_memory_grows_in_place_where_the_batch_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     policy: str,
+    version: str,
     given: dict[str, str],
-    asked: str | None,
+    asked: dict[str, str],
 ) -> None:
     """A machine that says it has a GPU, and workers that end when they would use it."""
 
     def used(*_: object) -> None:
         raise ConfigError("a GPU is used")
 
-    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    others = {name: value for name, value in os.environ.items() if name not in (OLD, NEW)}
+    monkeypatch.setattr(os, "environ", {**others, **given})
+    monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(worker, "num_gpus", lambda _: 1)
     monkeypatch.setattr(strategies, "build", used)
     with pytest.raises(ConfigError, match="a GPU is used"):
-        prepared(tmp_path, *SMALL, policy)
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == asked
+        prepared(tmp_path, *SMALL, f"batching={policy}")
+    assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == asked
 
 
 def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(

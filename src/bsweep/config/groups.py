@@ -76,6 +76,11 @@ class ModelConfig(Card):
     `bsweep.models.check_model`.
     """
 
+    casts_images_first: ClassVar[bool] = False
+    """True if all that the model does with its images is to convolve them, for which autocast
+    rounds them to half precision. So they may be rounded before.
+    """
+
     def resolved(self) -> Self:
         """Return this card with the hash of its file of pretrained weights, if it names one.
 

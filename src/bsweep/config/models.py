@@ -36,6 +36,7 @@ class ResNet18Config(ModelConfig):
 
     builds: ClassVar[str] = "bsweep.models.resnet18:build"
     has_batchnorm: ClassVar[bool] = True
+    casts_images_first: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class VGG16Config(ModelConfig):
     dropout: Fraction
 
     builds: ClassVar[str] = "bsweep.models.vgg16:build"
+    casts_images_first: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class TinyCNNConfig(ModelConfig):
     width: Width
 
     builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
+    casts_images_first: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

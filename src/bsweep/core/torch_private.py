@@ -78,10 +78,24 @@ def joins_gloo_safely() -> bool:
     With torch 2.6 the process may then hang, with torch 2.13 it does not; versions between them
     were not tried.
     """
+    return _release() >= (2, 13)
+
+
+def allocator_variable() -> str:
+    """Return the environment variable from which torch reads the settings of its GPU memory.
+
+    torch 2.6 does not know the newer name, and torch 2.9.1 was reported to ignore settings in it,
+    which torch 2.11 heeds (pytorch's issue 183387). Newer versions warn of the older name.
+    """
+    return "PYTORCH_ALLOC_CONF" if _release() >= (2, 11) else "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def _release() -> tuple[int, int]:
+    """Return the minor release of torch, such as (2, 13)."""
     import torch
 
     major, release, *_ = torch.__version__.split(".")
-    return (int(major), int(release)) >= (2, 13)
+    return int(major), int(release)
 
 
 def listening_store(

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from bsweep.core.randomness import random_bits, stream_of
 
+_CHUNK = 256  # images copied at once
+
 
 def crop_stream(seed: int, epoch: int) -> int:
     """Return the start (an int64) of the random stream from which the crops and mirrorings of an
@@ -22,7 +24,7 @@ def crop_stream(seed: int, epoch: int) -> int:
     return stream_of("crop", seed, epoch)
 
 
-def draw(num_examples: int, stream: int, *, width: int, padding: int, device: Any) -> Tensor:
+def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: Any) -> Tensor:
     """Return the random crop and the mirroring of each training example in an epoch.
 
     They depend on (seed, epoch, example) alone: not on a batch, a worker or a device.
@@ -30,62 +32,91 @@ def draw(num_examples: int, stream: int, *, width: int, padding: int, device: An
     Args:
         num_examples: The number of training examples.
         stream: `crop_stream` of the run's seed and the epoch.
-        width: The width of an image in pixels.
         padding: The pixels on each side; a crop has `2 * padding + 1` possible offsets in either
             direction.
+        flip: True to mirror each image with probability 1/2.
         device: The device of the result.
 
     Returns:
-        int64 (num_examples, 2): the index of each crop's first pixel in the flat padded image, and
-        1 for images to be mirrored, 0 for others.
+        int64 (num_examples, 2): the numbers of the crop's rows and of its columns among those of
+        `_sides`.
     """
-    bits = random_bits(torch.arange(num_examples, device=device), stream)
+    bits, number = random_bits(torch.arange(num_examples, device=device), stream), 2 * padding + 1
     # uniform to 1 in 2^27
-    top, left = ((bits >> first & 0x7FFFFFFF) % (2 * padding + 1) for first in (1, 32))
-    return torch.stack([top * (width + 2 * padding) + left, bits & 1], dim=1)
+    top, left = ((bits >> first & 0x7FFFFFFF) % number for first in (1, 32))
+    mirrored = bits & 1 if flip else 0
+    return torch.stack([top, number * (1 + mirrored) + left], dim=1)
+
+
+def bordered(images: Tensor, device: torch.device) -> Tensor:
+    """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
+    column to the right, which are black: (N, C, H + 1, W + 1).
+    """
+    count, channels, height, width = images.shape
+    found = torch.zeros(count, channels, height + 1, width + 1, dtype=images.dtype, device=device)
+    parts = found[..., :-1, :-1].split(_CHUNK)
+    for to, part in zip(parts, images.split(_CHUNK), strict=True):
+        to.copy_(part)
+    return found
 
 
 def crop_and_flip(
-    images: Tensor, indices: Tensor, *, draws: Tensor, padding: int, flip: bool
+    images: Tensor, indices: Tensor, *, draws: Tensor, padding: int, are_all: bool = False
 ) -> Tensor:
-    """Return images, each padded with black and cropped at random; `flip` also mirrors each with
-    probability 1/2.
+    """Return images cropped at random, black where a crop leaves its image, and some mirrored.
 
-    A single gather crops and mirrors. Nothing here waits for a GPU, so this function can be
-    captured in a CUDA graph.
+    Nothing here waits for a GPU, so this function can be captured in a CUDA graph.
 
     Args:
-        images: uint8 (B, C, H, W).
+        images: uint8 (B, C, H, W), or all training images as `bordered` returns them.
         indices: The images' numbers in the training set, int64 (B,), on the images' device.
         draws: The epoch's crops as `draw` returns them, on the images' device.
         padding: The pixels on each side, as given to `draw`.
-        flip: True to mirror the images that `draws` says.
+        are_all: True if `images` are all training images, (N, C, H + 1, W + 1).
 
     Returns:
         uint8 (B, C, H, W).
     """
-    if not padding and not flip:
-        return images
-    _, channels, height, width = images.shape
-    first, mirrored = draws[indices].view(-1, 2, 1, 1).unbind(dim=1)
-    plain, to_the_right = _pixels(height, width, padding, images.device)
-    pixels = plain + (torch.addcmul(first, mirrored, to_the_right) if flip else first)
-    padded = F.pad(images, (padding, padding, padding, padding))
-    crops = padded.flatten(2).gather(2, pixels.view(-1, 1, height * width).expand(-1, channels, -1))
-    return crops.view(-1, channels, height, width)
+    channels, height, width = images.shape[1:]
+    if are_all:
+        height, width = height - 1, width - 1
+    sides = _sides(height, width, padding, images.device)[draws[indices]]
+    rows, columns = sides[:, 0, :height, None], sides[:, 1, None, :width]
+    if are_all:  # one kernel of a GPU; on a CPU it would take twice as long as what follows
+        of_channels = _numbers(channels, images.device).view(-1, 1, 1)
+        return images[indices.view(-1, 1, 1, 1), of_channels, rows[:, None], columns[:, None]]
+    pixels = torch.add(columns, rows, alpha=width + 1).view(-1, 1, height * width)
+    padded = F.pad(images, (0, 1, 0, 1)).flatten(2)
+    return padded.gather(2, pixels.expand(-1, channels, -1)).view(-1, channels, height, width)
 
 
-@functools.lru_cache
-def _pixels(height: int, width: int, padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two int64 tensors of pixel positions that `crop_and_flip` needs for images of one
-    size.
+@functools.cache
+def _sides(height: int, width: int, padding: int, device: torch.device) -> Tensor:
+    """Return which rows and columns of an image each possible crop takes.
 
     Returns:
-        The index in a flat padded image of each pixel of the first crop, (H, W).
-        The number of pixels to the right at which a mirrored image takes each column, (W,).
+        int64 (3 * (2 * padding + 1), max(H, W)): the rows of each offset, the columns of each
+        offset, and these mirrored. Rows and columns outside of the image are H and W, its black
+        border.
     """
-    x, y = torch.arange(width, device=device), torch.arange(height, device=device)
-    return y[:, None] * (width + 2 * padding) + x, width - 1 - 2 * x
+    offsets, longer = torch.arange(2 * padding + 1, device=device), max(height, width)
+
+    def crops(size: int) -> Tensor:
+        places = offsets[:, None] + torch.arange(size, device=device) - padding
+        return places.where((places >= 0) & (places < size), size)
+
+    columns = crops(width)
+    return torch.cat(
+        [
+            F.pad(side, (0, longer - side.shape[1]))
+            for side in (crops(height), columns, columns.flip(1))
+        ]
+    )
+
+
+@functools.cache
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
 
 
 def normalize(
@@ -95,6 +126,7 @@ def normalize(
     *,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
+    rounded: torch.dtype | None = None,
 ) -> Tensor:
     """Return uint8 images (B, C, H, W) as `(images / 255 - mean) / std`.
 
@@ -105,11 +137,12 @@ def normalize(
         images: uint8 (B, C, H, W).
         mean: (C,), the mean of images in [0, 1].
         std: (C,), the standard deviation of images in [0, 1].
-        dtype: The type of the result.
+        dtype: The type in which they are computed.
         memory_format: The memory format of the result.
+        rounded: The type of the result, to which the same kernel rounds it; None for `dtype`.
     """
     scale, shift = _scale_and_shift(mean, std, dtype)
-    inputs = torch.empty_like(images, dtype=dtype, memory_format=memory_format)
+    inputs = torch.empty_like(images, dtype=rounded or dtype, memory_format=memory_format)
     return torch.addcmul(shift, images, scale, out=inputs)
 
 

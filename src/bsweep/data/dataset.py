@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bsweep.core.randomness import random_bits, stream_of
+from bsweep.data import augment
 from bsweep.data.streaming import Part
 
 _CHUNK = 256  # images counted at once
@@ -24,7 +25,7 @@ _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 @dataclass(frozen=True)
 class Dataset:
     """The training and test examples of a data set, and validation examples if there are any, as
-    contiguous tensors.
+    tensors; those on the CPU are contiguous.
 
     The tensors are on the device that trains, or on the CPU, from which they are streamed to that
     device; see `train` and `test`.
@@ -51,6 +52,9 @@ class Dataset:
     # Training examples held out for the evaluations during a run; None: these use the test set.
     validation_inputs: Tensor | None = None
     validation_labels: Tensor | None = None
+    # The training images with the black border of `augment.bordered`, of which `train_inputs` is
+    # then a view; None if they are not cropped, or on the CPU.
+    bordered: Tensor | None = None
 
     @property
     def tokens_per_example(self) -> int | None:
@@ -81,7 +85,10 @@ class Dataset:
 
 
 def placed(
-    dataset: Dataset, device: torch.device, wanted: Literal["auto", "cpu", "cuda"]
+    dataset: Dataset,
+    device: torch.device,
+    wanted: Literal["auto", "cpu", "cuda"],
+    is_cropped: bool = False,
 ) -> Dataset:
     """Return a data set with its examples moved to the training device or left on the CPU, as
     `wanted` says. `mean` and `std` are moved in any case.
@@ -91,6 +98,8 @@ def placed(
         device: The device that trains.
         wanted: "cuda" to move all examples to the device, "cpu" to leave them on the CPU, "auto" to
             move each part (training, test, validation) that fits, in this order.
+        is_cropped: True if the training examples are images that steps crop or mirror; they get a
+            border where they are moved to a GPU.
     """
     moved: dict[str, Any] = {
         name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
@@ -109,7 +118,10 @@ def placed(
         ]
         size = sum(tensor.nbytes for _, tensor in tensors)
         if size <= room or device.type == "cpu":
-            moved |= {name: tensor.to(device) for name, tensor in tensors}
+            if is_cropped and split == "train" and device.type != "cpu":
+                moved["bordered"] = augment.bordered(dataset.train_inputs, device)
+                moved["train_inputs"] = moved["bordered"][..., :-1, :-1]
+            moved |= {name: tensor.to(device) for name, tensor in tensors if name not in moved}
             room -= size
     return replace(dataset, device=device, **moved)
 

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bsweep.numerics.constants import constant
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -54,8 +56,7 @@ class Objective:
         """
         with torch.no_grad():
             correct = torch.as_tensor(self._num_correct(outputs, targets), device=loss.device)
-            # The tensor is filled on the device, because a copy would make the host wait.
-            num_labels = torch.full_like(correct, targets.numel(), dtype=torch.float64)
+            num_labels = constant(targets.numel(), torch.float64, loss.device)
             return torch.stack(
                 [value.view(()) if value.dim() else value for value in (loss, correct, num_labels)]
             )

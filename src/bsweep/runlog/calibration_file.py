@@ -341,7 +341,7 @@ def request(
             ),
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
-            compile=_common([config.compile for config in asking]),
+            compile=_compile_of(asking),
             settled=settled,
             hardware=hardware,
             instead_of=first.hardware if first else "",
@@ -359,6 +359,14 @@ def hardware_of(run: Path) -> str:
 
 def _common(values: Sequence[_T]) -> _T | Literal["auto"]:
     return values[0] if len(set(values)) == 1 else "auto"
+
+
+def _compile_of(asking: Sequence[RunConfig]) -> Literal["auto", True, False]:
+    """Return "auto" only if a point leaves it open to compile its model, because to compare with
+    the compiled model takes minutes. Points that say it themselves, differently, are timed without.
+    """
+    each = {config.compile for config in asking}
+    return "auto" if "auto" in each else each == {True}
 
 
 def is_asked(config: RunConfig) -> bool:

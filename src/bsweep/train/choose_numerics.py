@@ -184,6 +184,8 @@ def _measure(
     batches = _spread(
         sorted({min(batch, len(dataset.train_labels)) for batch in wanted.wanted_batches})
     )
+    # To compile takes minutes for each batch, and torch compiles the same code eight times only.
+    batches = _ends(batches) if wanted.compile is True else batches
 
     def timed(*candidates: Numerics, batches: Sequence[int]) -> Calibration:
         own = _timed(candidates, wanted, batches, lone_job, strategy)
@@ -193,10 +195,8 @@ def _measure(
     answer = timed(*candidates, batches=batches)
     if wanted.compile != "auto" or not answer.timed:
         return answer
-    # To compile takes minutes, so only the best is compiled, for the least and the largest batch.
     best = answer.ranked(config)[0][0]
-    ends = {answer.measured_batches[0], answer.measured_batches[-1]}
-    pair = timed(best, replace(best, compiled=True), batches=sorted(ends))
+    pair = timed(best, replace(best, compiled=True), batches=_ends(answer.measured_batches))
     return _with_compiled(answer, pair) if pair.timed else answer
 
 
@@ -361,6 +361,11 @@ def _spread(batches: Sequence[int]) -> list[int]:
     between.
     """
     return sorted({batches[(len(batches) - 1) * third // 3] for third in range(4)})
+
+
+def _ends(batches: Sequence[int]) -> list[int]:
+    """Return the smallest and the largest of the sorted batch sizes."""
+    return sorted({batches[0], batches[-1]})
 
 
 def _rounds(jobs: Sequence[Job], batch: int, until: float) -> list[list[float]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bsweep import data
 from bsweep.config.data import AnyData, ImageConfig
 from bsweep.data import augment
 from bsweep.data.dataset import Dataset
@@ -20,6 +21,7 @@ class Inputs:
     config: AnyData
     dtype: torch.dtype  # of inputs and targets that are not integers
     layout: torch.memory_format  # of images
+    may_round: bool = False  # images to half precision, as autocast does before a convolution
     # The crops of one epoch, by seed and epoch.
     _drawn: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -43,13 +45,12 @@ class Inputs:
         """
         if (epoch, seed) not in self._drawn:
             self._drawn.clear()
-            inputs = self.dataset.train_inputs
-            is_cropped = self.dataset.mean is not None and isinstance(self.config, ImageConfig)
+            inputs, config = self.dataset.train_inputs, self.config
             self._drawn[epoch, seed] = augment.draw(
-                len(inputs) if is_cropped else 0,
+                len(inputs) if data.is_cropped(self.dataset, config) else 0,
                 augment.crop_stream(seed, epoch),
-                width=inputs.shape[-1],
-                padding=(isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0,
+                padding=self._padding,
+                flip=isinstance(config, ImageConfig) and config.flip,
                 device=self.dataset.device or inputs.device,
             )
         return self._drawn[epoch, seed]
@@ -65,21 +66,30 @@ class Inputs:
         Returns:
             The inputs (B, ...) and the targets (B,) or (B, ...).
         """
-        examples, labels, indices = self.dataset.train.take(indices)
-        if self.dataset.mean is not None and isinstance(self.config, ImageConfig):
+        all_images = self.dataset.bordered
+        if all_images is None:
+            examples, labels, indices = self.dataset.train.take(indices)
+        else:
+            examples, labels = all_images, self.dataset.train_labels[indices]
+        if data.is_cropped(self.dataset, self.config):
             examples = augment.crop_and_flip(
                 examples,
                 indices,
                 draws=crops,
-                padding=self.config.crop_padding or 0,
-                flip=self.config.flip,
+                padding=self._padding,
+                are_all=all_images is not None,
             )
         return self.of(examples), self.targets(labels)
+
+    @property
+    def _padding(self) -> int:
+        return (isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0
 
     def of(self, examples: Tensor) -> Tensor:
         """Return examples of the data set converted to the model's inputs.
 
-        Images of whole numbers are normalised and in the model's memory format. Other whole
+        Images of whole numbers are normalised and in the model's memory format, within autocast
+        also in its precision if the model rounds them before anything else. Other whole
         numbers, such as tokens, become int64. Floating-point numbers are only converted to the
         model's type.
         """
@@ -88,7 +98,17 @@ class Inputs:
             return examples.to(self.dtype)
         if mean is None or std is None:
             return examples.long()
-        return augment.normalize(examples, mean, std, dtype=self.dtype, memory_format=self.layout)
+        kind = examples.device.type
+        may_round = self.may_round and torch.amp.is_autocast_available(kind)
+        is_rounded = may_round and torch.is_autocast_enabled(kind)
+        return augment.normalize(
+            examples,
+            mean,
+            std,
+            dtype=self.dtype,
+            memory_format=self.layout,
+            rounded=torch.get_autocast_dtype(kind) if is_rounded else None,
+        )
 
     def targets(self, labels: Tensor) -> Tensor:
         """Return `labels` as training targets: whole numbers as int64, floating-point numbers in

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bsweep.core.torch_private import private
 from bsweep.data import plan
 from bsweep.numerics.compiled import Compiled
+from bsweep.numerics.constants import constant
 from bsweep.numerics.undisturbed import undisturbed
 from bsweep.strategies import InBackward, Strategy
 from bsweep.train.job import Job
@@ -85,14 +86,15 @@ def compute_passes(
         # In an epoch's last batch a worker may have no example. It then computes one with weight
         # zero, because some strategies exchange within a pass.
         for number, indices in enumerate(filled or [round_batch[:1]], 1):
-            with job.phase("data"):
+            with job.phase("data"), job.autocast():
                 inputs, targets = job.inputs.training(indices, crops)
             with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
                 with job.phase("forward"):
                     outputs = _outputs(job, job.compiled or job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
-                loss.backward(job.scaled(torch.full_like(loss, bool(filled) / num_labels)))
+                factor = constant(bool(filled) / num_labels, loss.dtype, loss.device)
+                loss.backward(job.scaled(factor.view_as(loss)))
             job.noise.after_pass(len(indices))
             if filled:
                 score = job.objective.score(loss, outputs, targets)

@@ -26,6 +26,7 @@ from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
+from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
@@ -209,7 +210,7 @@ def _build_job(
         device=device,
         numerics=numerics,
         dataset=dataset,
-        inputs=Inputs(dataset, config.data, vector.parameters.dtype, layout),
+        inputs=Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first),
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
         objective=objective.of(model, dataset.train_labels),
@@ -248,7 +249,7 @@ def _let_segments_grow() -> None:
     process has used a GPU before.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ[allocator_variable()] = "expandable_segments:True"
 
 
 def choose_device(place: Place, gpus: int) -> torch.device:
