@@ -168,16 +168,45 @@ def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> N
     assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
 
 
+def timed_cells(cells: list[Key], most: float = math.inf) -> list[Key]:
+    costs: dict[Key, float] = {}
+    while (cell := next_probe(cells, costs, lambda: most)) is not None:
+        costs[cell] = 1.0
+    return [*costs]
+
+
 def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
     cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
-    timed: list[Key] = []
-    while (cell := next_probe(cells, timed)) is not None:
-        timed.append(cell)
+    timed = timed_cells(cells)
     assert timed[:4] == [(16, 1, 1), (16, 2, 1), (256, 1, 1), (256, 2, 1)]
     assert timed[4:6] == [(64, 1, 1), (64, 2, 1)]
     assert len(timed) == len(cells)
     passes: list[Key] = [(64, 1, 1), (128, 1, 2)]
-    assert next_probe(passes, passes[:1]) is None, "the same pass"
+    assert len(timed_cells(passes)) == 1, "the same pass"
+
+
+def test_the_largest_pass_is_timed_second_where_passes_are_swept() -> None:
+    cells: list[Key] = [(batch, 1, passes) for batch in (64, 128) for passes in (1, 8)]
+    assert timed_cells(cells)[:2] == [(64, 1, 8), (128, 1, 1)]
+
+
+def test_further_cells_are_timed_while_they_cost_a_tenth_of_the_budget() -> None:
+    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
+    assert len(timed_cells(cells, most=60.0)) == 6
+    lost = dict.fromkeys([(256, 1, 1), (256, 2, 1)], 1.0)  # which turned out not to fit into memory
+    left = [cell for cell in cells if cell not in lost]
+    assert next_probe(left, lost | {(16, 1, 1): 1.0}, lambda: 0.0) == (16, 2, 1)
+
+
+def test_a_run_that_diverged_leaves_larger_batches_open(tmp_path: Path) -> None:
+    truth = Truth()
+    write_target_run(tmp_path / "s", truth, batch=32)
+    examples = 64 * truth.steps(64)
+    write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples, status="diverged")
+    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
+    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 128, 256)]
+    assert still_open(offers, seen.runs) == offers
 
 
 TINY = (

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -28,8 +28,6 @@ from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import (
-    PROBED_FIRST,
-    PROBED_SHARE,
     Grid,
     Key,
     Next,
@@ -213,7 +211,7 @@ class Search:
 
     def _probe(self) -> None:
         """Time a few steps of two cells for each number of workers, and of further cells as long
-        as they cost little of what the search may spend; `next_probe` says in which order.
+        as they cost little of what the search may spend; `next_probe` says which.
 
         Cells that an earlier search has timed are not timed again. A cell that turns out not to fit
         into memory is left out, and the next one is timed. Once a run was made, no further cells
@@ -221,10 +219,16 @@ class Search:
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
-        while (cell := next_probe(self.cells, self.probes.keys() & self.cells.keys())) is not None:
-            own = [one for one in self.probes if one[1] == cell[1] and one in self.cells]
-            if len(own) >= PROBED_FIRST and not self._costs_little(cell[1]):
-                break
+
+        @cache
+        def most() -> float:
+            if self.run_ids:
+                return 0.0
+            if self.budget is not None:
+                return self.budget
+            return self.grid.share(fit_step_time(self.timings, _DRAWS), None)
+
+        while (cell := next_probe(self.cells, self._probe_costs(), most)) is not None:
             self._time_steps(cell)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
@@ -233,18 +237,15 @@ class Search:
                 f"error: {next(errors)}"
             )
 
-    def _costs_little(self, workers: int) -> bool:
-        """Return True if no run was made yet, and timing one more cell with this number of workers
-        keeps all that timing costs within `PROBED_SHARE` of what the search may spend.
+    def _probe_costs(self) -> dict[Key, float]:
+        """Return what timing the steps of each cell has cost: wall seconds if a budget is given,
+        otherwise worker-seconds.
         """
-        if self.run_ids:
-            return False
-        each = [probe.wall_seconds for cell, probe in self.probes.items() if cell[1] == workers]
-        most = self.budget
-        if most is None:
-            most = self.grid.share(fit_step_time(self.timings, _DRAWS), None)
-            each = [seconds * workers for seconds in each]
-        return self.spent(is_wall=self.budget is not None) + median(each) <= PROBED_SHARE * most
+        has_budget = self.budget is not None
+        return {
+            cell: probe.wall_seconds * (1 if has_budget else cell[1])
+            for cell, probe in self.probes.items()
+        }
 
     def _time_steps(self, cell: Key) -> None:
         spent = self.spent(is_wall=True)
@@ -360,8 +361,7 @@ class Search:
                     f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
             seen = self.observed()
-            if seen is not None:  # A diverged run did not train to its end.
-                offers = still_open(offers, seen.runs[seen.runs["status"] != "diverged"])
+            offers = still_open(offers, seen.runs) if seen is not None else offers
             return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
 
@@ -450,22 +450,13 @@ class Search:
             self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]]
             / cell[1]
         )
-        takes = f"about {duration(coming.worker_seconds / cell[1])}"
-        if prediction is None:
-            why = f"no run has reached the target yet; this run takes at most {takes[6:]}"
-        else:
+        if prediction is not None:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
             seconds = min(
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
-            why = f"{takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
-            if not is_proven(prediction, cell[0]):
-                why = (
-                    f"no run of so large a batch has reached the target yet; this run takes {takes}"
-                )
-            if not is_told(prediction):
-                why = f"the steps of two batch sizes must be known; this run takes {takes}"
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
+        why = self._reason(coming, prediction)
         say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
@@ -482,6 +473,22 @@ class Search:
                 f"{config.run_id}: {status}: {message}; correct the cause, then run `bsweep retry "
                 f"{self.study_dir}`."
             )
+
+    def _reason(self, coming: Next, prediction: Prediction | None) -> str:
+        """Return why the search makes its next run, and how long the run takes."""
+        assert coming.offer is not None
+        batch, workers, _ = coming.offer.cell
+        takes = duration(coming.worker_seconds / workers)
+        if prediction is None:
+            return f"no run has reached the target yet; this run takes at most {takes}"
+        if not is_told(prediction):
+            return f"the steps of two batch sizes must be known; this run takes about {takes}"
+        if not is_proven(prediction, batch):
+            return (
+                "no run of so large a batch has reached the target yet; this run takes about "
+                f"{takes}"
+            )
+        return f"about {takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
 
     def budget_text(self) -> str:
         if self.budget is not None:

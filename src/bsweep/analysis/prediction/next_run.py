@@ -11,8 +11,9 @@ two batch sizes are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -28,8 +29,8 @@ from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
 
-PROBED_SHARE = 0.1  # of what a search may spend that timing further cells may cost
-PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
+_PROBED_SHARE = 0.1  # of what a search may spend that timing steps may cost
+_PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
 _FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
 
 Key = tuple[int, int, int]
@@ -135,21 +136,33 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
     )
 
 
-def next_probe(cells: Collection[Key], timed: Collection[Key]) -> Key | None:
-    """Return the cell whose steps a search times next; None if all passes are timed.
+def next_probe(
+    cells: Collection[Key], costs: Mapping[Key, float], most: Callable[[], float]
+) -> Key | None:
+    """Return the cell whose steps a search times next; None if it times no further cell.
 
-    On each number of workers, the smallest batch comes first, and then the pass whose size is
-    farthest from all that are timed, so that the largest pass is the second. Worker counts with
-    fewer than `PROBED_FIRST` timed cells precede the others.
+    On each number of workers, the smallest pass comes first, then the largest, and then the pass
+    whose size is farthest from all that are timed. Worker counts with fewer than `_PROBED_FIRST`
+    timed cells precede the others. Once all have so many, a cell is timed only if timing steps
+    then costs at most `_PROBED_SHARE` of what the search may spend, all in all.
+
+    Args:
+        cells: The cells that can be timed.
+        costs: What timing a cell has cost, by cell; cells that turned out not to fit into memory
+            are among them, but not among `cells`.
+        most: Returns what the search may spend, in the unit of `costs`.
     """
     best, highest = None, (0, 0.0)
-    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0], cell[2])):
-        own = [one for one in timed if one[1] == cell[1]]
+    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0] / cell[2], cell[2])):
+        own = [one for one in costs if one[1] == cell[1] and one in cells]
         away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
-        rank = max(0, PROBED_FIRST - len(own)), min(away, default=math.inf)
-        if cell not in timed and rank[1] > 0 and rank > highest:
+        rank = max(0, _PROBED_FIRST - len(own)), min(away, default=math.inf)
+        if cell not in costs and rank[1] > 0 and rank > highest:
             best, highest = cell, rank
-    return best
+    if best is None or highest[0] > 0:
+        return best
+    coming = median(cost for cell, cost in costs.items() if cell[1] == best[1])
+    return best if sum(costs.values()) + coming <= _PROBED_SHARE * most() else None
 
 
 def first_run(
@@ -192,9 +205,11 @@ def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
 
     All runs of a search are planned with the same number of examples. The examples to a target,
     E_min + S_min B, grow with the batch B. So a batch as large as one that missed the target, or
-    larger, is left out, unless a run of a larger one reached the target.
+    larger, is left out, unless a run of a larger one reached the target. A run that diverged leaves
+    nothing out, because it did not train to its end.
     """
-    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), runs)
+    ended = runs[runs["status"] != "diverged"]
+    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), ended)
     return [one for one, is_missed in zip(offers, missed, strict=True) if not is_missed]
 
 
