@@ -30,6 +30,7 @@ from bsweep.analysis.prediction.next_run import (
     next_probe,
     next_run,
     still_open,
+    with_rates,
 )
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import observed
@@ -41,6 +42,7 @@ from bsweep.core import energy
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Status
 from bsweep.study import attempts
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, compose, imported_first
@@ -357,8 +359,8 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     [
         (["local_batch=32", "--target-accuracy", "0.9"], "the grid has only one cell"),
         (
-            ["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"],
-            "optimizer.lr has several values (0.1, 0.2)",
+            ["local_batch=8,16", "optimizer.momentum=0.8,0.9", "--target-accuracy", "0.9"],
+            "optimizer.momentum has several values (0.8, 0.9)",
         ),
         (
             ["local_batch=8,16", "strategy=ddp,horovod", "--target-accuracy", "0.9"],
@@ -451,3 +453,58 @@ def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
     }
     with pytest.raises(ValueError, match=r"add smaller batches.*out_of_memory: no room"):
         found._probe()
+
+
+def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> None:
+    rates, cells = [0.01, 0.02, 0.05, 0.1], [(batch, 1, 1) for batch in (16, 64, 256)]
+
+    def offered(*, gone: tuple[tuple[int, float], ...] = ()) -> dict[int, set[float]]:
+        offers = [
+            Offer(cell, 9e4, rate=rate)
+            for cell in cells
+            for rate in rates
+            if (cell[0], rate) not in gone
+        ]
+        study = tmp_path / "s"
+        seen = observed(bsweep.load(study), target_of(accuracy=TARGET)) if study.exists() else None
+        found: dict[int, set[float]] = {}
+        for one in with_rates(offers, rates, seen):
+            found.setdefault(one.cell[0], set()).add(one.rate)
+        return found
+
+    def run(batch: int, rate: float, needed: float, status: Status = "completed") -> None:
+        settings = {"optimizer.lr": rate}
+        write_target_run(
+            tmp_path / "s", Truth(scatter=0.0), batch=batch, settings=settings, needed=needed,
+            status=status, most_examples=9000 if status == "diverged" else math.inf,
+        )  # fmt: skip
+
+    assert offered() == {16: {0.05}, 64: {0.05}, 256: {0.05}}, "the middle one"
+    run(64, 0.05, 1.5)
+    assert offered() == {16: {0.05}, 64: {0.02, 0.1}, 256: {0.05}}
+    run(64, 0.02, 1.0)
+    assert offered() == {16: {0.02}, 64: {0.01}, 256: {0.02}}, "its other side is open"
+    run(64, 0.01, 1.2)
+    done = tuple((64, rate) for rate in (0.01, 0.05))
+    assert offered(gone=done)[64] == {0.02}, "both sides were tried"
+    run(16, 0.02, 1.0, "diverged")
+    assert offered()[16] == {0.01}, "larger ones would diverge too"
+    run(16, 0.01, 1.0)
+    assert offered()[16] == {0.01}
+
+
+def test_a_search_over_learning_rates_names_the_one_to_use(tmp_path: Path) -> None:
+    rates = ("optimizer.lr=0.0005,0.05", "optimizer.lr_rule=sqrt", "epochs=20")
+    others = [text for text in TINY if not text.startswith(("optimizer.lr", "epochs"))]
+    grid = (*others, *rates, "launch=inline", "strategy=single")
+    wanted = ("num_workers=1", "--target-accuracy", "0.3", "--budget", "20m")
+    result = command("recommend", *grid, *wanted, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "optimizer.lr=0.05, seed" in result.stderr
+    assert "Use optimizer.lr=0.05, the best of the rates run with" in result.stdout
+    runs = bsweep.load(tmp_path / "results/s").runs
+    named = int(re.search(r"global batch (\d+)", result.stdout)[1])  # type: ignore[index]
+    assert set(runs.loc[runs["global_batch"] == named, "lr"]) == {0.0005, 0.05}
+    kept = [json.loads(line) for line in (tmp_path / "results/s/commands.jsonl").open()]
+    again = command("run", *kept[0]["arguments"], cwd=tmp_path)
+    assert "completed already" in again.stderr

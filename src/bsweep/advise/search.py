@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -38,6 +39,7 @@ from bsweep.analysis.prediction.next_run import (
     next_probe,
     next_run,
     still_open,
+    with_rates,
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
@@ -60,7 +62,8 @@ from bsweep.study.progress import Progress
 
 logger = terminal.logger(__name__)
 
-AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
+RATE = "optimizer.lr"
+AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", RATE, "seed")
 
 _DRAWS = 1500  # for the fits that only choose the next run
 # The search stops a run, and chooses the next one anew, after this multiple of the upper end of
@@ -172,6 +175,12 @@ class Search:
     @cached_property
     def planned(self) -> dict[str, commands.Planned]:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of the grid, in order; empty for a program with a rate of its own."""
+        rates = {_rate(config) for points in self.cells.values() for config in points}
+        return sorted(rate for rate in rates if not math.isnan(rate))
 
     def lead(self) -> Next:
         """Time a few steps of some cells, then train one point after another until the search ends.
@@ -346,8 +355,8 @@ class Search:
         )
 
     def _next(self, prediction: Prediction | None) -> Next:
-        grid = self.grid
-        offers = self._offers(grid)
+        grid, seen = self.grid, self.observed()
+        offers = with_rates(self._offers(grid), self.rates, seen)
         step_time = (
             prediction.fitted.step_time
             if prediction
@@ -360,7 +369,6 @@ class Search:
                     f"no --budget: at most {number(self.share)} worker-seconds, which are "
                     f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
-            seen = self.observed()
             offers = still_open(offers, seen.runs) if seen is not None else offers
             return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
@@ -416,17 +424,20 @@ class Search:
 
     def _offers(self, grid: Grid) -> list[Offer]:
         return [
-            Offer(cell, grid.most_steps[cell], done)
-            for cell in self.cells
-            for _, done in self._points(cell)[:1]
+            Offer(cell, grid.most_steps[cell], done, rate)
+            for cell, configs in self.cells.items()
+            for rate in sorted(set(map(_rate, configs)))
+            for _, done in self._points(cell, rate)[:1]
         ]
 
-    def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """Return the new and interrupted points of a cell, each with the number of steps before its
-        latest checkpoint; the point with the most steps comes first.
+    def _points(self, cell: Key, rate: float) -> list[tuple[RunConfig, float]]:
+        """Return the new and interrupted points of a cell with a learning rate, each with the
+        number of steps before its latest checkpoint; the point with the most steps comes first.
         """
         found = []
         for config in self.cells[cell]:
+            if _rate(config) != rate and not math.isnan(rate):
+                continue
             paths = attempts.paths_of(config)
             if states.state_of_run(paths.folder).status in _LEFT:
                 facts = next((one.facts() for one in checkpoints(paths)), None)
@@ -441,8 +452,8 @@ class Search:
         the predicted time, plus the time that runs take besides their steps.
         """
         assert coming.offer is not None
-        cell = coming.offer.cell
-        points = self._points(cell)
+        cell, rate = coming.offer.cell, coming.offer.rate
+        points = self._points(cell, rate)
         if not points:  # another process has taken the point meanwhile
             return
         config, done = points[0]
@@ -456,8 +467,13 @@ class Search:
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
-        why = self._reason(coming, prediction)
-        say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
+        why, rate_text = self._reason(coming, prediction), ""
+        if len(self.rates) > 1:
+            rate_text = f", {RATE}={rate:g}"
+        say(
+            f"next: {named(cell)}{rate_text}, seed {config.seed}{goes_on}: {why}; "
+            f"{self.budget_text()}"
+        )
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
@@ -488,6 +504,11 @@ class Search:
                 "no run of so large a batch has reached the target yet; this run takes about "
                 f"{takes}"
             )
+        if coming.offer.is_trial and batch == prediction.recommended["global_batch"]:
+            return (
+                "the rates beside the best one of the recommended batch must be tried; this run "
+                f"takes about {takes}"
+            )
         return f"about {takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
 
     def budget_text(self) -> str:
@@ -495,6 +516,11 @@ class Search:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
         return f"{number(spent)} of {number(self.share)} worker-seconds, {_SHARE}, spent"
+
+
+def _rate(config: RunConfig) -> float:
+    rate = config.optimizer.lr
+    return math.nan if rate is None else rate
 
 
 def _in_short(prediction: Prediction) -> str:
@@ -521,7 +547,7 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     the grid.
     """
     others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
-    own = {key: getattr(config, key) for key in AXES}
+    own = {key: attrgetter(key)(config) for key in AXES}
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 
