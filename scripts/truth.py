@@ -17,6 +17,7 @@ All rules pay for starts, timed steps and evaluations alike. Written there:
   if it never was.
 - `coverage_by_batch.csv`: of the runs with other seeds, how many lie in their 90 % interval.
 - `without_a_batch.csv`: every cell as predicted from all runs of the other batches.
+- `seconds.csv`: the time of every cell, which `recompute_published.py` computes anew.
 - `predicted.png`
 """
 
@@ -465,6 +466,12 @@ def main(folder: Path, target: Target) -> None:
         f"one training of the best cell is {truth.best_cost / truth.cost:.2%} of the grid's cost",
         sep="\n", end="\n\n",
     )  # fmt: skip
+    cells_of = pd.DataFrame(
+        [(*cell[:2], truth.seconds[cell]) for cell in truth.cells],
+        columns=["global_batch", "num_workers", "seconds"],
+    )
+    cells_of = cells_of.assign(metric=target.metric, target=target.value)
+    cells_of.to_csv(folder / "seconds.csv", index=False, float_format="%.6g")
     rows, covered = [], []
     for first in range(len(truth.seeds)):
         seeds = (*truth.seeds[first:], *truth.seeds[:first])
