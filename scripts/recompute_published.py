@@ -31,7 +31,7 @@ from scipy import stats
 MEASURED = Path(__file__).parents[1] / "results" / "measured"
 LEFT_OUT = (
     "predictions: errors, coverage, p-values, what searches cost (scripts/truth.py, policies.py)",
-    "geo_distributed: idle seconds, losses after 62 s and speeds",
+    "geo_distributed: changes, tokens a second, losses after 62 s, speeds and arithmetic",
     "numbers in sentences, except those of BatchNorm",
     "accuracies after 24 steps, memory and overheads",
     "results/bench, the log, and outputs that the docs show",
@@ -492,9 +492,25 @@ def of_worlds(page: str) -> Iterator[Told]:
         yield f"stress_predict, {label}, cost", [median(shares)], cost
 
 
+def of_geo_distributed(page: str) -> Iterator[Told]:
+    """Idle seconds of nine whole rounds, or as many scaled."""
+    name, nodes = "geo_distributed", range(4)
+    whole = defaultdict(list)
+    for row in rows(f"{name}/rounds"):
+        if row["is_whole"] == "True":
+            whole[row["run_id"], int(row["worker"])].append(float(row["idle_seconds"]))
+    idle = {key: 9 * mean(of) for key, of in whole.items()}
+    for label, of_nodes, total, *_ in table(section(page, f"{name}:"), "idle, nodes"):
+        own = runs_with(name, allocation=label.split(" ")[0])
+        anew = [mean(idle[row["run_id"], node] for row in own) for node in nodes]
+        yield f"{name}, {label}, nodes", anew, of_nodes
+        totals = [sum(idle[row["run_id"], node] for node in nodes) for row in own]
+        yield f"{name}, {label}", over_seeds(totals), total
+
+
 PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
     of_truth, of_grids, of_policies, of_batchnorm, of_worlds, of_cifar10, of_exchanges,
-    of_stragglers, of_sharding,
+    of_stragglers, of_sharding, of_geo_distributed,
 )  # fmt: skip
 
 
