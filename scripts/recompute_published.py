@@ -200,7 +200,7 @@ def changing_seconds(changes: Sequence[tuple[float, float]], epochs: float, work
         for (small, least), (large, most) in pairwise(known):
             if small <= batch <= large:
                 share = math.log(batch / small) / math.log(large / small)
-                return 50_000 / batch * least ** (1 - share) * most**share
+                return float(50_000 / batch * least ** (1 - share) * most**share)
         raise ValueError(f"no steps of batch {batch}")
 
     total = before = 0.0
@@ -512,8 +512,8 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
 
 
 PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
-    of_truth, of_grids, of_policies, of_batchnorm, of_worlds, of_cifar10, of_cifar10_fits, of_exchanges,
-    of_stragglers, of_sharding, of_geo_distributed,
+    of_truth, of_grids, of_policies, of_batchnorm, of_worlds, of_cifar10,
+    of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
 )  # fmt: skip
 
 
