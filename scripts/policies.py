@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -175,8 +176,10 @@ def _paired(differences: pd.Series) -> tuple[float, float, float, float]:
 
 def main(folder: Path, target: Target) -> None:
     truth = measured(folder, target)
+    of_grid = truth.study.runs
+    alone = replace(truth.study, runs=of_grid[of_grid["num_workers"] == 1])
     to_target_alone = pd.concat(
-        [times(truth, truth.study), times(truth, load(folder / "batchnorm", mix=True))]
+        [times(truth, alone), times(truth, load(folder / "batchnorm", mix=True))]
     )
     policies = times(truth, load(folder / "policies", mix=True))
     known = pd.concat([policies, to_target_alone.assign(accuracy=math.nan)])

@@ -1,52 +1,69 @@
 """What predictions from a small part of a measured grid are worth, beside other rules that choose a
 cell of it.
 
-    python scripts/truth.py results/measured/truth --target-accuracy 0.7
+    python scripts/truth.py results/measured/truth --target-accuracy 0.65
 
-The folder has the tables of two studies: `runs`, of single workers, several seeds of each global
-batch; and `steps`, a few steps of each cell in several rounds, a seed each, in epochs of which the
-first does not count. Steps to the target go by the batch alone, so that a run on N workers is one
-of the first study whose steps take as long as those of N workers. Over this grid the search of
-`bsweep recommend` is played, once for each order of the seeds, and what it ends with is held
-against all that was measured. Written there: `rules.csv`, `without_a_batch.csv`, `predicted.png`.
+The folder is a study in which every cell was trained with the same seeds, and with the same rates
+if there are several; see `measured_grid.grid_of`. Or it has the tables of two studies, `runs` and
+`steps`; see `measured_grid.emulated`. Over this grid the search of `bsweep recommend` is played,
+once with each seed first, and so are other rules. What they end with is held against all that was
+measured, and what the search predicts against the runs with seeds that it did not see.
+
+All rules pay for starts, timed steps and evaluations alike. Written there:
+
+- `rules.csv`: a row for each play of a rule. `regret` is how much longer the chosen cell takes than
+  the best, and `cost_share` what was spent until the rule stopped, as a share of the grid's cost.
+  `settled_share` is what was spent until the choice was within 5 % of the best for good, infinite
+  if it never was.
+- `coverage_by_batch.csv`: of the runs with other seeds, how many lie in their 90 % interval.
+- `without_a_batch.csv`: every cell as predicted from all runs of the other batches.
+- `seconds.csv`: the time of every cell, which `recompute_published.py` computes anew.
+- `predicted.png`
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context, ticker
 from matplotlib.figure import Figure
-from measured_grid import DRAWS, Measured, Played, arguments, measured, played
+from measured_grid import DRAWS, Measured, Played, Run, arguments, measured, played
+from scipy import optimize, stats
 
 from bsweep.analysis.prediction import fit, predict_from
 from bsweep.analysis.prediction.critical_batch import records_until_target
-from bsweep.analysis.prediction.next_run import Key, median_step
+from bsweep.analysis.prediction.next_run import SHARE, Key, median_step
 from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
 from bsweep.analysis.prediction.selection import CELL, observed
-from bsweep.analysis.prediction.step_time import StepTimeFit, fit_step_time
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.curves import MARKERS, ramp
 
-_ZEUS_PLAYS, _ZEUS_RUNS = 300, 60
+_PLAYS, _ZEUS_RUNS = 300, 60
 _ZEUS_PATIENCE = 2.0  # times the least cost so far, after which Zeus breaks a run off
 
+History = list[tuple[float, Key | None]]
+"""Worker-seconds that were spent, and the cell that a rule would name then."""
 
-# Rules to compare with: each maps what the search saw to seconds of every cell.
+Row = dict[str, object]
+
+# Rules that see what the search saw: each maps it to seconds of every cell.
 
 
-def throughput_alone(truth: Measured, search: Played, step_time: StepTimeFit) -> dict[Key, float]:
-    """`Linear scaling is free`: any batch needs the examples that the first run needed."""
-    (cell, seed), _ = search.runs[0]
-    examples = truth.steps[cell[0], seed] * cell[0]
-    return {of: examples / of[0] * median_step(step_time, of) for of in truth.cells}
+def throughput_alone(truth: Measured, search: Played) -> dict[Key, float]:
+    """`Linear scaling is free`: any batch needs the examples that the first run needed. A step
+    takes what was timed, or what was fitted in cells that were not timed.
+    """
+    run, _ = search.runs[0]
+    examples = truth.runs[run].steps * run.cell[0]
+    step = {of: search.probed.get(of) or median_step(search.step_time, of) for of in truth.cells}
+    return {of: examples / of[0] * step[of] for of in truth.cells}
 
 
 def goodput(truth: Measured, search: Played) -> dict[Key, float]:
@@ -55,13 +72,12 @@ def goodput(truth: Measured, search: Played) -> dict[Key, float]:
     The noise scale is that of all runs of the search, of averages that are clipped at zero.
     """
     assert search.seen is not None
-    (cell, _), _ = search.runs[0]
     noise = (
         records_until_target(search.seen)[["variance", "gradient_square"]].sum().clip(lower=1e-12)
     )
-    scale = float(noise["variance"] / noise["gradient_square"])
-    alone = throughput_alone(truth, search, search.step_time)
-    return {of: alone[of] * (of[0] + scale) / (cell[0] + scale) for of in truth.cells}
+    began, scale = search.runs[0][0].cell[0], float(noise["variance"] / noise["gradient_square"])
+    alone = throughput_alone(truth, search)
+    return {of: alone[of] * (of[0] + scale) / (began + scale) for of in truth.cells}
 
 
 def nearest_measured(truth: Measured, search: Played) -> dict[Key, float]:
@@ -70,8 +86,8 @@ def nearest_measured(truth: Measured, search: Played) -> dict[Key, float]:
     """
     known: dict[Key, list[float]] = {}
     for run, most in search.runs:
-        if truth.steps[run[0][0], run[1]] <= most:
-            known.setdefault(run[0], []).append(truth.run_seconds(run))
+        if truth.runs[run].steps <= most:
+            known.setdefault(run.cell, []).append(truth.run_seconds(run))
     found = {}
     for of in truth.cells:
         away = {one: math.dist(np.log2(one[:2]), np.log2(of[:2])) for one in known}
@@ -80,33 +96,124 @@ def nearest_measured(truth: Measured, search: Played) -> dict[Key, float]:
     return found
 
 
-def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
-    """Zeus (NSDI 2023) on the most workers: worker-seconds until its choice is within `CLOSE` of
-    the best for good.
+# Rules with runs of their own: each returns what it spent and would have named meanwhile, and
+# after how many entries it stopped by itself.
+
+
+def least_squares(truth: Measured, seed: int, num_runs: int) -> tuple[History, int]:
+    """Time ten steps of every cell, train runs of evenly spread batches, each on the workers where
+    it costs least, and take S_min + E_min / B by non-negative least squares times the timed steps.
+
+    Of one run, half of the steps count as S_min. With several rates, the middle one is run.
+    """
+    rate = truth.rates[len(truth.rates) // 2]
+    probes = {cell: Run(cell, seed, rate) for cell in truth.cells}
+    spent = sum(map(truth.probe_worker_seconds, probes.values()))
+    step = {cell: truth.runs[run].first_step_seconds for cell, run in probes.items()}
+    batches = sorted({cell[0] for cell in truth.cells})
+    known = {}
+    for place in range(num_runs):
+        batch = batches[int((place + 0.5) / num_runs * len(batches))]
+        of_batch = [cell for cell in truth.cells if cell[0] == batch]
+        run = probes[min(of_batch, key=lambda cell: step[cell] * cell[1])]
+        spent += truth.worker_seconds(run)
+        if truth.runs[run].steps > 0:
+            known[batch] = truth.runs[run].steps
+    if not known:
+        return [(spent, None)], 1
+    form = np.array([[1.0, 1 / batch] for batch in known])
+    if len(known) == 1:
+        (batch, needed), *_ = known.items()
+        least, examples = needed / 2, needed / 2 * batch
+    else:
+        least, examples = optimize.nnls(form, np.array([*known.values()]))[0]
+    seconds = {cell: (least + examples / cell[0]) * step[cell] for cell in truth.cells}
+    return [(spent, min(seconds, key=lambda cell: seconds[cell]))], 1
+
+
+def one_after_another(truth: Measured, runs: Sequence[Run], most: float) -> tuple[History, int]:
+    """Train runs in this order and name the cell of the soonest; stop before the cost exceeds
+    `most`.
+    """
+    best: tuple[float, Key | None] = math.inf, None
+    spent, history, stopped = 0.0, History(), 0
+    for run in runs:
+        spent += truth.worker_seconds(run)
+        seconds = truth.run_seconds(run)
+        best = (seconds, run.cell) if seconds < best[0] else best
+        history.append((spent, best[1]))
+        stopped += spent <= most
+    return history, max(1, stopped)
+
+
+def halving(truth: Measured, rng: np.random.Generator) -> tuple[History, int]:
+    """Successive halving (Jamieson and Talwalkar, 2016): all cells train for as long as the median
+    cell takes to its first evaluation by the timed steps, the better half goes on for twice as
+    long, and so on, until a cell reaches the target or one is left.
+
+    Each rung costs a start of its own. Seeds are drawn at random.
+    """
+    left = [
+        Run(cell, int(rng.choice(truth.seeds)), rate)
+        for cell in truth.cells
+        for rate in truth.rates
+    ]
+    spent = sum(map(truth.probe_worker_seconds, left))
+    curves = {run: _curve(truth, run) for run in left}
+    seconds = float(np.median([curve[0][0] for curve in curves.values()]))
+    before, history = 0.0, History()
+    while True:
+        for run in left:
+            taken, most = truth.runs[run], truth.trained_seconds(run)
+            now = min(seconds, most) - min(before, most)
+            evaluating = (taken.other_seconds - taken.start_seconds) * now / most
+            spent += (now + evaluating + taken.start_seconds) * run.cell[1]
+        there = {run: truth.run_seconds(run) for run in left}
+        there = {run: needed for run, needed in there.items() if needed <= seconds}
+        scores = {
+            run: max((score for at, score in curves[run] if at <= seconds), default=-math.inf)
+            for run in left
+        }
+        best = sorted(left, key=lambda run: (there.get(run, math.inf), -scores[run]))
+        history.append((spent, best[0].cell))
+        if there or len(left) == 1:
+            return history, len(history)
+        left, before, seconds = best[: (len(left) + 1) // 2], seconds, 2 * seconds
+
+
+def _curve(truth: Measured, run: Run) -> list[tuple[float, float]]:
+    """Seconds and score of each evaluation of a run; more is better."""
+    own = truth.study.evaluations[truth.study.evaluations["run_id"] == truth.runs[run].run_id]
+    seconds = own["num_steps"].astype(float) * truth.runs[run].step_seconds
+    scores = truth.target.sign * own[truth.target.metric].astype(float)
+    return [*zip(seconds.tolist(), scores.tolist(), strict=True)]
+
+
+def zeus(truth: Measured, rng: np.random.Generator) -> tuple[History, int]:
+    """Zeus (NSDI 2023) on the most workers, told so beforehand.
 
     From some batch it tries smaller ones, then larger ones, each until one fails or takes twice the
-    least cost so far, twice over; then it samples batches by Thompson's rule, costs being normal
-    with flat priors. All runs are whole, or as long as its patience; seeds, and the batch that it
-    starts with, are drawn at random. Its choice is the least mean. Infinite where it has not
-    settled after `_ZEUS_RUNS`.
+    least cost so far, twice over, where it stops; then it samples batches by Thompson's rule, costs
+    being normal with flat priors. All runs are whole, or as long as its patience; seeds, and the
+    batch that it starts with, are drawn at random. Its choice is the least mean.
     """
-    workers = max(cell[1] for cell in truth.cells)
+    workers, rate = max(cell[1] for cell in truth.cells), truth.rates[len(truth.rates) // 2]
     arms = sorted(cell for cell in truth.cells if cell[1] == workers)
     costs: dict[Key, list[float]] = {arm: [] for arm in arms}
-    spent: list[tuple[float, Key]] = []
+    history = History()
 
     def run(arm: Key) -> bool:
-        drawn = (arm, int(rng.choice(truth.seeds)))
+        drawn = Run(arm, int(rng.choice(truth.seeds)), rate)
         seconds = truth.trained_seconds(drawn)
         patience = _ZEUS_PATIENCE * min((min(of) for of in costs.values() if of), default=math.inf)
         # NaN where it was not reached.
         is_good = truth.run_seconds(drawn) > 0 and seconds <= patience
         if is_good:
             costs[arm].append(seconds)
-        taken = min(seconds, patience)
-        total = (spent[-1][0] if spent else 0.0) + taken * workers
+        share = min(1.0, patience / seconds)
+        total = (history[-1][0] if history else 0.0) + share * truth.worker_seconds(drawn)
         known = {one: float(np.mean(of)) for one, of in costs.items() if of}
-        spent.append((total, min(known, key=lambda one: known[one]) if known else arm))
+        history.append((total, min(known, key=lambda one: known[one]) if known else None))
         return is_good
 
     left, start = arms, int(rng.integers(len(arms)))
@@ -114,84 +221,140 @@ def zeus(truth: Measured, rng: np.random.Generator) -> tuple[float, Key]:
         kept = [left[start]] if run(left[start]) else []
         for side in (left[:start][::-1], left[start + 1 :]):
             kept += list(itertools.takewhile(run, side))
-        left = sorted(kept) or left
+        left = sorted(kept) or [arm for arm in left if costs[arm]]
+        if not left:
+            return history, len(history)
         start = left.index(
             min((arm for arm in left if costs[arm]), key=lambda arm: float(np.mean(costs[arm])))
         )
-    scatter = float(np.mean([np.std(of, ddof=1) for of in costs.values() if len(of) > 1]))
-    while len(spent) < _ZEUS_RUNS:
+    stopped = len(history)
+    several = [np.std(of, ddof=1) for of in costs.values() if len(of) > 1]
+    scatter = float(np.mean(several)) if several else 0.0
+    while len(history) < _ZEUS_RUNS:
         drawn = {
             arm: rng.normal(np.mean(costs[arm]), scatter / math.sqrt(len(costs[arm])))
             for arm in left
         }
         run(min(drawn, key=lambda arm: drawn[arm]))
-    bad = [number for number, (_, choice) in enumerate(spent) if truth.regret(choice) > CLOSE]
-    settled = bad[-1] + 1 if bad else 0
-    return (spent[settled][0] if settled < len(spent) else math.inf), spent[-1][1]
+    return history, stopped
 
 
-def score(truth: Measured, predicted: Mapping[Key, float]) -> tuple[float, Key]:
-    """The median over cells of the error of their time, either way, and the cell that is chosen."""
-    errors = [
-        abs(predicted[cell] / truth.seconds[cell] - 1)
-        for cell in truth.cells
-        if truth.seconds[cell] < math.inf
-    ]
-    return float(np.median(errors)), min(predicted, key=lambda cell: predicted[cell])
+def row(
+    truth: Measured, rule: str, history: Sequence[tuple[float, Key | None]], stopped: int
+) -> Row:
+    """A row of `rules.csv`, of what a rule named after each cost, and where it stopped."""
+    cost, choice = history[stopped - 1]
+    is_bad = [truth.regret(named) > CLOSE for _, named in history]
+    settled = len(is_bad) - next((n for n, bad in enumerate(reversed(is_bad)) if bad), len(is_bad))
+    at = history[settled][0] if settled < len(history) else math.inf
+    batch, workers, _ = choice or (math.nan,) * 3
+    return {
+        "rule": rule, "global_batch": batch, "num_workers": workers, "regret": truth.regret(choice),
+        "cost_share": cost / truth.cost, "settled_share": at / truth.cost,
+    }  # fmt: skip
+
+
+def own_rules(truth: Measured) -> Iterator[Row]:
+    """Rows of the rules with runs of their own."""
+    rates = truth.rates
+    for seed in truth.seeds:
+        for number_of in (1, 2, 3):
+            name = f"ten steps of every cell, {counted(number_of, 'run')}, least squares"
+            yield row(truth, name, *least_squares(truth, seed, number_of)) | {"seeds": str(seed)}
+        runs = [Run(cell, seed, rate) for cell in truth.cells for rate in rates]
+        whole = one_after_another(truth, runs, math.inf)
+        yield row(truth, "the grid with one seed", *whole) | {"seeds": str(seed)}
+    rng, runs = np.random.default_rng(0), [*truth.runs]
+    at_random: Mapping[str, Callable[[], tuple[History, int]]] = {
+        "successive halving": lambda: halving(truth, rng),
+        "random": lambda: one_after_another(
+            truth, [runs[place] for place in rng.permutation(len(runs))], SHARE * truth.cost
+        ),
+        "Zeus on the most workers": lambda: zeus(truth, rng),
+    }
+    for rule, play in at_random.items():
+        yield from (row(truth, rule, *play()) for _ in range(_PLAYS))
+    yield row(truth, "largest batch, most workers", [(0.0, max(truth.cells))], 1)
 
 
 def of_search(
     truth: Measured, seeds: tuple[int, ...]
-) -> tuple[pd.DataFrame, list[dict[str, object]]]:
-    """What the search with this order of seeds predicts of all cells; rows for it and the rules
-    that see its runs.
+) -> tuple[pd.DataFrame, list[Row], pd.DataFrame]:
+    """Play the search with this order of seeds. Return what it predicts of all cells, rows for it
+    and for the rules that see its runs, and its coverage by batch.
+
+    Predictions are held against the seeds of which the search ran nothing.
     """
     search = Played(truth, seeds)
-    cells = search.search().cells
+    prediction = search.search()
+    if prediction is None:
+        nothing = row(truth, "bsweep recommend", [(search.spent, None)], 1)
+        return pd.DataFrame(), [nothing | {"seeds": str(seeds[0])}], pd.DataFrame()
+    cells = prediction.cells
     told = _by_cell(cells, "seconds")
-    probed = fit_step_time(search.timings, DRAWS)
+    others = sorted(set(seeds) - {run.seed for run, _ in search.runs})
+    measured_seconds = truth.seconds_of(others) if others else dict.fromkeys(told, math.nan)
     rules = {
-        "bsweep recommend": told,
-        "throughput alone, by probes": throughput_alone(truth, search, probed),
-        "throughput alone": throughput_alone(truth, search, search.step_time),
-        "goodput of Pollux": goodput(truth, search),
+        "throughput alone": throughput_alone(truth, search),
         "nearest measured cell": nearest_measured(truth, search),
     }
-    rows: list[dict[str, object]] = []
+    if len(truth.study.noise_scales):
+        rules["goodput of Pollux"] = goodput(truth, search)
+    rows = [row(truth, "bsweep recommend", search.history, len(search.history))]
+    rows[0]["error"] = error(measured_seconds, told, truth.cells)
     for name, predicted in rules.items():
         choice = min(predicted, key=lambda cell: predicted[cell])
-        own = {"error": error(truth, predicted, truth.cells), "seeds": "".join(map(str, seeds))}
-        rows.append(_row(name, truth, choice, search.spent / truth.cost) | own)
-    was_run = {cell for (cell, _), _ in search.runs}
-    others = set(seeds) - {seed for (_, seed), _ in search.runs}
+        own = {"error": error(measured_seconds, predicted, truth.cells)}
+        rows.append(row(truth, name, [(search.spent, choice)], 1) | own)
+    ran = {run.cell for run, _ in search.runs}
+    batches = {cell[0] for cell in ran}
+    by_batch = coverage(truth, cells, others)
     rows[0] |= {
-        "error_elsewhere": error(
-            truth, told, [cell for cell in truth.cells if cell not in was_run]
+        "error_of_cells_run": error(measured_seconds, told, ran),
+        "error_on_other_workers": error(
+            measured_seconds, told, [c for c in told if c not in ran and c[0] in batches]
         ),
-        "coverage": coverage(truth, cells, truth.seeds),
-        "coverage_other_seeds": coverage(truth, cells, sorted(others)),
+        "error_of_new_batches": error(
+            measured_seconds, told, [cell for cell in told if cell[0] not in batches]
+        ),
+        "coverage": by_batch["num_inside"].sum() / by_batch["num_runs"].sum(),
         "num_runs": len(search.runs),
+        "trainings": search.spent / truth.best_cost,
     }
-    return cells.assign(measured_seconds=[truth.seconds[cell] for cell in told]), rows
+    mark = {"seeds": "".join(map(str, seeds))}
+    cells = cells.assign(measured_seconds=[truth.seconds[cell] for cell in told])
+    return cells, [one | mark for one in rows], by_batch.assign(**mark)
 
 
-def error(truth: Measured, predicted: Mapping[Key, float], of: Sequence[Key]) -> float:
-    """The median over some cells of the error of their time, either way."""
+def error(
+    measured_seconds: Mapping[Key, float], predicted: Mapping[Key, float], of: Collection[Key]
+) -> float:
+    """The median over some cells of the error of their time, either way; NaN of none."""
     errors = [
-        abs(predicted[cell] / truth.seconds[cell] - 1)
+        abs(predicted[cell] / measured_seconds[cell] - 1)
         for cell in of
-        if truth.seconds[cell] < math.inf
+        if measured_seconds[cell] < math.inf
     ]
-    return float(np.median(errors))
+    return float(np.median(errors)) if errors else math.nan
 
 
-def coverage(truth: Measured, cells: pd.DataFrame, seeds: Sequence[int]) -> float:
-    """The share of runs of these seeds, one a cell, that lie in their cell's 90 % interval."""
+def coverage(truth: Measured, cells: pd.DataFrame, seeds: Collection[int]) -> pd.DataFrame:
+    """By batch, the number of runs with these seeds that reached the target, and of those that lie
+    in their cell's 90 % interval; of the rate with which a cell is soonest.
+    """
     low, high = (_by_cell(cells, f"seconds_{end}") for end in ("low", "high"))
-    runs = [(cell, truth.run_seconds((cell, seed))) for cell in low for seed in seeds]
-    return float(
-        np.mean([low[cell] <= seconds <= high[cell] for cell, seconds in runs if seconds > 0])
-    )
+    rows = []
+    for cell in low:
+        of_rate = {
+            rate: [truth.run_seconds(Run(cell, seed, rate)) for seed in seeds]
+            for rate in truth.rates
+        }
+        best = min(of_rate.values(), key=lambda of: float(np.mean(np.nan_to_num(of, nan=np.inf))))
+        known = [seconds for seconds in best if seconds > 0]
+        inside = sum(low[cell] <= seconds <= high[cell] for seconds in known)
+        rows.append((cell[0], len(known), inside))
+    table = pd.DataFrame(rows, columns=["global_batch", "num_runs", "num_inside"])
+    return table.groupby("global_batch", as_index=False).sum()
 
 
 def without_a_batch(truth: Measured) -> pd.DataFrame:
@@ -200,22 +363,60 @@ def without_a_batch(truth: Measured) -> pd.DataFrame:
     """
     tables = []
     for batch in sorted({cell[0] for cell in truth.cells}):
-        known = [
-            ((cell, seed), math.inf)
-            for cell in truth.cells
-            for seed in truth.seeds
-            if cell[0] != batch
-        ]
+        known = [(run, math.inf) for run in truth.runs if run.cell[0] != batch]
         seen = observed(played(truth, known), truth.target)
         of = [cell for cell in truth.cells if cell[0] == batch]
-        cells = predict_from(seen, fit(seen, (), DRAWS), parse_objective("fastest"), of).cells
-        told = cells.assign(
-            measured_seconds=[truth.seconds[cell] for cell in _by_cell(cells, "seconds")]
-        )
-        tables.append(told.assign(coverage=coverage(truth, cells, truth.seeds)))
+        try:
+            fits = fit(seen, (), DRAWS)
+        except ValueError as problem:  # too few others reached the target
+            print(f"without batch {batch}: {problem}")
+            continue
+        cells = predict_from(seen, fits, parse_objective("fastest"), of).cells
+        told = cells.assign(measured_seconds=[truth.seconds[cell] for cell in of])
+        inside = coverage(truth, cells, truth.seeds)
+        share = float(inside["num_inside"].sum() / max(1, inside["num_runs"].sum()))
+        tables.append(told.assign(coverage=share))
     return pd.concat(tables)[
         [*CELL, "measured_seconds", "seconds", "seconds_low", "seconds_high", "coverage"]
     ]
+
+
+def ahead(truth: Measured) -> str:
+    """By how much the best cell is ahead of the next, with its 95 % t-interval over equal seeds."""
+    best, second = sorted(truth.cells, key=lambda cell: truth.seconds[cell])[:2]
+    logs = [
+        math.log(_soonest(truth, second, seed) / _soonest(truth, best, seed))
+        for seed in truth.seeds
+    ]
+    mean = float(np.mean(logs))
+    low, high = stats.t.interval(0.95, len(logs) - 1, mean, stats.sem(logs))
+    share = truth.seconds[second] / truth.seconds[best] - 1
+    return (
+        f"batch {best[0]} on {best[1]} is {share:.0%} ahead of batch {second[0]} on {second[1]}; "
+        f"by equal seeds {math.expm1(mean):.0%} ({math.expm1(low):.0%} to {math.expm1(high):.0%})"
+    )
+
+
+def _soonest(truth: Measured, cell: Key, seed: int) -> float:
+    return float(np.nanmin([truth.run_seconds(Run(cell, seed, rate)) for rate in truth.rates]))
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each rule: medians over its plays, and in how many the choice is within 5 % of the
+    best, with the exact 95 % interval (Clopper and Pearson, 1934) of that share.
+    """
+    by_rule = table.assign(is_close=table["regret"] <= CLOSE).groupby("rule", sort=False)
+    numbers = ["error", "coverage", "regret", "cost_share", "settled_share", "trainings"]
+    medians = by_rule[[name for name in numbers if name in table]].median()
+    counts = by_rule["is_close"].agg(["sum", "size"])
+    intervals = [
+        stats.binomtest(int(close), int(plays)).proportion_ci(0.95, "exact")
+        for close, plays in counts.itertuples(index=False)
+    ]
+    return medians.assign(
+        close=counts["sum"], plays=counts["size"],
+        close_low=[one.low for one in intervals], close_high=[one.high for one in intervals],
+    )  # fmt: skip
 
 
 def _by_cell(cells: pd.DataFrame, column: str) -> dict[Key, float]:
@@ -224,11 +425,6 @@ def _by_cell(cells: pd.DataFrame, column: str) -> dict[Key, float]:
         (int(batch), int(workers), int(passes)): value
         for batch, workers, passes, value in rows.tolist()
     }
-
-
-def _row(rule: str, truth: Measured, choice: Key, cost: float) -> dict[str, object]:
-    chosen = {"global_batch": choice[0], "num_workers": choice[1], "regret": truth.regret(choice)}
-    return {"rule": rule, **chosen, "cost_share": cost}
 
 
 def draw(cells: pd.DataFrame, path: Path) -> None:
@@ -265,27 +461,31 @@ def draw(cells: pd.DataFrame, path: Path) -> None:
 def main(folder: Path, target: Target) -> None:
     truth = measured(folder, target)
     print(_grid(truth).round().to_string(), "\n")
-    rng, rows = np.random.default_rng(0), []
-    for seeds in itertools.permutations(truth.seeds):
-        cells, of_rules = of_search(truth, seeds)
+    print(
+        ahead(truth),
+        f"one training of the best cell is {truth.best_cost / truth.cost:.2%} of the grid's cost",
+        sep="\n", end="\n\n",
+    )  # fmt: skip
+    cells_of = pd.DataFrame(
+        [(*cell[:2], truth.seconds[cell]) for cell in truth.cells],
+        columns=["global_batch", "num_workers", "seconds"],
+    )
+    cells_of = cells_of.assign(metric=target.metric, target=target.value)
+    cells_of.to_csv(folder / "seconds.csv", index=False, float_format="%.6g")
+    rows, covered = [], []
+    for first in range(len(truth.seeds)):
+        seeds = (*truth.seeds[first:], *truth.seeds[:first])
+        cells, of_rules, by_batch = of_search(truth, seeds)
         rows += of_rules
-        if seeds == tuple(truth.seeds):
+        covered.append(by_batch)
+        if not first and len(cells):
             draw(cells, folder / "predicted.png")
-    rows.append(_row("largest batch, most workers", truth, max(truth.cells), 0.0))
-    for cost, choice in (zeus(truth, rng) for _ in range(_ZEUS_PLAYS)):
-        rows.append(_row("Zeus, until it stays within 5 %", truth, choice, cost / truth.cost))
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([*rows, *own_rules(truth)])
     table.to_csv(folder / "rules.csv", index=False, float_format="%.6g")
-    by_rule = table.assign(is_close=table["regret"].le(CLOSE)).groupby("rule", sort=False)
-    numbers = [
-        "error",
-        "error_elsewhere",
-        "regret",
-        "cost_share",
-        "coverage",
-        "coverage_other_seeds",
-    ]
-    print(by_rule[numbers].median().join(by_rule["is_close"].mean()).round(3).to_string(), "\n")
+    print(summary(table).round(3).to_string(), "\n")
+    by_batch = pd.concat(covered)
+    by_batch.to_csv(folder / "coverage_by_batch.csv", index=False)
+    print(by_batch.groupby("global_batch")[["num_runs", "num_inside"]].sum().T.to_string(), "\n")
     left_out = without_a_batch(truth)
     left_out.to_csv(folder / "without_a_batch.csv", index=False, float_format="%.6g")
     errors = (left_out["seconds"] / left_out["measured_seconds"] - 1).abs()

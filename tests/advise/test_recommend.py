@@ -30,6 +30,7 @@ from bsweep.analysis.prediction.next_run import (
     next_probe,
     next_run,
     still_open,
+    with_rates,
 )
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.selection import observed
@@ -41,6 +42,7 @@ from bsweep.core import energy
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Status
 from bsweep.study import attempts
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, compose, imported_first
@@ -168,16 +170,45 @@ def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> N
     assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
 
 
+def timed_cells(cells: list[Key], most: float = math.inf) -> list[Key]:
+    costs: dict[Key, float] = {}
+    while (cell := next_probe(cells, costs, lambda: most)) is not None:
+        costs[cell] = 1.0
+    return [*costs]
+
+
 def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
     cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
-    timed: list[Key] = []
-    while (cell := next_probe(cells, timed)) is not None:
-        timed.append(cell)
+    timed = timed_cells(cells)
     assert timed[:4] == [(16, 1, 1), (16, 2, 1), (256, 1, 1), (256, 2, 1)]
     assert timed[4:6] == [(64, 1, 1), (64, 2, 1)]
     assert len(timed) == len(cells)
     passes: list[Key] = [(64, 1, 1), (128, 1, 2)]
-    assert next_probe(passes, passes[:1]) is None, "the same pass"
+    assert len(timed_cells(passes)) == 1, "the same pass"
+
+
+def test_the_largest_pass_is_timed_second_where_passes_are_swept() -> None:
+    cells: list[Key] = [(batch, 1, passes) for batch in (64, 128) for passes in (1, 8)]
+    assert timed_cells(cells)[:2] == [(64, 1, 8), (128, 1, 1)]
+
+
+def test_further_cells_are_timed_while_they_cost_a_tenth_of_the_budget() -> None:
+    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
+    assert len(timed_cells(cells, most=60.0)) == 6
+    lost = dict.fromkeys([(256, 1, 1), (256, 2, 1)], 1.0)  # which turned out not to fit into memory
+    left = [cell for cell in cells if cell not in lost]
+    assert next_probe(left, lost | {(16, 1, 1): 1.0}, lambda: 0.0) == (16, 2, 1)
+
+
+def test_a_run_that_diverged_leaves_larger_batches_open(tmp_path: Path) -> None:
+    truth = Truth()
+    write_target_run(tmp_path / "s", truth, batch=32)
+    examples = 64 * truth.steps(64)
+    write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples, status="diverged")
+    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
+    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 128, 256)]
+    assert still_open(offers, seen.runs) == offers
 
 
 TINY = (
@@ -328,8 +359,8 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     [
         (["local_batch=32", "--target-accuracy", "0.9"], "the grid has only one cell"),
         (
-            ["local_batch=8,16", "optimizer.lr=0.1,0.2", "--target-accuracy", "0.9"],
-            "optimizer.lr has several values (0.1, 0.2)",
+            ["local_batch=8,16", "optimizer.momentum=0.8,0.9", "--target-accuracy", "0.9"],
+            "optimizer.momentum has several values (0.8, 0.9)",
         ),
         (
             ["local_batch=8,16", "strategy=ddp,horovod", "--target-accuracy", "0.9"],
@@ -422,3 +453,58 @@ def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
     }
     with pytest.raises(ValueError, match=r"add smaller batches.*out_of_memory: no room"):
         found._probe()
+
+
+def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> None:
+    rates, cells = [0.01, 0.02, 0.05, 0.1], [(batch, 1, 1) for batch in (16, 64, 256)]
+
+    def offered(*, gone: tuple[tuple[int, float], ...] = ()) -> dict[int, set[float]]:
+        offers = [
+            Offer(cell, 9e4, rate=rate)
+            for cell in cells
+            for rate in rates
+            if (cell[0], rate) not in gone
+        ]
+        study = tmp_path / "s"
+        seen = observed(bsweep.load(study), target_of(accuracy=TARGET)) if study.exists() else None
+        found: dict[int, set[float]] = {}
+        for one in with_rates(offers, rates, seen):
+            found.setdefault(one.cell[0], set()).add(one.rate)
+        return found
+
+    def run(batch: int, rate: float, needed: float, status: Status = "completed") -> None:
+        settings = {"optimizer.lr": rate}
+        write_target_run(
+            tmp_path / "s", Truth(scatter=0.0), batch=batch, settings=settings, needed=needed,
+            status=status, most_examples=9000 if status == "diverged" else math.inf,
+        )  # fmt: skip
+
+    assert offered() == {16: {0.05}, 64: {0.05}, 256: {0.05}}, "the middle one"
+    run(64, 0.05, 1.5)
+    assert offered() == {16: {0.05}, 64: {0.02, 0.1}, 256: {0.05}}
+    run(64, 0.02, 1.0)
+    assert offered() == {16: {0.02}, 64: {0.01}, 256: {0.02}}, "its other side is open"
+    run(64, 0.01, 1.2)
+    done = tuple((64, rate) for rate in (0.01, 0.05))
+    assert offered(gone=done)[64] == {0.02}, "both sides were tried"
+    run(16, 0.02, 1.0, "diverged")
+    assert offered()[16] == {0.01}, "larger ones would diverge too"
+    run(16, 0.01, 1.0)
+    assert offered()[16] == {0.01}
+
+
+def test_a_search_over_learning_rates_names_the_one_to_use(tmp_path: Path) -> None:
+    rates = ("optimizer.lr=0.0005,0.05", "optimizer.lr_rule=sqrt", "epochs=20")
+    others = [text for text in TINY if not text.startswith(("optimizer.lr", "epochs"))]
+    grid = (*others, *rates, "launch=inline", "strategy=single")
+    wanted = ("num_workers=1", "--target-accuracy", "0.3", "--budget", "20m")
+    result = command("recommend", *grid, *wanted, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "optimizer.lr=0.05, seed" in result.stderr
+    assert "Use optimizer.lr=0.05, the best of the rates run with" in result.stdout
+    runs = bsweep.load(tmp_path / "results/s").runs
+    named = int(re.search(r"global batch (\d+)", result.stdout)[1])  # type: ignore[index]
+    assert set(runs.loc[runs["global_batch"] == named, "lr"]) == {0.0005, 0.05}
+    kept = [json.loads(line) for line in (tmp_path / "results/s/commands.jsonl").open()]
+    again = command("run", *kept[0]["arguments"], cwd=tmp_path)
+    assert "completed already" in again.stderr

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -40,6 +43,10 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> measured_grid.Measured:
     return measured_grid.measured(folder, target_of(accuracy=TARGET))
 
 
+def run_of(grid: measured_grid.Measured, batch: int, workers: int, seed: int) -> measured_grid.Run:
+    return measured_grid.Run((batch, workers, 1), seed, grid.rates[0])
+
+
 def step_seconds(batch: int, workers: int, seed: int) -> float:
     return train_seconds(batch // workers, workers, 1, seed) / math.ceil(NUM_TRAIN / batch)
 
@@ -48,6 +55,7 @@ def test_seconds_of_a_cell_are_steps_times_step_seconds(
     grid: measured_grid.Measured,
 ) -> None:
     assert set(grid.cells) == {(batch, workers, 1) for batch in GRID for workers in (1, 2)}
+    assert grid.seeds == [1, 2]
     for batch, workers, _ in grid.cells:
         steps = [step_seconds(batch, workers, seed) for seed in (1, 2)]
         expected = LAW.steps(batch) * sum(steps) / 2  # the median of two
@@ -59,7 +67,9 @@ def test_a_run_that_is_played_on_several_workers_takes_as_long_as_there(
     grid: measured_grid.Measured,
 ) -> None:
     seen = observed(
-        measured_grid.played(grid, [(((128, 2, 1), 1), math.inf), (((32, 1, 1), 2), 3000.0)]),
+        measured_grid.played(
+            grid, [(run_of(grid, 128, 2, 1), math.inf), (run_of(grid, 32, 1, 2), 3000.0)]
+        ),
         grid.target,
     )
     found = seen.runs.set_index("global_batch")
@@ -67,38 +77,81 @@ def test_a_run_that_is_played_on_several_workers_takes_as_long_as_there(
     assert whole["reached"]
     assert not broken_off["reached"]
     assert broken_off["trained_steps"] <= 3000
-    assert whole["seconds_to_target"] == pytest.approx(grid.run_seconds(((128, 2, 1), 1)))
+    assert whole["seconds_to_target"] == pytest.approx(grid.run_seconds(run_of(grid, 128, 2, 1)))
+    assert broken_off["status"] == "interrupted"
     assert whole["step_seconds"] == pytest.approx(step_seconds(128, 2, 1))
 
 
 def test_rules_choose_what_they_predict_to_be_least(grid: measured_grid.Measured) -> None:
     search = measured_grid.Played(grid, (1, 2))
-    search.runs = [(((128, 1, 1), 1), math.inf), (((512, 2, 1), 1), math.inf)]
+    first = run_of(grid, 128, 1, 1)
+    search.runs = [(first, math.inf), (run_of(grid, 512, 2, 1), math.inf)]
     nearest = truth.nearest_measured(grid, search)
-    assert nearest[32, 1, 1] == pytest.approx(grid.run_seconds(((128, 1, 1), 1)))
+    assert nearest[32, 1, 1] == pytest.approx(grid.run_seconds(first))
     assert min(nearest, key=lambda cell: nearest[cell]) in {(128, 1, 1), (512, 2, 1)}, (
         "one that was run"
     )
-    alone, goodput = (
-        truth.throughput_alone(grid, search, search.step_time),
-        truth.goodput(grid, search),
-    )
+    alone, goodput = truth.throughput_alone(grid, search), truth.goodput(grid, search)
     began = (128, 1, 1)
-    assert alone[began] == goodput[began] == pytest.approx(grid.run_seconds((began, 1)), rel=0.15)
+    assert alone[began] == goodput[began] == pytest.approx(grid.run_seconds(first), rel=0.15)
     assert goodput[512, 1, 1] / alone[512, 1, 1] == pytest.approx(
         (512 + 180) / (128 + 180), rel=0.2
     )
-    assert truth.error(grid, grid.seconds, grid.cells) == 0
+    assert truth.error(grid.seconds, grid.seconds, grid.cells) == 0
 
 
 def test_zeus_settles_on_the_best_batch_of_the_most_workers(grid: measured_grid.Measured) -> None:
-    cost, choice = truth.zeus(grid, np.random.default_rng(0))
-    assert choice == min(
-        (cell for cell in grid.cells if cell[1] == 2), key=lambda cell: grid.seconds[cell]
-    )
-    assert (
-        min(grid.worker_seconds((choice, seed)) for seed in (1, 2)) * 0.9 <= cost < 1.5 * grid.cost
-    )
+    history, stopped = truth.zeus(grid, np.random.default_rng(0))
+    best = min((c for c in grid.cells if c[1] == 2), key=lambda cell: grid.seconds[cell])
+    assert history[-1][1] == best
+    assert 1 < stopped < len(history)
+    costs = [cost for cost, _ in history]
+    assert costs == sorted(costs)
+    cheapest = min(grid.worker_seconds(run_of(grid, best[0], 2, seed)) for seed in (1, 2))
+    assert costs[-1] > 0.9 * cheapest * len(history)
+
+
+def test_least_squares_find_a_law_and_pay_for_starts(grid: measured_grid.Measured) -> None:
+    history, _ = truth.least_squares(grid, 1, 3)
+    best = min(grid.cells, key=lambda cell: grid.seconds[cell])
+    ((spent, choice),) = history
+    assert grid.regret(choice) < 0.05, best
+    runs = [min(grid.worker_seconds(run_of(grid, b, n, 1)) for n in (1, 2)) for b in GRID]
+    probes = [grid.probe_worker_seconds(run_of(grid, *cell[:2], 1)) for cell in grid.cells]
+    assert spent == pytest.approx(sum(runs) + sum(probes), rel=0.05)
+    starts = sum(grid.runs[run_of(grid, *c[:2], 1)].start_seconds * c[1] for c in grid.cells)
+    assert sum(probes) > starts > 0
+
+
+def test_one_after_another_ends_with_the_soonest_run(grid: measured_grid.Measured) -> None:
+    runs = [run for run in grid.runs if run.seed == 1]
+    history, stopped = truth.one_after_another(grid, runs, math.inf)
+    assert stopped == len(history) == len(runs)
+    assert history[-1][1] == min(runs, key=grid.run_seconds).cell
+    assert history[-1][0] == pytest.approx(sum(map(grid.worker_seconds, runs)))
+    _, stopped = truth.one_after_another(grid, runs, history[2][0])
+    assert stopped == 3
+
+
+def test_halving_ends_with_a_cell_that_is_soon(grid: measured_grid.Measured) -> None:
+    history, stopped = truth.halving(grid, np.random.default_rng(0))
+    assert stopped == len(history) > 1
+    assert grid.regret(history[-1][1]) < 0.5
+    whole = sum(grid.worker_seconds(run) for run in grid.runs if run.seed == 1)
+    assert history[0][0] < history[-1][0] < 2 * whole
+
+
+def test_a_choice_is_settled_once_it_stays_close(grid: measured_grid.Measured) -> None:
+    best = min(grid.cells, key=lambda cell: grid.seconds[cell])
+    worst = max(grid.cells, key=lambda cell: grid.seconds[cell])
+    history = [(1.0, best), (2.0, worst), (3.0, best), (4.0, best)]
+    told = truth.row(grid, "rule", history, 4)
+    assert told["settled_share"] == pytest.approx(3 / grid.cost)
+    assert told["cost_share"] == pytest.approx(4 / grid.cost)
+    assert told["regret"] == 0
+    assert math.isinf(float(str(truth.row(grid, "rule", history[:2], 1)["settled_share"])))
+    nothing = truth.row(grid, "rule", [(1.0, None)], 1)
+    assert math.isinf(float(str(nothing["regret"])))
 
 
 def test_a_changing_batch_takes_the_step_seconds_of_each_batch(
@@ -166,7 +219,8 @@ def test_rules_are_held_against_the_best_fixed_batch_by_equal_seeds() -> None:
 def test_a_missed_target_takes_forever_and_passes_replace_workers(
     grid: measured_grid.Measured,
 ) -> None:
-    runs = grid.study.runs.set_index("run_id")
+    of_grid = grid.study.runs
+    runs = of_grid[of_grid["num_workers"] == 1].set_index("run_id")
     first, second, third = runs.index[:3]
     runs["batching"], runs["lr_rule"] = "fixed", "linear"
     runs.loc[first, ["batching", "status"]] = "norm_test", "diverged"
@@ -187,3 +241,24 @@ def test_a_missed_target_takes_forever_and_passes_replace_workers(
     assert [*seconds.index] == [2]
     assert np.isfinite(seconds).all()
     assert [*of[f"goodput from {batches[third]}"].index] == [1]
+
+
+def test_a_grid_that_was_trained_whole_is_read_from_its_study(tmp_path: Path) -> None:
+    for batch, workers, seed, rate in itertools.product((32, 128), (1, 2), (1, 2), (0.1, 0.2)):
+        write_target_run(
+            tmp_path / "s", LAW, batch=batch, workers=workers, seed=seed,
+            settings={"optimizer.lr": rate}, needed=1.0 if rate == 0.1 else 1.5,
+            every_examples=2000,
+        )  # fmt: skip
+    target = target_of(accuracy=TARGET)
+    grid = measured_grid.measured(tmp_path / "s", target)
+    assert grid.rates == [0.1, 0.2]
+    assert len(grid.runs) == 16
+    for batch, workers, _ in grid.cells:
+        assert grid.seconds[batch, workers, 1] == pytest.approx(
+            LAW.seconds(batch, workers), rel=0.1
+        )
+    run = measured_grid.Run((32, 2, 1), 2, 0.2)
+    shutil.rmtree(tmp_path / "s" / grid.runs[run].run_id)
+    with pytest.raises(SystemExit, match="these are missing"):
+        measured_grid.measured(tmp_path / "s", target)

@@ -4,9 +4,9 @@ trained.
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,6 @@ import numpy as np
 import bsweep
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import (
-    PROBED_FIRST,
-    PROBED_SHARE,
     Grid,
     Key,
     Next,
@@ -61,21 +59,15 @@ class Played:
             dict.fromkeys(cells, SEEDS), {cell: self.examples / cell[0] for cell in cells}, {}
         )
         rng = np.random.default_rng([self.seed, 3])
-        timed: list[Key] = []
+        costs: dict[Key, float] = {}
         self.timings: list[Timing] = []
-        most = math.inf
-        while (cell := next_probe(cells, timed)) is not None:
+        most = cache(lambda: self.grid.share(fit_step_time(self.timings, DRAWS), None))
+        while (cell := next_probe(cells, costs, most)) is not None:
             batch, workers, _ = cell
             seconds = self.step_seconds(cell) * self.truth.of_run(rng, workers)
-            cost = 10 * seconds * workers
-            if len(timed) == PROBED_FIRST * len(WORKERS):
-                most = PROBED_SHARE * self.grid.share(fit_step_time(self.timings, DRAWS), None)
-            if self.spent + cost > most:
-                break
-            timed.append(cell)
+            costs[cell] = 10 * seconds * workers
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
-            self.spent += cost
-        self.probed = self.spent
+        self.spent = self.probed = sum(costs.values())
 
     def step_seconds(self, cell: Key) -> float:
         batch, workers, passes = cell

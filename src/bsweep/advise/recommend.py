@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from bsweep.advise.search import AXES, Search, named
-from bsweep.analysis.numbers import number
+from bsweep.advise.search import AXES, RATE, Search, named
+from bsweep.analysis.numbers import different_texts, number
+from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.next_run import Key, Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
@@ -138,12 +139,9 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
     return cells
 
 
-_FOLLOWS = " With optimizer.lr_rule=linear the learning rate follows the batch."
-
-
 def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield messages about keys and groups that have several values in a grid, although only batch
-    size, workers, accumulation steps and seed may have several.
+    size, workers, accumulation steps, learning rate and seed may have several.
 
     If a group such as `strategy` has several variants, the message names the group and not the keys
     of its variants. `_problems` refuses allocations.
@@ -162,9 +160,8 @@ def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
         if group in groups or key.partition(".")[0] not in groups:
             yield (
                 f"{group} has several values ({', '.join(found)}), but only batch size, workers, "
-                "accumulation_steps and seed may have several. Choose one: "
+                f"accumulation_steps, {RATE} and seed may have several. Choose one: "
                 f"{group}={next(iter(found))}."
-                f"{_FOLLOWS if key == 'optimizer.lr' else ''}"
             )
 
 
@@ -246,6 +243,7 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
     else:
         # Starts and evaluations count for the search alone.
         trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
+        ended += _rate_told(search, prediction)
         ended.append(
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
@@ -271,6 +269,21 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
         print("\n".join([*answer, " ".join(filter(None, [*ended, more])), page]))
     return 0 if prediction is not None else 1
+
+
+def _rate_told(search: Search, prediction: Prediction) -> list[str]:
+    """Return a sentence on the learning rate of the recommended batch size, if the search has
+    several.
+    """
+    if len(search.rates) < 2:
+        return []
+    batch, runs = prediction.recommended["global_batch"], prediction.seen.study.runs
+    tried = runs.loc[runs["global_batch"] == batch, "lr"]
+    if tried.empty:
+        return [f"No run had batch size {batch}: choose {RATE} by runs of it."]
+    best = prediction.seen.rates.get(batch, tried.iloc[0])
+    among = ", ".join(different_texts(tried))
+    return [f"Use {RATE}={best:g}, the best of the rates run with batch size {batch} ({among})."]
 
 
 def _more(search: Search, end: Next, is_told: bool) -> str:

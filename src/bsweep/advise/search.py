@@ -16,7 +16,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -28,8 +29,6 @@ from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
 from bsweep.analysis.prediction.next_run import (
-    PROBED_FIRST,
-    PROBED_SHARE,
     Grid,
     Key,
     Next,
@@ -40,6 +39,7 @@ from bsweep.analysis.prediction.next_run import (
     next_probe,
     next_run,
     still_open,
+    with_rates,
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
@@ -62,7 +62,8 @@ from bsweep.study.progress import Progress
 
 logger = terminal.logger(__name__)
 
-AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", "seed")
+RATE = "optimizer.lr"
+AXES = ("local_batch", "global_batch", "num_workers", "accumulation_steps", RATE, "seed")
 
 _DRAWS = 1500  # for the fits that only choose the next run
 # The search stops a run, and chooses the next one anew, after this multiple of the upper end of
@@ -175,6 +176,12 @@ class Search:
     def planned(self) -> dict[str, commands.Planned]:
         return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
 
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates of the grid, in order; empty for a program with a rate of its own."""
+        rates = {_rate(config) for points in self.cells.values() for config in points}
+        return sorted(rate for rate in rates if not math.isnan(rate))
+
     def lead(self) -> Next:
         """Time a few steps of some cells, then train one point after another until the search ends.
 
@@ -213,7 +220,7 @@ class Search:
 
     def _probe(self) -> None:
         """Time a few steps of two cells for each number of workers, and of further cells as long
-        as they cost little of what the search may spend; `next_probe` says in which order.
+        as they cost little of what the search may spend; `next_probe` says which.
 
         Cells that an earlier search has timed are not timed again. A cell that turns out not to fit
         into memory is left out, and the next one is timed. Once a run was made, no further cells
@@ -221,10 +228,16 @@ class Search:
         """
         for probe in self.probes.values():
             self._leave_out_what_does_not_fit(probe)
-        while (cell := next_probe(self.cells, self.probes.keys() & self.cells.keys())) is not None:
-            own = [one for one in self.probes if one[1] == cell[1] and one in self.cells]
-            if len(own) >= PROBED_FIRST and not self._costs_little(cell[1]):
-                break
+
+        @cache
+        def most() -> float:
+            if self.run_ids:
+                return 0.0
+            if self.budget is not None:
+                return self.budget
+            return self.grid.share(fit_step_time(self.timings, _DRAWS), None)
+
+        while (cell := next_probe(self.cells, self._probe_costs(), most)) is not None:
             self._time_steps(cell)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
@@ -233,18 +246,15 @@ class Search:
                 f"error: {next(errors)}"
             )
 
-    def _costs_little(self, workers: int) -> bool:
-        """Return True if no run was made yet, and timing one more cell with this number of workers
-        keeps all that timing costs within `PROBED_SHARE` of what the search may spend.
+    def _probe_costs(self) -> dict[Key, float]:
+        """Return what timing the steps of each cell has cost: wall seconds if a budget is given,
+        otherwise worker-seconds.
         """
-        if self.run_ids:
-            return False
-        each = [probe.wall_seconds for cell, probe in self.probes.items() if cell[1] == workers]
-        most = self.budget
-        if most is None:
-            most = self.grid.share(fit_step_time(self.timings, _DRAWS), None)
-            each = [seconds * workers for seconds in each]
-        return self.spent(is_wall=self.budget is not None) + median(each) <= PROBED_SHARE * most
+        has_budget = self.budget is not None
+        return {
+            cell: probe.wall_seconds * (1 if has_budget else cell[1])
+            for cell, probe in self.probes.items()
+        }
 
     def _time_steps(self, cell: Key) -> None:
         spent = self.spent(is_wall=True)
@@ -345,8 +355,8 @@ class Search:
         )
 
     def _next(self, prediction: Prediction | None) -> Next:
-        grid = self.grid
-        offers = self._offers(grid)
+        grid, seen = self.grid, self.observed()
+        offers = with_rates(self._offers(grid), self.rates, seen)
         step_time = (
             prediction.fitted.step_time
             if prediction
@@ -359,9 +369,7 @@ class Search:
                     f"no --budget: at most {number(self.share)} worker-seconds, which are "
                     f"{_SHARE}; a run that reaches the target will tell more exactly"
                 )
-            seen = self.observed()
-            if seen is not None:  # A diverged run did not train to its end.
-                offers = still_open(offers, seen.runs[seen.runs["status"] != "diverged"])
+            offers = still_open(offers, seen.runs) if seen is not None else offers
             return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
 
@@ -416,17 +424,20 @@ class Search:
 
     def _offers(self, grid: Grid) -> list[Offer]:
         return [
-            Offer(cell, grid.most_steps[cell], done)
-            for cell in self.cells
-            for _, done in self._points(cell)[:1]
+            Offer(cell, grid.most_steps[cell], done, rate)
+            for cell, configs in self.cells.items()
+            for rate in sorted(set(map(_rate, configs)))
+            for _, done in self._points(cell, rate)[:1]
         ]
 
-    def _points(self, cell: Key) -> list[tuple[RunConfig, float]]:
-        """Return the new and interrupted points of a cell, each with the number of steps before its
-        latest checkpoint; the point with the most steps comes first.
+    def _points(self, cell: Key, rate: float) -> list[tuple[RunConfig, float]]:
+        """Return the new and interrupted points of a cell with a learning rate, each with the
+        number of steps before its latest checkpoint; the point with the most steps comes first.
         """
         found = []
         for config in self.cells[cell]:
+            if _rate(config) != rate and not math.isnan(rate):
+                continue
             paths = attempts.paths_of(config)
             if states.state_of_run(paths.folder).status in _LEFT:
                 facts = next((one.facts() for one in checkpoints(paths)), None)
@@ -441,8 +452,8 @@ class Search:
         the predicted time, plus the time that runs take besides their steps.
         """
         assert coming.offer is not None
-        cell = coming.offer.cell
-        points = self._points(cell)
+        cell, rate = coming.offer.cell, coming.offer.rate
+        points = self._points(cell, rate)
         if not points:  # another process has taken the point meanwhile
             return
         config, done = points[0]
@@ -450,23 +461,19 @@ class Search:
             self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]]
             / cell[1]
         )
-        takes = f"about {duration(coming.worker_seconds / cell[1])}"
-        if prediction is None:
-            why = f"no run has reached the target yet; this run takes at most {takes[6:]}"
-        else:
+        if prediction is not None:
             most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
             seconds = min(
                 seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
             )
-            why = f"{takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
-            if not is_proven(prediction, cell[0]):
-                why = (
-                    f"no run of so large a batch has reached the target yet; this run takes {takes}"
-                )
-            if not is_told(prediction):
-                why = f"the steps of two batch sizes must be known; this run takes {takes}"
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
-        say(f"next: {named(cell)}, seed {config.seed}{goes_on}: {why}; {self.budget_text()}")
+        why, rate_text = self._reason(coming, prediction), ""
+        if len(self.rates) > 1:
+            rate_text = f", {RATE}={rate:g}"
+        say(
+            f"next: {named(cell)}{rate_text}, seed {config.seed}{goes_on}: {why}; "
+            f"{self.budget_text()}"
+        )
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
@@ -483,11 +490,37 @@ class Search:
                 f"{self.study_dir}`."
             )
 
+    def _reason(self, coming: Next, prediction: Prediction | None) -> str:
+        """Return why the search makes its next run, and how long the run takes."""
+        assert coming.offer is not None
+        batch, workers, _ = coming.offer.cell
+        takes = duration(coming.worker_seconds / workers)
+        if prediction is None:
+            return f"no run has reached the target yet; this run takes at most {takes}"
+        if not is_told(prediction):
+            return f"the steps of two batch sizes must be known; this run takes about {takes}"
+        if not is_proven(prediction, batch):
+            return (
+                "no run of so large a batch has reached the target yet; this run takes about "
+                f"{takes}"
+            )
+        if coming.offer.is_trial and batch == prediction.recommended["global_batch"]:
+            return (
+                "the rates beside the best one of the recommended batch must be tried; this run "
+                f"takes about {takes}"
+            )
+        return f"about {takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
+
     def budget_text(self) -> str:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
         return f"{number(spent)} of {number(self.share)} worker-seconds, {_SHARE}, spent"
+
+
+def _rate(config: RunConfig) -> float:
+    rate = config.optimizer.lr
+    return math.nan if rate is None else rate
 
 
 def _in_short(prediction: Prediction) -> str:
@@ -514,7 +547,7 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     the grid.
     """
     others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
-    own = {key: getattr(config, key) for key in AXES}
+    own = {key: attrgetter(key)(config) for key in AXES}
     return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
 
 

@@ -26,7 +26,7 @@ from bsweep.analysis.keys import cell_keys, in_common, keyed, settings
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.naming import applies, evaluated_part, words
-from bsweep.analysis.numbers import plain, setting_text
+from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
 from bsweep.analysis.targets import to_target
 from bsweep.core.words import counted, escaped, first_of
@@ -410,9 +410,8 @@ def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
 def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
     """Return the different values of a column as texts, in order; `-` stands for a missing one."""
     column = table[key].astype(object) if key in table else pd.Series([None], dtype=object)
-    known = [value for value in column if pd.notna(value) and value != ""]
-    in_order = sorted({*known}, key=lambda value: (isinstance(value, str), value))
-    return (*dict.fromkeys(map(setting_text, in_order)), *["-"] * (len(known) < len(column)))
+    is_missing = column.isna() | (column == "")
+    return (*different_texts(column), *["-"] * bool(is_missing.any()))
 
 
 def _text(values: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ more digits than their intervals support; conversion of values to types that JSO
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,17 @@ def setting_text(value: object) -> str:
         The text, such as `0.1` or `ddp`.
     """
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def different_texts(values: Iterable[Any]) -> list[str]:
+    """Return the different values of a setting as texts, each once, numbers before texts.
+
+    Args:
+        values: The values, of which missing ones and empty texts are left out.
+    """
+    known: set[Any] = {value for value in values if pd.notna(value) and value != ""}
+    in_order = sorted(known, key=lambda value: (isinstance(value, str), value))
+    return [*dict.fromkeys(map(setting_text, in_order))]
 
 
 def plain(value: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from bsweep.analysis import columns
 from bsweep.analysis.keys import levels
 from bsweep.analysis.loaded import Study, study_of
-from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.numbers import different_texts
 
 # The model and data of the published study. Curves of others do not compare with its curves.
 _MODEL = "resnet18"
@@ -84,21 +83,15 @@ def differences(study: Study) -> list[str]:
     ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
     found = []
     for column in _COMPARED:
-        values, reference = (_known(runs, column) for runs in (ours, theirs))
+        values, reference = (
+            ", ".join(different_texts(runs.get(column, ()))) for runs in (ours, theirs)
+        )
         if values != reference:
             found.append(
                 f"{columns.heading(column)}: {values or 'not known'} (published: "
                 f"{reference or 'not given'})"
             )
     return found
-
-
-def _known(runs: pd.DataFrame, column: str) -> str:
-    """Return the different values of a column as one text, numbers before texts."""
-    values: set[Any] = {value for value in runs.get(column, ()) if pd.notna(value) and value != ""}
-    return ", ".join(
-        map(setting_text, sorted(values, key=lambda value: (isinstance(value, str), value)))
-    )
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:

@@ -6,31 +6,45 @@ The gain of a run is its knowledge gradient, see `objectives.gains`. It is the f
 reached the target, the number of steps is unknown. The first run then has the batch in the middle
 of the grid, on the worker count that costs least. A search recommends nothing before the steps of
 two batch sizes are known.
+
+If a search has several learning rates, `with_rates` says which of them a batch size is run with
+next. The gain of trying a further rate is what the steps are expected to fall by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
 from bsweep.analysis.prediction.fitting import Fits
 from bsweep.analysis.prediction.forecast import are_unreached
-from bsweep.analysis.prediction.objectives import LEAST_GAIN, SURE, Choice, Objective, gains
+from bsweep.analysis.prediction.objectives import (
+    LEAST_GAIN,
+    SURE,
+    Choice,
+    Objective,
+    gains,
+    log_objective,
+)
 from bsweep.analysis.prediction.result import Prediction
-from bsweep.analysis.prediction.selection import CELL, exact_batches
+from bsweep.analysis.prediction.selection import CELL, Observed, exact_batches
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
 
-PROBED_SHARE = 0.1  # of what a search may spend that timing further cells may cost
-PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
+_PROBED_SHARE = 0.1  # of what a search may spend that timing steps may cost
+_PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cost
 _FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
+# Standard deviation of the log steps at a learning rate, less those at the best one beside it.
+_RATE_EFFECT = 0.3
 
 Key = tuple[int, int, int]
 """A cell as three numbers in the order of `CELL`: global batch, workers, passes of a step."""
@@ -50,12 +64,15 @@ class Offer:
     numbers of steps.
 
     `done_steps` is the number of steps already trained. `most_steps` is the largest number of steps
-    that the run may take in all.
+    that the run may take in all. `rate` is its learning rate, NaN if the search has only one.
+    `is_trial` is True if it has several, and no run of its batch size had this rate.
     """
 
     cell: Key
     most_steps: float
     done_steps: float = 0.0
+    rate: float = math.nan
+    is_trial: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,21 +152,33 @@ def median_step(step_time: StepTimeFit, cell: Key) -> float:
     )
 
 
-def next_probe(cells: Collection[Key], timed: Collection[Key]) -> Key | None:
-    """Return the cell whose steps a search times next; None if all passes are timed.
+def next_probe(
+    cells: Collection[Key], costs: Mapping[Key, float], most: Callable[[], float]
+) -> Key | None:
+    """Return the cell whose steps a search times next; None if it times no further cell.
 
-    On each number of workers, the smallest batch comes first, and then the pass whose size is
-    farthest from all that are timed, so that the largest pass is the second. Worker counts with
-    fewer than `PROBED_FIRST` timed cells precede the others.
+    On each number of workers, the smallest pass comes first, then the largest, and then the pass
+    whose size is farthest from all that are timed. Worker counts with fewer than `_PROBED_FIRST`
+    timed cells precede the others. Once all have so many, a cell is timed only if timing steps
+    then costs at most `_PROBED_SHARE` of what the search may spend, all in all.
+
+    Args:
+        cells: The cells that can be timed.
+        costs: What timing a cell has cost, by cell; cells that turned out not to fit into memory
+            are among them, but not among `cells`.
+        most: Returns what the search may spend, in the unit of `costs`.
     """
     best, highest = None, (0, 0.0)
-    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0], cell[2])):
-        own = [one for one in timed if one[1] == cell[1]]
+    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0] / cell[2], cell[2])):
+        own = [one for one in costs if one[1] == cell[1] and one in cells]
         away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
-        rank = max(0, PROBED_FIRST - len(own)), min(away, default=math.inf)
-        if cell not in timed and rank[1] > 0 and rank > highest:
+        rank = max(0, _PROBED_FIRST - len(own)), min(away, default=math.inf)
+        if cell not in costs and rank[1] > 0 and rank > highest:
             best, highest = cell, rank
-    return best
+    if best is None or highest[0] > 0:
+        return best
+    coming = median(cost for cell, cost in costs.items() if cell[1] == best[1])
+    return best if sum(costs.values()) + coming <= _PROBED_SHARE * most() else None
 
 
 def first_run(
@@ -192,10 +221,55 @@ def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
 
     All runs of a search are planned with the same number of examples. The examples to a target,
     E_min + S_min B, grow with the batch B. So a batch as large as one that missed the target, or
-    larger, is left out, unless a run of a larger one reached the target.
+    larger, is left out, unless a run of a larger one reached the target. A run that diverged leaves
+    nothing out, because it did not train to its end. Nor does a batch size with another learning
+    rate to try.
     """
-    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), runs)
+    trials = {one.cell[0] for one in offers if one.is_trial}
+    ended = runs[(runs["status"] != "diverged") & ~runs["global_batch"].isin(trials)]
+    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), ended)
     return [one for one, is_missed in zip(offers, missed, strict=True) if not is_missed]
+
+
+def with_rates(
+    offers: Sequence[Offer], rates: Sequence[float], seen: Observed | None
+) -> list[Offer]:
+    """Return those of the offered runs whose learning rate is the one to run next at their batch
+    size, with `is_trial` set.
+
+    A batch size without runs begins with the best rate of the nearest batch size that has some, or
+    with the middle rate. Then the rates beside the best one so far are tried, until both have runs,
+    and all further runs have the best rate. At a batch size where a run diverged, its rate and
+    larger ones are not tried.
+
+    Args:
+        offers: The runs that can be made, at most one for each cell and rate.
+        rates: All learning rates of the search, in order.
+        seen: The runs so far, or None.
+    """
+    if len(rates) < 2:
+        return list(offers)
+    runs = pd.DataFrame(columns=["global_batch", "lr", "status"])
+    runs = runs if seen is None else seen.study.runs[[*runs.columns]]
+    best = dict(runs.drop_duplicates("global_batch")[["global_batch", "lr"]].to_numpy(float))
+    best |= {} if seen is None else seen.rates
+    kept = []
+    for offer in offers:
+        batch, own = offer.cell[0], runs[runs["global_batch"] == offer.cell[0]]
+        if own.empty:
+            near = min(best, key=lambda other: abs(math.log(other / batch)), default=None)
+            begins = rates[len(rates) // 2] if near is None else best[near]
+            kept += [replace(offer, is_trial=True)] if offer.rate == begins else []
+            continue
+        too_large = own.loc[own["status"] == "diverged", "lr"].astype(float).min()
+        place = rates.index(best[batch])
+        beside = {*rates[max(0, place - 1) : place + 2]} - {*own["lr"]}
+        beside = {rate for rate in beside if not rate >= too_large}
+        if beside and offer.rate in beside:
+            kept.append(replace(offer, is_trial=True))
+        elif not beside and offer.rate == best[batch] and not offer.rate >= too_large:
+            kept.append(offer)
+    return kept
 
 
 def is_told(prediction: Prediction) -> bool:
@@ -219,10 +293,12 @@ def next_run(
     """Return the run that a search trains next: the one that is expected to improve the
     recommendation most per worker-second, within the budget. `first_run` describes the arguments.
 
-    A search does not end before a run has proven the recommended batch size (`is_proven`), if the
-    budget pays for that run. Until the steps of two batch sizes are known, it is a run of a further
-    batch size, whatever it gains. A batch size no larger than one that reached the target at its
-    first evaluation would do so too, and tell as little.
+    A search does not end before a run has proven the recommended batch size (`is_proven`), and,
+    with several learning rates, before it has run this batch size with the best rate and those
+    beside it, if the budget pays for these runs. Until the
+    steps of two batch sizes are known, it is a run of a further batch size, whatever it gains. A
+    batch size no larger than one that reached the target at its first evaluation would do so too,
+    and tell as little.
     """
     if not is_told(prediction):
         runs = prediction.seen.runs
@@ -237,8 +313,12 @@ def next_run(
     worth = table[table["gain"] >= LEAST_GAIN] if is_told(prediction) else table
     if is_over or worth.empty:
         affordable = table[table["cost"] <= table["workers"].map(left)]
+        best = prediction.recommended["global_batch"]
         proving = affordable[
-            [not is_proven(prediction, one.cell[0]) for one in affordable["offer"]]
+            [
+                not is_proven(prediction, one.cell[0]) or (one.is_trial and one.cell[0] == best)
+                for one in affordable["offer"]
+            ]
         ]
         return _best(table, "sure" if is_over else "gain") if proving.empty else _best(proving, "")
     paid = worth[worth["cost"] <= worth["workers"].map(left)]
@@ -261,16 +341,29 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
     known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)
     runs = known[known["kind"] == "run"].set_index(CELL)["gain"]
     steps = prediction.cells.set_index(CELL)["steps"]
+    batches = {*prediction.seen.runs["global_batch"]}
+    means = log_objective(prediction.forecast, objective).mean(axis=0)
+    slower = dict(zip(runs.index, means - means[prediction.choice.place], strict=True))
     rows = [
         (
             offer,
-            float(runs[offer.cell]),
+            _gain_of_rate(slower[offer.cell])
+            if offer.is_trial and offer.cell[0] in batches
+            else float(runs[offer.cell]),
             grid.run_worker_seconds(offer, float(steps[offer.cell]), fits.step_time),
             offer.cell[1],
         )
         for offer in offers
     ]
     return pd.DataFrame(rows, columns=["offer", "gain", "cost", "workers"])
+
+
+def _gain_of_rate(slower: float) -> float:
+    """Return the fraction that trying another learning rate in a cell is expected to save, for a
+    cell whose log time (or log cost) is by so much larger than that of the recommended cell.
+    """
+    far = slower / _RATE_EFFECT
+    return float(_RATE_EFFECT * (norm.pdf(far) - far * norm.sf(far)))
 
 
 def _best(table: pd.DataFrame, ends: End) -> Next:

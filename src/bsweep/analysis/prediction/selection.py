@@ -127,7 +127,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     runs = _chosen(study.runs, where or {})
     target = replace(target, part=evaluated_part(runs))
     _refuse_unsynchronised(study, runs)
-    has_rates = _refuse_mixed(study.runs, runs)
+    _refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
     passes = pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(int)
     # A run's own columns about its own target would collide with these.
@@ -149,6 +149,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     known = joined[~is_continued]
     whole = known["train_seconds"] / known["num_steps"].astype(float)
     known = known.assign(step_seconds=known["step_seconds"].fillna(whole))
+    has_rates = known.groupby("global_batch")["lr"].nunique().gt(1).any()
     chosen = best_rates(known, target) if has_rates else {}
     optimism = chosen_too_low(known, chosen)
     if chosen:
@@ -236,18 +237,15 @@ def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:
         )
 
 
-def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
+def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> None:
     """Raise ValueError if runs differ in a setting that affects the number of their steps to a
     target or the seconds of a step.
 
     Batch size, workers, passes of a step, learning rate and seed may differ.
-
-    Returns:
-        True if batch sizes were run with several learning rates.
     """
-    found, has_rates = _differing(runs)
+    found = _differing(runs)
     if not found:
-        return has_rates
+        return
     remedy = f"Choose one part: {choices(all_runs, runs)}."
     if "hardware" in found:
         differ = (
@@ -263,16 +261,15 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> bool:
     )
 
 
-def _differing(runs: pd.DataFrame) -> tuple[dict[str, list[str]], bool]:
-    """Return the settings, with their values, in which runs differ so that they cannot be compared,
-    and True if the learning rates of the runs differ too.
+def _differing(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the settings, with their values, in which runs differ so that they cannot be
+    compared.
     """
     known = keyed(_compared(runs))
     found = {
         name: sorted({setting_text(value) for value in known[name]}) for name in told_apart(runs)
     }
-    found = {name: values for name, values in found.items() if len(values) > 1}
-    return found, found.pop("lr", None) is not None
+    return {name: values for name, values in found.items() if len(values) > 1 and name != "lr"}
 
 
 def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | None = None) -> str:
@@ -284,7 +281,7 @@ def choices(all_runs: pd.DataFrame, runs: pd.DataFrame, among: pd.DataFrame | No
         runs: The runs to choose from.
         among: The runs whose differing settings become options, by default `runs`.
     """
-    names = list(_differing(runs if among is None else among)[0])
+    names = list(_differing(runs if among is None else among))
     known = (
         keyed(all_runs).loc[runs.index, names].map(setting_text)
     )  # in the form that `_chosen` compares
