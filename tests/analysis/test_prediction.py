@@ -250,9 +250,7 @@ def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
 def test_far_from_what_was_measured_intervals_are_wider() -> None:
     runs = {float(batch): cell_runs([Truth().steps(batch)] * 3) for batch in (32, 64, 128, 256)}
     fit = fit_steps(runs)
-    spread = [
-        float(np.std(fit.log_steps(batch) - fit.curve(batch))) for batch in (96.0, 512.0, 4096.0)
-    ]
+    spread = [float(np.std(fit.log_steps(batch))) for batch in (96.0, 512.0, 4096.0)]
     assert spread[0] < spread[1] < spread[2]
 
 
