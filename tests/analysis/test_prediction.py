@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -436,3 +437,24 @@ def test_scatter_between_seeds_contradicts_nothing() -> None:
     assert not list(rates.contradictions(cells, 0.08, "linear"))
     rising = cells | {256.0: cell_runs([2 * truth.steps(128)] * 3)}
     assert "steps, batch 128 at most" in "".join(rates.contradictions(rising, 0.08, "fixed"))
+
+
+def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:
+    """Two and four workers share a node; eight and sixteen span several, where it takes longer."""
+    truth = Truth(sync_seconds=0.002, sync_worker_seconds=0.0005, overlap=1.0)
+    across = replace(truth, sync_seconds=0.06, sync_worker_seconds=0.004)
+
+    def seconds(cell: Cell) -> float:
+        return (across if cell.num_workers >= 8 else truth).step_seconds(*cell)
+
+    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2, 4, 8, 16)]
+    timings = [Timing(cell, seconds(cell)) for cell in cells]
+    apart, alike = (fit_step_time(timings, DRAWS, across_from=of) for of in (8, None))
+    for cell in (Cell(64, 3), Cell(64, 12)):
+        missed, missed_alike = (
+            abs(float(np.median(fit.log_seconds(cell))) - math.log(seconds(cell)))
+            for fit in (apart, alike)
+        )
+        assert missed < 0.06
+        assert missed < missed_alike
+    assert np.median(apart.across_seconds) > 5 * np.median(apart.sync_seconds)
