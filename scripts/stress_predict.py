@@ -4,8 +4,8 @@
 
 In each world, searches as those of `bsweep recommend` are played over a grid of 8 batch sizes on 1,
 2 and 4 workers, with three seeds, and the last prediction of each is held against the world. The
-worlds are in `tests/support/worlds.py`. The script writes a row for each study, and prints for each
-world:
+worlds are in `tests/support/worlds.py`. The script writes a row for each study as soon as it ends,
+and a second call plays only those that have no row yet. It prints for each world:
 
 - coverage: the share of cells with a further run inside their 90 % interval;
 - within 5 %: the share of studies whose recommended cell takes at most 5 % longer than the best;
@@ -18,6 +18,7 @@ world:
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import tempfile
@@ -91,9 +92,20 @@ def summary(studies: pd.DataFrame) -> pd.DataFrame:
     }).loc[list(dict.fromkeys(studies["world"]))]  # fmt: skip
 
 
-def stressed(num_studies: int) -> pd.DataFrame:
-    """Play so many searches in each world, and return a row for each."""
-    return pd.DataFrame([study(world, number) for world in WORLDS for number in range(num_studies)])
+def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
+    """Play so many searches in each world, and return a row for each.
+
+    With a file, rows that it has are not played again, and each new row is written to it.
+    """
+    rows = pd.read_csv(csv).to_dict("records") if csv and csv.exists() else []
+    played = {(row["world"], row["study"]) for row in rows}
+    for number, world in itertools.product(range(num_studies), WORLDS):
+        if (world, number) not in played:
+            rows.append({str(name): value for name, value in study(world, number).items()})
+            if csv:
+                pd.DataFrame(rows).to_csv(csv, index=False, float_format="%.4g")
+    place = {world: number for number, world in enumerate(WORLDS)}
+    return pd.DataFrame(sorted(rows, key=lambda row: (place[row["world"]], row["study"])))
 
 
 def main() -> None:
@@ -103,7 +115,7 @@ def main() -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("--studies", type=int, default=30, help="of each world")
     given = parser.parse_args()
-    studies = stressed(given.studies)
+    studies = stressed(given.studies, given.csv)
     studies.to_csv(given.csv, index=False, float_format="%.4g")
     print(summary(studies).round(3).to_string())
 

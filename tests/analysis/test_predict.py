@@ -660,3 +660,14 @@ def test_tables_are_dataframes_for_a_notebook(prediction: bsweep.analysis.Predic
         ("E_min (examples)", TRUTH.minimum_examples),
     ):
         assert fits["low"][name] < value < fits["high"][name]
+
+
+def test_exchange_within_and_across_nodes_is_told_apart_where_both_ran(tmp_path: Path) -> None:
+    settings = {"launch.hosts": "node1:2,node2:2"}
+    for batch, workers in ((64, 1), (64, 2), (256, 2), (256, 4), (512, 4)):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, workers=workers, settings=settings)
+    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
+    assert seen.across_from() == 4
+    assert seen.without("num_workers", 2).across_from() is None, "no exchange within a node is left"
+    told = bsweep.predict(seen.study, TARGET)
+    assert "a_s from 4 workers, across nodes (s)" in told.fits.index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,23 @@ def test_a_study_far_off_counts_with_or_without_a_warning() -> None:
     assert of["far off"] == 3
     assert of["far off, warned"] == pytest.approx(2 / 3)
     assert of["warned"] == pytest.approx(0.4)
+
+
+def test_studies_that_have_a_row_are_not_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv, played = tmp_path / "studies.csv", []
+
+    def study(world: str, number: int) -> dict[str, object]:
+        played.append((world, number))
+        return {"world": world, "study": number, "regret": 0.5}
+
+    monkeypatch.setattr(stress_predict, "study", study)
+    stress_predict.stressed(1, csv)
+    table = stress_predict.stressed(2, csv)
+    assert len(played) == len(set(played)) == len(table) == 2 * len(WORLDS)
+    assert list(table["world"].unique()) == list(WORLDS)
+    assert len(pd.read_csv(csv)) == len(table)
 
 
 def test_worlds_change_what_their_names_say() -> None:

@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, f
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
-_LEFT_OUT_DRAWS = 600  # from each fit for the leave-out error
+_LEFT_OUT_DRAWS = 400  # from each fit for the leave-out error
 # What a timed step has of the columns by which cells are left out.
 _OF_TIMINGS: Mapping[str, Callable[[Timing], float]] = {
     "num_workers": lambda one: one.cell.num_workers,
@@ -85,7 +85,8 @@ def fit(
     )
     help_ = elsewhere if num_reached < ENOUGH_BATCHES else None
     steps = alone if alone and not help_ else fit_steps(runs, help_ or prior, num_draws)
-    step_time = fit_step_time([*seen.timings(), *timings], num_draws)
+    all_timings = [*seen.timings(), *timings]
+    step_time = fit_step_time(all_timings, num_draws, across_from=seen.across_from())
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 

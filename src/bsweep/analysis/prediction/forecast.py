@@ -172,6 +172,7 @@ _EXPOSED = ("exposed_seconds", "waiting_seconds")
 def _measured(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, wanted: set[tuple[int, int, int]]
 ) -> pd.DataFrame:
+    runs = seen.runs[pd.MultiIndex.from_frame(seen.runs[CELL]).isin(wanted)]
     rows = [
         (
             *key,
@@ -179,8 +180,7 @@ def _measured(
             int(of["reached"].eq(True).sum()),
             np.exp(measured_log(of, steps, step_time)),
         )
-        for key, of in seen.runs.groupby(CELL)
-        if key in wanted
+        for key, of in runs.groupby(CELL)
     ]
     numbers = ["num_runs", "num_reached", "measured_seconds"]
     return pd.DataFrame(rows, columns=[*CELL, *numbers]).astype(dict.fromkeys(numbers, float))

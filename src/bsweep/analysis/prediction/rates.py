@@ -45,11 +45,14 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
         )
     if seen.rates:
         more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
+        counted_as = (
+            "Runs that chose the rates needed fewer steps than new runs would, so their steps "
+            f"count as up to {more:.1f} % more. "
+        )
         yield (
             "several learning rates were tried: each batch uses its best rate, at which the "
             "largest share of runs reaches the target; ties go to the fewest steps "
-            f"({rate_rule(seen)}). Runs that chose the rates needed fewer steps than new runs "
-            f"would, so their steps count as up to {more:.1f} % more. Use --where lr=... to keep "
+            f"({rate_rule(seen)}). {counted_as if more >= 0.05 else ''}Use --where lr=... to keep "
             "one rate."
         )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))

@@ -86,16 +86,22 @@ class Prediction:
         The formulas give the steps to the target and the seconds of a step.
         """
         steps, step = self.fitted.steps, self.fitted.step_time
+        across = {
+            f"a_s from {step.across_from} workers, across nodes (s)": step.across_seconds,
+            f"b_s from {step.across_from} workers, across nodes (s)": step.across_worker_seconds,
+        }
         drawn = {
             "S_min (steps)": steps.minimum_steps,
             "E_min (examples)": steps.minimum_examples,
             "E_min / S_min (examples)": steps.critical_batch,
             "scatter of steps between seeds": steps.sigma,
-            "steps missed by the law": steps.tau,
+            "steps missed smoothly over batches": steps.smooth,
+            "steps missed at a batch alone": steps.tau,
             "a_c, fixed cost of a pass (s)": step.pass_seconds,
             "b_c, an example of a pass (s)": step.example_seconds,
             "a_s, an exchange (s)": step.sync_seconds,
             "b_s, an exchange's further worker (s)": step.sync_worker_seconds,
+            **(across if step.across_from else {}),
             "g, overlap": step.overlap,
             "scatter of step time between runs": step.sigma,
             "step time missed by the form": step.tau,
@@ -178,17 +184,18 @@ class Prediction:
         Returns:
             A cell and what its run is expected to save, or that no run is expected to save enough.
         """
-        if not self.recommended["num_reached"]:
-            return "the recommended cell itself, to its target"
         gains = self.gains()
         runs = gains[gains["kind"] == "run"]
+        if not self.recommended["num_reached"]:
+            own = runs.iloc[self.choice.place]
+            return (
+                f"the recommended cell itself, to its target, which is {_saves(own)} and shows "
+                "whether the prediction holds"
+            )
         best = runs.sort_values("gain").iloc[-1]
         if best["gain"] < LEAST_GAIN:
             return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
-        return (
-            f"{cell_name(best)} with a new seed, which is expected to save "
-            f"{100 * best['gain']:.1f} % for about {number(best['worker_seconds'])} worker-seconds"
-        )
+        return f"{cell_name(best)} with a new seed, which is {_saves(best)}"
 
     def _others(self) -> str:
         places, measured, safe = self.choice.alternatives, self.choice.measured, ""
@@ -296,10 +303,13 @@ class Prediction:
                 yield f"Error without a cell's {words}: too few {words}s were measured to tell."
                 continue
             errors, number_of = 100 * of["error"].abs(), of[name].nunique()
+            measured = max(number_of, self.seen.runs[name].nunique())
+            few = f"{number_of} of " * (number_of < measured)
+            left_out = f"{few}{counted(measured, words)} left out, one at a time"
             yield (
-                f"Error without a cell's {words} ({counted(number_of, words)} left out, one at a "
-                f"time): {errors.max():.0f} % for the worst cell, {errors.median():.0f} % in the "
-                f"median; {int(of['is_inside'].sum())} of {len(of)} lie in their 90 % interval."
+                f"Error without a cell's {words} ({left_out}): {errors.max():.0f} % for the worst "
+                f"cell, {errors.median():.0f} % in the median; {int(of['is_inside'].sum())} of "
+                f"{len(of)} lie in their 90 % interval."
             )
         if table["is_bound"].any():
             yield "If a cell did not reach the target, the time that it trained is a lower bound."
@@ -382,6 +392,12 @@ def _basis(cell: pd.Series[Any]) -> str:
         if cell["num_runs"]
         else "Predicted without a run of this cell"
     )
+
+
+def _saves(gain: pd.Series[Any]) -> str:
+    """Return what a run is expected to save and what it costs, given its row of `gains`."""
+    cost = f"for about {number(gain['worker_seconds'])} worker-seconds"
+    return f"expected to save {100 * gain['gain']:.1f} % {cost}"
 
 
 def cell_name(cell: pd.Series[Any]) -> str:

@@ -34,6 +34,7 @@ _MEASURING = ("measure.",)
 _MOST_CHOICES = 8  # parts of a study that a message names
 _SCATTER, _REPETITIONS = 0.08, 4000  # of log steps between runs; of a choice of the best rate
 _WANTED_EVALUATIONS = 10  # of a run before its target
+_ONE_NODE = "1 node"  # the placement of workers on one host, see `derived.placement`
 _UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 
@@ -86,6 +87,18 @@ class Observed:
             )
         return found
 
+    def across_from(self) -> int | None:
+        """Return the fewest workers whose runs span several nodes, if all runs on several but fewer
+        workers keep to one node, and there are some; otherwise None.
+        """
+        of_several = self.runs[self.runs["num_workers"] > 1]
+        if "placement" not in of_several:
+            return None
+        is_within = of_several["placement"].fillna(_ONE_NODE) == _ONE_NODE
+        within, across = (of_several.loc[of, "num_workers"] for of in (is_within, ~is_within))
+        is_told = len(within) and len(across) and within.max() < across.min()
+        return int(across.min()) if is_told else None
+
     def without(self, name: str, value: float) -> Observed:
         """Return a copy of the selected runs that leaves out the runs of one global batch or one
         worker count.
@@ -101,17 +114,22 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
     `amount` is `steps` or `seconds`. Runs that did not reach the target, or reached it at their
     first evaluation, give bounds.
     """
-    reached, is_bound = runs["reached"].eq(True), runs["is_bound"].eq(True)
-    needed, trained = (
-        runs[f"{amount}_to_target"].astype(float),
-        runs[f"trained_{amount}"].astype(float),
+    # NumPy's arrays, because a prediction does this for each cell and each batch size left out.
+    reached, is_missed, is_bound = (
+        runs[name].eq(value).to_numpy(bool)
+        for name, value in (("reached", True), ("reached", False), ("is_bound", True))
     )
-    is_exact = reached & ~is_bound
+    needed, trained, between = (
+        runs[name].to_numpy(float)
+        for name in (f"{amount}_to_target", f"trained_{amount}", "steps_between")
+    )
+    is_known = reached & ~np.isnan(needed)
+    is_exact = is_known & ~is_bound
     return cell_runs(
-        exact=needed[is_exact].dropna(),
-        below=needed[reached & is_bound].dropna(),
-        above=trained[runs["reached"].eq(False) & (trained > 0)],
-        spacing=runs.loc[is_exact, "steps_between"] if amount == "steps" else 0.0,
+        exact=needed[is_exact],
+        below=needed[is_known & is_bound],
+        above=trained[is_missed & (trained > 0)],
+        spacing=between[is_exact] if amount == "steps" else 0.0,
     )
 
 

@@ -7,6 +7,9 @@ The form is that of Pollux (Qiao et al., OSDI 2021):
     T_grad = a_c + b_c b
     T_sync = a_s + b_s max(N - 2, 0), and 0 for one worker
 
+If runs on fewer workers keep to one node and those on more workers span several, the latter have an
+a_s and a b_s of their own, as Pollux has it.
+
 Errors are multiplicative. A parameter that the data do not determine keeps its prior. So an
 exchange measured on two workers tells little of eight, and the wide interval shows it. Priors are
 given as a median and a factor for one standard deviation. Their units are the median pass measured
@@ -84,12 +87,15 @@ class StepTimeFit:
     example_seconds: Array  # b_c
     sync_seconds: Array  # a_s
     sync_worker_seconds: Array  # b_s
+    across_seconds: Array  # a_s between nodes; that within a node if no other is known
+    across_worker_seconds: Array  # b_s between nodes
     overlap: Array  # g
     sigma: Array
     tau: Array
     effects: Array
     # The cells whose steps or passes were timed. Cells beyond them are extrapolated.
     passed: tuple[Cell, ...]
+    across_from: int | None = None  # the fewest workers that span several nodes, if some do not
     seed: int = 0
 
     def log_seconds(self, cell: Cell) -> Array:
@@ -98,7 +104,7 @@ class StepTimeFit:
 
         It includes what the formula misses at the cell, but not the scatter of single runs.
         """
-        model = np.log(_seconds(self._coefficients(), [cell], ["step"])[:, 0])
+        model = np.log(self._seconds(cell))
         if cell in self.cells:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
         beyond = _doublings(cell.local_batch, [one.local_batch for one in self.passed])
@@ -117,26 +123,31 @@ class StepTimeFit:
         The fixed cost is that of the step's passes. Computing is the part of the passes that grows
         with the batch, and the exchange is the rest of the step.
         """
-        whole = _seconds(self._coefficients(), [cell], ["step"])[:, 0]
+        whole = self._seconds(cell)
         fixed = cell.passes * self.pass_seconds / whole
         computing = cell.passes * self.example_seconds * cell.local_batch / whole
         return fixed, computing, np.asarray(np.maximum(0, 1 - fixed - computing))
 
-    def _coefficients(self) -> tuple[Array, ...]:
-        return (
+    def _seconds(self, cell: Cell) -> Array:
+        coefficients = (
             self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
-            self.overlap
+            self.across_seconds, self.across_worker_seconds, self.overlap
         )  # fmt: skip
+        return _seconds(coefficients, [cell], ["step"], self.across_from)[:, 0]
 
 
 def fit_step_time(
-    timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0
-) -> StepTimeFit:
+    timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0,
+    *, across_from: int | None = None,
+) -> StepTimeFit:  # fmt: skip
     """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
 
     At least one timing must be of a whole step or of a step's passes. If very many cells were
     timed, the parameters come from an even selection of 48 cells and kinds of timing, which
     determines them well. Each cell still has its own timings in its prediction.
+
+    With `across_from`, an exchange among so many workers or more is between nodes, and has
+    parameters of its own.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
@@ -151,34 +162,36 @@ def fit_step_time(
     middle = float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
 
     def parameters(points: Array) -> tuple[Array, ...]:
-        sync = typical / 10 * _FACTOR ** points[:, 2]
+        exchanges: list[Array] = []
+        for place in ((2, 3), (2, 3) if across_from is None else (7, 8)):
+            sync = typical / 10 * _FACTOR ** points[:, place[0]]
+            exchanges += [sync, sync / 10 * _FACTOR ** points[:, place[1]]]
         return (
             typical / 2 * _FACTOR ** points[:, 0], typical / 2 / middle * _FACTOR ** points[:, 1],
-            sync, sync / 10 * _FACTOR ** points[:, 3], 10 ** ndtr(points[:, 4]),
+            *exchanges, 10 ** ndtr(points[:, 4]),
             _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
         )  # fmt: skip
 
     def model(coefficients: tuple[Array, ...], places: Sequence[int]) -> Array:
         pairs = [of[place] for place in places], [kinds[place] for place in places]
-        return np.log(_seconds(coefficients, *pairs))
+        return np.log(_seconds(coefficients, *pairs, across_from))
 
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         *coefficients, sigma, tau = parameters(points)
         spread = np.hypot(tau[:, None], clock[places])
         return model(tuple(coefficients), places), sigma, spread
 
-    of_cells, points = cells.fitted(of_cells, expected, 7, num_draws, seed, chosen)
+    number_of = 7 if across_from is None else 9
+    of_cells, points = cells.fitted(of_cells, expected, number_of, num_draws, seed, chosen)
     rng = np.random.default_rng([seed, 2])
     effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
     *coefficients, sigma, tau = parameters(points)
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
-    fixed, per_example, sync, per_worker, overlap = coefficients
     return StepTimeFit(
-        timed, fixed, per_example, sync, per_worker, overlap, sigma, tau, effects[:, whole],
-        passed, seed
-    )  # fmt: skip
+        timed, *coefficients, sigma, tau, effects[:, whole], passed, across_from, seed
+    )
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
@@ -245,18 +258,25 @@ class _Probe:
 _PROBE: TypeAdapter[_Probe] = TypeAdapter(_Probe)
 
 
-def _seconds(coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind]) -> Array:
+def _seconds(
+    coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind],
+    across_from: int | None,
+) -> Array:  # fmt: skip
     """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
     `step` or `exchange`. The shape is (draws, cells).
     """
-    fixed, per_example, sync, per_worker, overlap = (values[:, None] for values in coefficients)
+    fixed, per_example, *exchanges, overlap = (values[:, None] for values in coefficients)
     batch, workers, passes = np.array(cells, float).T
     of_kind = np.array(kinds)
     found: Array = passes * (fixed + per_example * batch)
     for kind in ("step", "exposed", "exchange"):
         if not (of := (of_kind == kind) & (workers > 1)).any():
             continue
-        exchange = sync + per_worker * (workers[of] - 2)
+        within, across = (
+            one + more * (workers[of] - 2) for one, more in (exchanges[:2], exchanges[2:])
+        )
+        is_across = workers[of] >= (np.inf if across_from is None else across_from)
+        exchange = np.where(is_across, across, within)
         one_pass = found[:, of] / passes[of]
         if kind == "exchange":
             found[:, of] = exchange
