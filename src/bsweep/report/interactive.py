@@ -109,11 +109,11 @@ _PAGE = Template("""<!doctype html>
 <div id="reading" aria-live="polite"></div>
 </section>
 </div>
-<section aria-labelledby="filters-title">
+<section class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
-<div class="controls"><div id="filters" class="controls menus"></div>
-<span id="count" role="status"></span>
-<button id="clear" type="button" data-words="clear"></button></div>
+<div id="filters" class="controls menus"></div>
+<span id="count" class="note" role="status"></span>
+<button id="clear" type="button" data-words="clear"></button>
 </section>
 <section aria-labelledby="curves-title">
 <h2 id="curves-title" data-words="curves"></h2>
