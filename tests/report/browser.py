@@ -14,37 +14,45 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _WAIT_MS = 60_000
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A browser for all tests, which are skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
 @contextmanager
 def opened(
-    path: Path, fragment: str = "", size: tuple[int, int] = (1280, 800), **options: Any
+    browser: Any, path: Path, fragment: str = "", allowed: str = "\0", **options: Any
 ) -> Iterator[Any]:
     """Yield a page that has drawn itself; afterwards fail if it logged anything or asked for
     anything beyond its own file.
 
-    Skip the test where there is no chromium or no Playwright; `scripts/test.sh` says so.
+    Args:
+        browser: The browser.
+        path: The file.
+        fragment: What follows `#` in the page's address.
+        allowed: Lines of the console with this text are expected.
+        options: Of the page, such as its color scheme.
     """
-    api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
     said: list[str] = []
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, **options)
-        page.set_default_timeout(_WAIT_MS)
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (said.append("a dialog"), dialog.dismiss()))
-        page.on(
-            "request",
-            lambda request: None
-            if request.url.startswith((path.as_uri(), "data:", "blob:"))
-            else said.append(f"request: {request.url}"),
-        )
-        page.goto(path.as_uri() + (f"#{fragment}" if fragment else ""))
-        drawn(page)
-        yield page
-        browser.close()
-    assert said == []
+    page = browser.new_page(**({"viewport": {"width": 1280, "height": 800}} | options))
+    page.set_default_timeout(_WAIT_MS)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (said.append("a dialog"), dialog.dismiss()))
+    page.on("request", lambda request: said.append(f"request: {request.url}"))
+    page.goto(path.as_uri() + (f"#{fragment}" if fragment else ""))
+    drawn(page)
+    yield page
+    page.close()
+    own = ("request: data:", "request: blob:", f"request: {path.as_uri()}")
+    assert [line for line in said if not line.startswith(own) and allowed not in line] == []
 
 
 def drawn(page: Any) -> None:

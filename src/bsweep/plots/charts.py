@@ -100,7 +100,7 @@ def time_map(x: str, y: str) -> Spec:
         "transform": [
             {"calculate": f"{has_time} ? {star} + {seconds} : datum.problem", "as": "label"},
             {
-                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '–' + {high} : ''",
+                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '\u2013' + {high} : ''",
                 "as": "interval",
             },
         ],

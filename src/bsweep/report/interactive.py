@@ -84,11 +84,8 @@ _PAGE = Template("""<!doctype html>
 <section aria-labelledby="question">
 <h2 id="question"></h2>
 <div aria-live="polite"><p id="best"></p><p id="amount"></p><p id="sure"></p></div>
-<div id="next"></div>
-<div id="warnings" hidden></div>
-<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
 </section>
-<section aria-labelledby="map-title">
+<section class="times" aria-labelledby="map-title">
 <h2 id="map-title" data-words="map"></h2>
 <div class="controls">
 <label id="parts"><span data-words="part"></span><select id="part"></select></label>
@@ -107,6 +104,11 @@ _PAGE = Template("""<!doctype html>
 <span class="end" id="save-map"></span>
 </div>
 <div id="reading" aria-live="polite"></div>
+</section>
+<section class="rest" aria-labelledby="question">
+<div id="next"></div>
+<div id="warnings" hidden></div>
+<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
 </section>
 </div>
 <section class="bar" aria-labelledby="filters-title">
