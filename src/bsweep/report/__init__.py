@@ -27,7 +27,9 @@ from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted, escaped, first_of
 from bsweep.report import formats, images, scaling, tables
-from bsweep.report.page import PAGE, as_list
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from bsweep.report.page import as_list
 
 __all__ = ["headlines", "idle_text", "write"]
 
@@ -218,8 +220,8 @@ def _page(
         f" {counted(len(study.skipped), 'run')} left out, not readable." if study.skipped else ""
     )
     summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
-    body = "\n".join(section for section in sections if section)
-    return PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
+    body = "\n".join(section for section in [f"<p>{summary}</p>", *sections] if section)
+    return html_of(document(study), body)
 
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:

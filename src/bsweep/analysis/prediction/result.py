@@ -177,25 +177,35 @@ class Prediction:
         lines = [f"{first}, {self.amount}.", f"{sure} {self._others()}".strip()]
         return [*lines, *[warned] * bool(count)]
 
-    def next_run(self) -> str:
-        """Return which run to make next: the one that is expected to save most of the time or cost,
-        or a run of the recommended cell if none of its runs reached the target.
+    def next_cell(self) -> pd.Series[Any] | None:
+        """Return the cell to run next: the recommended one if none of its runs reached the target,
+        else the one whose run is expected to save most of the time or cost.
 
         Returns:
-            A cell and what its run is expected to save, or that no run is expected to save enough.
+            The row of the cell's run in `gains()`; None if no run is expected to save enough.
         """
         gains = self.gains()
         runs = gains[gains["kind"] == "run"]
         if not self.recommended["num_reached"]:
-            own = runs.iloc[self.choice.place]
+            return runs.iloc[self.choice.place]
+        best = runs.sort_values("gain").iloc[-1]
+        return None if best["gain"] < LEAST_GAIN else best
+
+    def next_run(self) -> str:
+        """Return which run to make next, in words; see `next_cell`.
+
+        Returns:
+            A cell and what its run is expected to save, or that no run is expected to save enough.
+        """
+        cell = self.next_cell()
+        if cell is None:
+            return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
+        if not self.recommended["num_reached"]:
             return (
-                f"the recommended cell itself, to its target, which is {_saves(own)} and shows "
+                f"the recommended cell itself, to its target, which is {_saves(cell)} and shows "
                 "whether the prediction holds"
             )
-        best = runs.sort_values("gain").iloc[-1]
-        if best["gain"] < LEAST_GAIN:
-            return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
-        return f"{cell_name(best)} with a new seed, which is {_saves(best)}"
+        return f"{cell_name(cell)} with a new seed, which is {_saves(cell)}"
 
     def _others(self) -> str:
         places, measured, safe = self.choice.alternatives, self.choice.measured, ""
