@@ -219,7 +219,7 @@ def _page(
     )
     summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
     body = "\n".join(section for section in sections if section)
-    return PAGE.substitute(title=html.escape(study.name), summary=summary, body=body)
+    return PAGE.substitute(title=html.escape(study.name), kind="report", summary=summary, body=body)
 
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:
