@@ -38,7 +38,7 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
                                                     the same, training the cells that it needs
        bsweep replay STUDY --batching goodput       show what a policy would have done
        bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
-       bsweep report STUDY [--out DIR] [--mix] [--beside]
+       bsweep report STUDY [--out DIR] [--mix] [--beside] [--style icml]
                                                     write figures, tables and one page of a study
        bsweep import FILE --study NAME [--from ...] [--map COLUMN=KEY ...]
                                                     make a study of runs of another tool: CSV,
