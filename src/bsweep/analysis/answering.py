@@ -35,11 +35,12 @@ class Answer:
     text on what a recommendation still needs.
 
     `where` says in words which settings distinguish the runs of this part; it is empty if the study
-    has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
+    has one part. `run_ids` are its runs. `sentences` say which cell is recommended and for which target. If `prediction` is
     None, they say what is missing.
     """
 
     where: str
+    run_ids: frozenset[str]
     prediction: Prediction | None
     sentences: tuple[str, ...]
 
@@ -226,14 +227,16 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
 
 
 def _answer(where: str, part: Study, target: Target | None) -> Answer:
+    run_ids = frozenset(part.runs["run_id"])
     if target is None:
-        return Answer(where, None, (_missing(part, None, ""),))
+        return Answer(where, run_ids, None, (_missing(part, None, ""),))
     given = {SETTINGS[target.metric]: target.value}
     try:
         found = predict(part, **given)  # type: ignore[arg-type]
     except ValueError as error:
-        return Answer(where, None, (_missing(part, target, str(error)),))
-    return Answer(where, found, tuple(filter(None, (found.sentence(), _of_rates(part, found)))))
+        return Answer(where, run_ids, None, (_missing(part, target, str(error)),))
+    sentences = filter(None, (found.sentence(), _of_rates(part, found)))
+    return Answer(where, run_ids, found, tuple(sentences))
 
 
 def _of_rates(study: Study, found: Prediction) -> str:

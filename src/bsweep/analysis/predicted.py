@@ -49,14 +49,15 @@ def surface(study: Study) -> pd.DataFrame:
         The table with a plain index.
     """
     parts = [
-        _cells(answer.where, answer.prediction)
+        cells_of(answer.where, answer.prediction)
         for answer in answers(study)
         if answer.prediction is not None
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _cells(where: str, prediction: Prediction) -> pd.DataFrame:
+def cells_of(where: str, prediction: Prediction) -> pd.DataFrame:
+    """Return the rows of `surface` for one part of a study."""
     cells, places = prediction.cells, np.arange(len(prediction.cells))
     on_front = _on_front(prediction)
     shares = (

@@ -29,7 +29,9 @@ from bsweep.core.words import counted, escaped, first_of
 from bsweep.plots.styles import Style
 from bsweep.plots.styles import style as style_of
 from bsweep.report import formats, images, papers, scaling, tables
-from bsweep.report.page import PAGE, as_list
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from bsweep.report.page import as_list
 
 __all__ = ["headlines", "idle_text", "write"]
 
@@ -236,8 +238,8 @@ def _page(
         f" {counted(len(study.skipped), 'run')} left out, not readable." if study.skipped else ""
     )
     summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
-    body = "\n".join(section for section in sections if section)
-    return PAGE.substitute(title=html.escape(study.name), kind="report", summary=summary, body=body)
+    body = "\n".join(section for section in [f"<p>{summary}</p>", *sections] if section)
+    return html_of(document(study), body)
 
 
 def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:

@@ -91,7 +91,6 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
     reference, *others = found.studies
     page = PAGE.substitute(
         title=html.escape(f"{', '.join(others)} compared with {reference}"),
-        kind="comparison",
         summary=f"{counted(len(found.cells), 'common cell')}.",
         body="\n".join(filter(None, body)),
     )

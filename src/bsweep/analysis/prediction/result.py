@@ -171,23 +171,34 @@ class Prediction:
         lines = [f"{first}, {self.amount}.", f"{sure} {self._others()}".strip()]
         return [*lines, *[warned] * bool(count)]
 
+    def next_cell(self) -> pd.Series[Any] | None:
+        """Return the cell to run next: the recommended one if none of its runs reached the target,
+        else the one whose run is expected to save most of the time or cost.
+
+        Returns:
+            The row of the cell in `cells` or, with its `gain`, in `gains()`; None if no run is
+            expected to save enough.
+        """
+        if not self.recommended["num_reached"]:
+            return self.recommended
+        gains = self.gains()
+        best = gains[gains["kind"] == "run"].sort_values("gain").iloc[-1]
+        return None if best["gain"] < LEAST_GAIN else best
+
     def next_run(self) -> str:
-        """Return which run to make next: the one that is expected to save most of the time or cost,
-        or a run of the recommended cell if none of its runs reached the target.
+        """Return which run to make next, in words; see `next_cell`.
 
         Returns:
             A cell and what its run is expected to save, or that no run is expected to save enough.
         """
-        if not self.recommended["num_reached"]:
-            return "the recommended cell itself, to its target"
-        gains = self.gains()
-        runs = gains[gains["kind"] == "run"]
-        best = runs.sort_values("gain").iloc[-1]
-        if best["gain"] < LEAST_GAIN:
+        cell = self.next_cell()
+        if cell is None:
             return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
+        if "gain" not in cell:
+            return "the recommended cell itself, to its target"
         return (
-            f"{cell_name(best)} with a new seed, which is expected to save "
-            f"{100 * best['gain']:.1f} % for about {number(best['worker_seconds'])} worker-seconds"
+            f"{cell_name(cell)} with a new seed, which is expected to save "
+            f"{100 * cell['gain']:.1f} % for about {number(cell['worker_seconds'])} worker-seconds"
         )
 
     def _others(self) -> str:

@@ -1,0 +1,296 @@
+"""The interactive drawings of a page: Vega-Lite specifications, each of one table.
+
+A specification is plain JSON. It names the table that it draws (`data.name`), and no file. Colours
+of texts and lines, fonts and sizes are the page's, so that a chart looks right on dark and light.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from bsweep.analysis.numbers import plain
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+Spec = dict[str, Any]
+
+# Colours of Okabe and Ito, which colour-blind readers can tell apart, without black and yellow,
+# which vanish on a dark or a light page.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"]
+PICKED = "#D55E00"
+_DARK = 0.36  # Text is white on a colour whose luminance is lower.
+_NUMBER = "format({}, '.3~r')"
+
+
+def with_rows(spec: Spec, table: pd.DataFrame) -> Spec:
+    """Return a specification that holds the rows of its table, for a reader without a page."""
+    return spec | {"data": {**spec["data"], "values": plain(table.to_dict("records"))}}
+
+
+def time_map(x: str, y: str) -> Spec:
+    """Return a map of cells by global batch and number of workers. A darker cell is better.
+
+    Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
+    the unit of the text is the parameter `unit`), `seconds_low` and `seconds_high` (a second line),
+    `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
+    `problem` (a text instead of the time) and `is_picked` (a thick frame).
+
+    Args:
+        x: The title of the axis of batches.
+        y: The title of the axis of workers.
+    """
+    has_time = "isValid(datum.seconds) && !datum.problem"
+    star = "(datum.is_recommended ? '★ ' : datum.is_alternative ? '☆ ' : '')"
+    seconds, low, high = (
+        _NUMBER.format(f"datum.{name} / unit")
+        for name in ("seconds", "seconds_low", "seconds_high")
+    )
+    color = {
+        "field": "seconds",
+        "type": "quantitative",
+        "scale": {"type": "log", "scheme": "blues", "reverse": True, "nice": False},
+        "legend": None,
+    }
+    ink = [
+        {"test": f"!({has_time})", "value": {"expr": "ink"}},
+        {"test": f"luminance(scale('color', datum.seconds)) > {_DARK}", "value": "#111"},
+    ]
+    texts = [
+        {
+            "transform": [{"filter": "columns <= 14"}],
+            "mark": {"type": "text", "interactive": False, "limit": 90, **look},
+            "encoding": {
+                "text": {"field": name},
+                "color": {"condition": ink, "value": "white"},
+            },
+        }
+        for name, look in (
+            ("label", {"fontSize": {"expr": "columns > 9 ? 11 : 14"}, "fontWeight": 600, "dy": -7}),
+            ("interval", {"fontSize": {"expr": "columns > 9 ? 8 : 10.5"}, "dy": 10}),
+        )
+    ]
+    field = {
+        "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer"},
+        "encoding": {
+            "color": {"condition": {"test": has_time, **color}, "value": "transparent"},
+            "stroke": {
+                "condition": {"test": "datum.is_picked", "value": PICKED},
+                "value": {"expr": "ink"},
+            },
+            "strokeWidth": {
+                "condition": [
+                    {"test": "datum.is_picked", "value": 4},
+                    {"test": "datum.num_runs > 0", "value": 1.5},
+                ],
+                "value": 0,
+            },
+        },
+    }
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "params": [
+            {"name": "unit", "value": 1},
+            {"name": "ink", "value": "#222"},
+            {"name": "columns", "value": 1},
+        ],
+        "width": "container",
+        "height": 180,
+        "transform": [
+            {"calculate": f"{has_time} ? {star} + {seconds} : datum.problem", "as": "label"},
+            {
+                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '–' + {high} : ''",
+                "as": "interval",
+            },
+        ],
+        "encoding": {
+            "x": {"field": "global_batch", "type": "ordinal", "title": x},
+            "y": {"field": "num_workers", "type": "ordinal", "title": y, "sort": "descending"},
+        },
+        "layer": [field, *texts],
+        "config": {
+            "axisX": {"labelAngle": 0, "labelOverlap": True},
+            "axis": {"ticks": False, "domain": False, "grid": False},
+            "scale": {"bandPaddingInner": 0.05, "bandPaddingOuter": 0.02},
+        },
+    }
+
+
+def run_curves() -> Spec:
+    """Return the curves of runs, with a point at the end of each; hover shows run and value.
+
+    Fields of its table `points`: `run`, `x`, `y`, `smooth` (equal to `y` without smoothing),
+    `color` and `dash` (texts that tell runs apart), `is_last`, and `strength` (2 for a selected
+    run, 0 for others while some are selected, else 1).
+    """
+    weight = {
+        "opacity": {
+            "condition": [
+                {"test": "datum.strength == 2", "value": 1},
+                {"test": "datum.strength == 0", "value": 0.12},
+            ],
+            "value": 0.8,
+        },
+        "strokeWidth": {
+            "condition": {"test": "datum.strength == 2", "value": 3},
+            "value": 1.5,
+        },
+    }
+    color = {
+        "field": "color",
+        "type": "nominal",
+        "sort": None,
+        "title": {"expr": "colorTitle"},
+        "legend": {"symbolType": "circle", "orient": "right", "symbolLimit": 12},
+        "scale": {"range": PALETTE},
+    }
+    shape = {
+        "field": "dash",
+        "type": "nominal",
+        "sort": None,
+        "title": {"expr": "dashTitle"},
+        "legend": {"orient": "right", "symbolLimit": 8},
+    }
+    lines = {
+        "mark": {"type": "line", "interactive": False, "clip": True},
+        "encoding": {
+            "y": {"field": "smooth", "type": "quantitative"},
+            "detail": {"field": "run"},
+            **weight,
+        },
+    }
+    raw = {
+        "transform": [{"filter": "smoothing > 0"}],
+        "mark": {"type": "line", "interactive": False, "strokeWidth": 0.8, "opacity": 0.35},
+        "encoding": {"y": {"field": "y", "type": "quantitative"}, "detail": {"field": "run"}},
+    }
+    ends = {
+        "transform": [{"filter": "datum.is_last"}],
+        "mark": {"type": "point", "filled": True, "size": 55, "interactive": False},
+        "encoding": {
+            "y": {"field": "smooth", "type": "quantitative"},
+            "shape": shape,
+            "opacity": weight["opacity"],
+        },
+    }
+    hits = {
+        "mark": {"type": "circle", "size": 120, "opacity": 0, "cursor": "pointer"},
+        "encoding": {"y": {"field": "smooth", "type": "quantitative"}},
+    }
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "points"},
+        "params": [
+            {"name": "colorTitle", "value": ""},
+            {"name": "dashTitle", "value": ""},
+            {"name": "smoothing", "value": 0},
+        ],
+        "width": "container",
+        "height": 330,
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "scale": {"zero": False, "nice": False}},
+            "y": {"type": "quantitative", "scale": {"zero": False}},
+            "color": color,
+        },
+        "layer": [raw, lines, ends, hits],
+    }
+
+
+def parallel_coordinates() -> Spec:
+    """Return a line for each run across settings and results, each scaled to its own range.
+
+    Fields of its table `places`: `run`, `axis` (the column's heading), `place` (0 to 1), `text` (the
+    value), `color`, `is_label` (a row of a tick: `text` at `place`, without a run) and `strength`,
+    as in `run_curves`.
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "places"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {
+                "field": "axis",
+                "type": "nominal",
+                "sort": None,
+                "title": None,
+                "scale": {"type": "point", "padding": 0.35},
+                "axis": {"orient": "top", "labelAngle": 0, "grid": True, "domain": False,
+                         "labelLimit": 120, "labelFontWeight": 600},
+            },
+            "y": {
+                "field": "place",
+                "type": "quantitative",
+                "axis": None,
+                "scale": {"domain": [-0.04, 1.04]},
+            },
+        },
+        "layer": [
+            {
+                "transform": [{"filter": "!datum.is_label"}],
+                "mark": {"type": "line", "cursor": "pointer"},
+                "encoding": {
+                    "detail": {"field": "run"},
+                    "color": {"field": "color", "type": "nominal", "sort": None, "legend": None,
+                              "scale": {"range": PALETTE}},
+                    "opacity": {
+                        "condition": [
+                            {"test": "datum.strength == 2", "value": 1},
+                            {"test": "datum.strength == 0", "value": 0.08},
+                        ],
+                        "value": 0.55,
+                    },
+                    "strokeWidth": {
+                        "condition": {"test": "datum.strength == 2", "value": 3},
+                        "value": 1.3,
+                    },
+                },
+            },
+            {
+                "transform": [{"filter": "datum.is_label"}],
+                "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11,
+                         "interactive": False},
+                "encoding": {"text": {"field": "text"}},
+            },
+        ],
+    }  # fmt: skip
+
+
+def step_anatomy(x: str, y: str) -> Spec:
+    """Return the parts of a step's seconds by epoch, stacked.
+
+    Fields of its table `parts`: `epoch`, `part` (its name for readers) and `seconds`.
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "parts"},
+        "width": "container",
+        "height": 200,
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x": {"field": "epoch", "type": "ordinal", "title": x,
+                  "axis": {"labelAngle": 0, "labelOverlap": True}},
+            "y": {"field": "seconds", "type": "quantitative", "title": y},
+            "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
+                      "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
+        },
+    }  # fmt: skip
+
+
+def steps_along(x: str, y: str) -> Spec:
+    """Return one line of a quantity over a run, such as its noise scale.
+
+    Fields of its table `points`: `x` and `y`.
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "points"},
+        "width": "container",
+        "height": 180,
+        "mark": {"type": "line", "interpolate": "step-after", "point": True},
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": x, "scale": {"zero": False}},
+            "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
+        },
+    }

@@ -1,0 +1,111 @@
+"""What the page of one run shows beside its settings and curves, within bounds that keep a page
+small.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bsweep.analysis import Study
+from bsweep.core.words import escaped
+from bsweep.runlog.files import RunPaths
+
+_MAX_POINTS = 60  # of a run, in each of its charts
+_MAX_FAILED = 40  # runs whose logs are in the page
+_TAIL = 3_000  # bytes of the end of a log
+_PARTS = {
+    "epochs": (
+        "epoch", "num_steps", "train_seconds", "step_seconds_p50", "step_seconds_p95",
+        "exchange_seconds", "exposed_exchange_seconds", "wait_seconds", "images_per_second",
+        "peak_memory_bytes",
+    ),
+    "noise_scales": ("num_steps", "epochs_done", "gradient_square", "variance"),
+    "batches": ("epochs_done", "global_batch", "learning_rate"),
+}  # fmt: skip
+_FINE = ("completed", "unfinished", "interrupted")
+
+
+def details(study: Study) -> dict[str, Any]:
+    """Return what the pages of single runs show: their epochs, noise scales, changes of the batch,
+    warnings, the ends of the logs of runs that failed, and provenance.
+
+    Args:
+        study: The study.
+
+    Returns:
+        By table, for each run its columns or None; `logs` by run id; `provenance` with the columns
+        that differ, and `shared_provenance` with those that do not.
+    """
+    runs = study.runs
+    told: dict[str, Any] = {
+        name: _by_run(getattr(study, name), [*runs["run_id"]], columns)
+        for name, columns in _PARTS.items()
+    }
+    provenance = study.provenance.set_index("run_id").reindex(runs["run_id"])
+    same = {str(name) for name in provenance if provenance[name].astype(str).nunique() == 1}
+    return {
+        **told,
+        "warnings": [*runs["warnings"]],
+        "logs": dict(_logs(study)),
+        "shared_provenance": {
+            name: str(provenance[name].iloc[0])
+            for name in map(str, provenance)
+            if name in same and str(provenance[name].iloc[0]) not in ("", "nan", "None")
+        },
+        "provenance": {
+            str(name): [None if pd.isna(value) else str(value) for value in provenance[name]]
+            for name in provenance
+            if name not in same
+        },
+    }
+
+
+def _by_run(table: pd.DataFrame, run_ids: list[str], columns: tuple[str, ...]) -> list[Any]:
+    """Return for each run the given columns of its rows, at most `_MAX_POINTS` rows of them."""
+    known = [name for name in columns if name in table and table[name].notna().any()]
+    found = {
+        run_id: {name: [_six(value) for value in thin(rows)[name]] for name in known}
+        for run_id, rows in table.groupby("run_id", sort=False)
+    }
+    return [found.get(run_id) for run_id in run_ids]
+
+
+def thin(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return at most `_MAX_POINTS` rows that are evenly spaced, the last one among them."""
+    every = -(-len(rows) // _MAX_POINTS)
+    return rows.iloc[::-1].iloc[::every].iloc[::-1] if every > 1 else rows
+
+
+def _six(value: Any) -> float | None:
+    if pd.isna(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _logs(study: Study) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the ids of runs that failed, with the ends of their logs by file name."""
+    failed = study.runs.loc[~study.runs["status"].isin(_FINE), "run_id"]
+    for run_id in failed[:_MAX_FAILED]:
+        paths = RunPaths(study.folder / run_id)
+        files = [*sorted(paths.logs.glob("rank.*/error.json"))[:1], paths.launcher_log]
+        files += sorted(paths.logs.glob("rank.*/stderr"))[:2]
+        texts = {str(path.relative_to(paths.logs)): _end(path) for path in files}
+        if told := {name: text for name, text in texts.items() if text}:
+            yield str(run_id), told
+
+
+def _end(path: Path) -> str:
+    """Return the end of a text file; an empty text if it is no plain file."""
+    with suppress(OSError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL))
+                return escaped(file.read().decode("utf-8", "replace"))
+    return ""

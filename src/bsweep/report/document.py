@@ -1,0 +1,208 @@
+"""The data of a study's interactive page, as one document of plain values.
+
+A table is a mapping from its columns to lists of equal length. Runs are told apart by their place
+in the table `runs`. What all runs have in common stands once, under `shared`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.analysis.answering import Answer
+from bsweep.analysis.columns import heading, of
+from bsweep.analysis.common_target import common_target
+from bsweep.analysis.naming import evaluated_part
+from bsweep.analysis.numbers import plain, setting_text
+from bsweep.analysis.once import computing_once
+from bsweep.analysis.predicted import cells_of
+from bsweep.plots import charts
+from bsweep.report import details
+
+Document = dict[str, Any]
+
+_ALWAYS = ["run_id", "status", "strategy", "num_workers", "local_batch", "global_batch", "seed"]
+_RESULTS = [
+    "test_accuracy", "test_loss", "train_accuracy", "train_loss", "train_seconds", "wall_seconds",
+    "images_per_second", "learning_rate", "sent_bytes", "energy_joules", "message",
+]  # fmt: skip
+_CELLS = [
+    "global_batch", "num_workers", "local_batch", "seconds", "seconds_low", "seconds_high",
+    "joules", "num_runs", "num_reached", "problem", "is_allowed", "is_recommended",
+    "is_alternative", "is_extrapolated", "bottleneck",
+]  # fmt: skip
+_POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
+    "steps": "num_steps",
+    "epochs": "epochs_done",
+    "examples": "num_examples",
+    "seconds": "train_seconds",
+    "test_accuracy": "test_accuracy",
+    "test_loss": "test_loss",
+}
+
+
+def document(study: Study) -> Document:
+    """Return all that the interactive page shows of a study, in values that JSON can hold.
+
+    The page's script takes such a document at its start, and a newer one at any time after
+    (`update` in `page.js`).
+
+    Args:
+        study: The study.
+
+    Returns:
+        The document. Times are in seconds, accuracies are fractions.
+    """
+    with computing_once():
+        runs, answers = study.runs, analysis.answers(study)
+        settings = [name for name in analysis.settings(runs) if name not in _ALWAYS]
+        varying = [name for name in settings if runs[name].astype(str).nunique() > 1]
+        shown = [*_ALWAYS, *varying, *(name for name in _RESULTS if name in runs)]
+        found = common_target(study)
+        told = {
+            "name": study.name,
+            "folder": str(study.folder),
+            "part": evaluated_part(runs),
+            "target": found and {"metric": found[0].metric, "value": found[0].value},
+            "columns": [_column(runs, name, name in varying) for name in shown],
+            "runs": {name: [*runs[name]] for name in shown},
+            "shared": {
+                heading(name): setting_text(runs[name].iloc[0])
+                for name in settings
+                if name not in varying and runs[name].notna().any()
+            },
+            "part_of_run": _places(runs, answers),
+            "curves": curves(study),
+            "parts": [_part(answer) for answer in answers],
+            "commands": _commands(study),
+            "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
+            "why": [*analysis.recommendations(study), *analysis.fairness_words(study),
+                    *analysis.headlines(study), *analysis.what_is_missing(study)],
+            "details": details.details(study),
+            "charts": _charts(),
+        }  # fmt: skip
+        found_plain: Document = plain(told)
+        return found_plain
+
+
+def _charts() -> dict[str, charts.Spec]:
+    return {
+        "map": charts.time_map("x", "y"),
+        "curves": charts.run_curves(),
+        "parallel": charts.parallel_coordinates(),
+        "anatomy": charts.step_anatomy("x", "y"),
+        "along": charts.steps_along("x", "y"),
+    }
+
+
+def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
+    """Return how the page treats a column of the table of runs: its heading, whether its values are
+    numbers, and the word of a command that sets it, if one does.
+    """
+    described, is_number = of(name), pd.api.types.is_numeric_dtype(runs[name])
+    is_setting = described.role not in ("other", "placement") and described.source not in (
+        "start", "meta",
+    )  # fmt: skip
+    key = (described.source or name).removesuffix(".name")
+    is_word = name in ("num_workers", "local_batch", "seed", "strategy") or (
+        is_varying and is_setting
+    )
+    return {
+        "name": name,
+        "heading": heading(name),
+        "is_number": is_number and not pd.api.types.is_bool_dtype(runs[name]),
+        "is_result": name in _RESULTS,
+        "word": key if is_word else "",
+    }
+
+
+def _places(runs: pd.DataFrame, answers: Iterable[Answer]) -> list[int | None]:
+    """Return for each run the place of the answer that it belongs to, or None."""
+    places = {run_id: at for at, answer in enumerate(answers) for run_id in answer.run_ids}
+    return [places.get(run_id) for run_id in runs["run_id"]]
+
+
+def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
+    """Return the evaluations of each run, in the order of `study.runs`; None for a run without.
+
+    Seconds and the loss have nine digits, which is more than was measured.
+
+    Args:
+        study: The study.
+
+    Returns:
+        For each run its `steps`, `epochs`, `examples`, `seconds`, `test_accuracy` and `test_loss`,
+        each a list with an element for each evaluation.
+    """
+    tables = {
+        run_id: {name: [_nine(value) for value in rows[column]] for name, column in _POINTS.items()}
+        for run_id, rows in study.evaluations.groupby("run_id", sort=False)
+    }
+    for rows, (_, table) in zip(
+        tables.values(), study.evaluations.groupby("run_id", sort=False), strict=True
+    ):
+        rows["test_accuracy"] = [*table["test_accuracy"]]  # as exact as the target is
+    return [tables.get(run_id) for run_id in study.runs["run_id"]]
+
+
+def _nine(value: Any) -> float | None:
+    if pd.isna(value):
+        return None
+    rounded = float(f"{value:.9g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _part(answer: Answer) -> dict[str, Any]:
+    """Return one of a study's answers: the cells, the recommended one, and the cell to run next."""
+    found = answer.prediction
+    if found is None:
+        return {"name": answer.where, "sentences": answer.sentences, "cells": None}
+    cells = cells_of(answer.where, found)
+    cell = found.next_cell()
+    names = ["global_batch", "num_workers", "local_batch", "gain", "worker_seconds"]
+    return {
+        "name": answer.where,
+        "sentences": answer.sentences,
+        "target": {"metric": found.target.metric, "value": found.target.value},
+        "cells": {name: [*cells[name]] for name in _CELLS},
+        "sure": {
+            "best": found.choice.probability_best,
+            "close": found.choice.probability_close,
+            "is_measured": bool(found.recommended["num_reached"]),
+        },
+        "next": None if cell is None else {name: cell[name] for name in names if name in cell},
+        "next_words": found.next_run(),
+        "warnings": found.warnings,
+    }
+
+
+def _commands(study: Study) -> dict[str, Any]:
+    """Return the words of the commands that started the runs, without the words of sweeps, and for
+    each run the place of its command.
+    """
+    told = study.provenance.set_index("run_id").get("command", pd.Series(dtype=object))
+    words = {
+        run_id: _words(command) for run_id, command in told.items() if isinstance(command, str)
+    }
+    different = [*dict.fromkeys(words.values())]
+    place = {found: at for at, found in enumerate(different)}
+    return {
+        "words": different,
+        "of_run": [
+            place[words[run_id]] if run_id in words else None for run_id in study.runs["run_id"]
+        ],
+    }
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """Return the overrides in a command, such as `epochs=3`."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an unbalanced quote
+        return ()
+    return tuple(word for word in words if "=" in word and not word.startswith(("-", "study=")))

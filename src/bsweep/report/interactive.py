@@ -1,0 +1,162 @@
+"""The HTML of a study's interactive page: one file, which loads nothing from elsewhere.
+
+A page is a document (`bsweep.report.document`), the scripts that draw it, and the static part of a
+report below. The document is compressed, and the scripts put its texts on the page as texts only.
+The content security policy allows the page's own scripts and style by their digests, images within
+the page, and nothing else: no other script, no `eval`, no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import zlib
+from functools import cache
+from pathlib import Path
+from string import Template
+
+import orjson
+
+from bsweep.report.document import Document
+
+_STATIC = Path(__file__).parent / "static"
+_LEVEL = 6  # of the compression
+
+
+def html_of(document: Document, below: str = "") -> str:
+    """Return the HTML of the interactive page of a study.
+
+    Args:
+        document: What `bsweep.report.document.document` returns.
+        below: HTML to fold away at the end of the page.
+
+    Returns:
+        The whole page.
+    """
+    library, script, style = _static()
+    packed = base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode()
+    return _PAGE.substitute(
+        policy=_policy((library, script), style),
+        title=html.escape(document["name"]),
+        style=style,
+        data=packed,
+        library=library,
+        script=script,
+        below=below,
+    )
+
+
+@cache
+def _static() -> tuple[str, str, str]:
+    """Return the texts of the drawing library, of the page's script and of its style."""
+    names = ("vega.min.js", "texts.js", "page.js", "page.css")
+    library, texts, script, style = ((_STATIC / name).read_text("utf-8") for name in names)
+    return library, texts + script, style
+
+
+def _policy(scripts: tuple[str, ...], style: str) -> str:
+    digests = " ".join(map(_digest, scripts))
+    return (
+        f"default-src 'none'; script-src {digests}; style-src {_digest(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="$policy">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title - bsweep report</title>
+<style>$style</style></head><body>
+<header><h1 id="title">$title</h1><p id="summary"></p>
+<div class="tools"><select id="lang" aria-label="Language, 언어"></select>
+<select id="theme" aria-label="Look, 화면"></select></div></header>
+<noscript><p>The interactive part of this page needs JavaScript. Its static part is below.</p>
+</noscript>
+<main>
+<div id="overview">
+<div class="first">
+<section aria-labelledby="question">
+<h2 id="question"></h2>
+<div aria-live="polite"><p id="best"></p><p id="amount"></p><p id="sure"></p></div>
+<div id="next"></div>
+<div id="warnings" hidden></div>
+<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
+</section>
+<section aria-labelledby="map-title">
+<h2 id="map-title" data-words="map"></h2>
+<div class="controls">
+<label id="parts"><span data-words="part"></span><select id="part"></select></label>
+<label><span data-words="objective"></span><select id="objective"></select></label>
+<label id="prices"><span data-words="price"></span>
+<input id="price" type="number" min="0" step="any"></label>
+<label id="targets"><span data-words="target"></span><input id="target" type="range">
+<output id="target-value" for="target"></output></label>
+<label><input id="measured" type="checkbox"><span data-words="measured"></span></label>
+</div>
+<div id="map" class="chart" role="img"></div>
+<p id="map-says" class="note"></p>
+<div class="controls">
+<label><span data-words="choose_cell"></span><select id="cell"></select></label>
+<button id="reset" type="button" data-words="reset"></button>
+<span class="end" id="save-map"></span>
+</div>
+<div id="reading" aria-live="polite"></div>
+</section>
+</div>
+<section aria-labelledby="filters-title">
+<h2 id="filters-title" data-words="filters"></h2>
+<div class="controls"><div id="filters" class="controls menus"></div>
+<span id="count" role="status"></span>
+<button id="clear" type="button" data-words="clear"></button></div>
+</section>
+<section aria-labelledby="curves-title">
+<h2 id="curves-title" data-words="curves"></h2>
+<div class="controls">
+<label><span data-words="x_axis"></span><select id="x"></select></label>
+<label><span data-words="y_axis"></span><select id="y"></select></label>
+<label><span data-words="colour"></span><select id="color"></select></label>
+<label><input id="logx" type="checkbox"><span data-words="log_x"></span></label>
+<label><input id="logy" type="checkbox"><span data-words="log_y"></span></label>
+<label><span data-words="smoothing"></span>
+<input id="smooth" type="range" min="0" max="0.95" step="0.05"></label>
+<span class="end" id="save-curves"></span>
+</div>
+<div id="curves" class="chart" role="img"></div>
+<p id="curves-say" class="note"></p>
+</section>
+<section aria-labelledby="runs-title">
+<h2 id="runs-title" data-words="runs"></h2>
+<div class="controls">
+<label><span data-words="search"></span><input id="find" type="search"></label>
+<label><input id="only" type="checkbox"><span data-words="selected_only"></span></label>
+<span id="columns" class="menus"></span>
+<span class="end"><button id="previous" type="button" data-words="previous"></button>
+<span id="page"></span><button id="following" type="button" data-words="following"></button>
+<button id="csv" type="button">CSV</button></span>
+</div>
+<div id="table" class="wide" tabindex="0" role="region" aria-labelledby="runs-title"></div>
+</section>
+<section aria-labelledby="parallel-title">
+<h2 id="parallel-title" data-words="parallel"></h2>
+<div class="controls"><span class="note" id="parallel-says"></span>
+<span class="end" id="save-parallel"></span></div>
+<div id="parallel" class="chart" role="img"></div>
+</section>
+</div>
+<div id="run" hidden></div>
+<section><details class="paper"><summary data-words="paper">Figures, tables and provenance</summary>
+$below
+</details></section>
+</main>
+<div id="tip" role="tooltip" hidden></div><div id="said" role="status" hidden></div>
+<script id="study" type="text/plain">$data</script>
+<script>$library</script>
+<script>$script</script>
+</body></html>
+""")

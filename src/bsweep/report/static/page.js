@@ -1,0 +1,762 @@
+// The interactive page of a study. The page holds one document, see `bsweep.report.document`; what a reader chose is
+// `state`, which the fragment of the URL keeps. `render` draws what state and document say. `update(document)` takes a
+// newer document while somebody reads. Names and values of a study reach the page as text only, never as HTML.
+"use strict";
+
+const MAX_CURVES = 120, MAX_LINES = 400, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
+const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
+const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
+const DEFAULTS = {
+  lang: navigator.language.startsWith("ko") ? "ko" : "en", theme: "auto", part: "", target: "", objective: "seconds",
+  price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
+  only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
+};
+const FILTER = "filter.";
+let study, rows, state, scale;
+
+// What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
+
+function smoothed(values) {
+  return values.map((value, at) => [values[at - 1] ?? -Infinity, value, values[at + 1] ?? -Infinity]
+    .sort((one, other) => one - other)[1]);
+}
+
+function toTarget(curve, metric, target) {
+  const sign = metric === "test_accuracy" ? 1 : -1, wanted = sign * target;
+  const known = curve ? curve[metric].map((value, at) => at).filter((at) => curve[metric][at] !== null) : [];
+  const scores = smoothed(known.map((at) => sign * curve[metric][at]));
+  const first = scores.findIndex((score) => score >= wanted);
+  if (first < 0) return null;
+  const found = { is_bound: first === 0 };
+  for (const name of AMOUNTS) {
+    const [before, after] = [curve[name][known[first - 1]], curve[name][known[first]]];
+    const share = first === 0 ? 1 : (wanted - scores[first - 1]) / (scores[first] - scores[first - 1]);
+    if (first === 0) found[name] = after;
+    else found[name] = before === null || after === null ? null : before + share * (after - before);
+  }
+  return found;
+}
+
+// Words, numbers and elements
+
+function words(name, values = {}) {
+  const text = TEXTS[state.lang][name] ?? TEXTS.en[name] ?? name;
+  return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+}
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+function number(value, digits = 4) {
+  if (!isNumber(value)) return "–";
+  if (Math.abs(value) >= 1e7) return value.toExponential(2);
+  return Math.abs(value) >= 10 ** digits ? String(Math.round(value)) : String(Number(value.toPrecision(digits)));
+}
+function shownValue(value) {
+  if (value === null || value === undefined || value === "") return "–";
+  if (typeof value === "boolean") return words(value ? "yes" : "no");
+  return isNumber(value) ? number(value, 5) : String(value);
+}
+const median = (sorted) => {
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+};
+const byId = (id) => document.getElementById(id);
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true || value === false) made[name] = value;
+    else if (value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== ""));
+  return made;
+}
+const fill = (id, ...children) => byId(id).replaceChildren(...children.flat().filter(Boolean));
+const option = (value, text, chosen) => el("option", { value, selected: String(chosen) === String(value) }, text);
+function menu(id, values, chosen) {
+  fill(id, values.map(([value, text]) => option(value, text, chosen)));
+}
+
+// State and the link of a view
+
+function readLink() {
+  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  state = { ...DEFAULTS, ...found };
+  if (!(state.lang in TEXTS)) state.lang = "en";
+}
+function link(changes = {}) {
+  const all = { ...state, ...changes };
+  const told = Object.entries(all).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
+  return "#" + new URLSearchParams(told);
+}
+function go(changes, isStep = false) {
+  const next = link(changes);
+  history[isStep ? "pushState" : "replaceState"](null, "", next || "#");
+  readLink();
+  render();
+}
+const list = (name) => state[name] ? state[name].split("\n") : [];
+const column = (name) => study.columns.find((one) => one.name === name);
+const title = (name) => {
+  if (name === "to_target") return words("to_target", { objective: words(state.objective) });
+  return column(name)?.heading ?? name;
+};
+
+// What is chosen: target, runs, cells
+
+const part = () => study.parts[Number(state.part) || 0];
+const givenTarget = () => part()?.target ?? study.target;
+const metric = () => givenTarget()?.metric ?? "test_accuracy";
+const target = () => state.target !== "" ? Number(state.target) : givenTarget()?.value ?? null;
+const score = () => words(metric(), { part: words("part_" + study.part) });
+const targetWords = (value = target()) => words("target_words", { metric: score(), value: number(value) });
+const isFiltered = () => Object.keys(state).some((name) => name.startsWith(FILTER));
+const isPredicted = () => !state.measured && !isFiltered() && Boolean(part()?.cells) && target() === givenTarget().value;
+const cellName = (row) => `${row.global_batch}x${row.num_workers}`;
+function cellWords(row) {
+  const name = row.num_workers === 1 ? "cell_1" : "cell";
+  const said = words(name, { batch: row.global_batch, workers: row.num_workers });
+  return row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said;
+}
+function cost(seconds, workers, of = {}) {
+  if (!isNumber(seconds)) return null;
+  if (state.objective === "worker_seconds") return seconds * workers;
+  if (state.objective === "money") return (seconds * workers * Number(state.price)) / 3600;
+  if (state.objective !== "joules") return seconds;
+  if (isNumber(of.joules)) return (of.joules * seconds) / of.seconds;
+  return isNumber(of.energy_joules) && of.train_seconds ? (of.energy_joules * seconds) / of.train_seconds : null;
+}
+const unit = () => ({ seconds: " s", worker_seconds: state.lang === "ko" ? " 워커·초" : " worker-seconds", money: "", joules: " J" })[state.objective];
+function amount(value) {
+  const minutes = state.objective === "seconds" && value >= 600 ? ` (${number(value / (value >= 7200 ? 3600 : 60), 3)} ${value >= 7200 ? "h" : "min"})` : "";
+  return number(value) + unit() + minutes;
+}
+
+function passes(row) {
+  return Object.keys(state).filter((name) => name.startsWith(FILTER)).every((name) => {
+    const value = row[name.slice(FILTER.length)], wanted = state[name];
+    const range = wanted.match(/^(.*)\.\.(.*)$/);
+    if (!range) return wanted.split("\n").includes(String(value ?? ""));
+    return isNumber(value) && (range[1] === "" || value >= Number(range[1])) && (range[2] === "" || value <= Number(range[2]));
+  });
+}
+function choose() {  // the runs that filters and the part of the study leave, with what each needs to reach the target
+  const wanted = target(), place = Number(state.part) || 0, ids = new Set(list("picked"));
+  for (const row of rows) {
+    const inPart = study.parts.length < 2 || row.part === place;
+    row.isShown = inPart && passes(row);
+    row.reach = wanted === null ? null : toTarget(row.curve, metric(), wanted);
+    row.to_target = row.reach ? cost(row.reach.seconds, row.num_workers, row) : null;
+    row.isPicked = ids.has(row.run_id) || (state.cell !== "" && cellName(row) === state.cell && inPart);
+  }
+  return rows.filter((row) => row.isShown);
+}
+function predictedCells() {
+  const cells = table(part().cells);
+  for (const cell of cells) {
+    const value = cost(cell.seconds, cell.num_workers, cell), factor = value / cell.seconds;
+    Object.assign(cell, { seconds: value, seconds_low: factor * cell.seconds_low, seconds_high: factor * cell.seconds_high });
+    if (value === null) cell.problem ||= words("unknown");
+  }
+  return state.objective === "seconds" ? cells : starred(cells);
+}
+function starred(cells) {  // the best cell by the objective has the star
+  const allowed = cells.filter((cell) => cell.is_allowed && !cell.problem && isNumber(cell.seconds));
+  const best = allowed.reduce((one, other) => (other.seconds < (one?.seconds ?? Infinity) ? other : one), null);
+  return cells.map((cell) => ({ ...cell, is_recommended: cell === best, is_alternative: false }));
+}
+function measuredCells(shown) {
+  const groups = new Map();
+  for (const row of shown) {
+    if (!row.curve) continue;
+    const name = cellName(row);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(row);
+  }
+  const cells = [...groups.values()].map((group) => {
+    const found = group.map((row) => row.to_target ?? Infinity).sort((one, other) => one - other);
+    const reached = found.filter(isNumber), middle = median(found);
+    return {
+      global_batch: group[0].global_batch, num_workers: group[0].num_workers, local_batch: group[0].local_batch,
+      seconds: isNumber(middle) ? middle : null, seconds_low: reached.length > 1 ? reached[0] : null,
+      seconds_high: reached.length > 1 ? reached.at(-1) : null, num_runs: group.length, num_reached: reached.length,
+      problem: isNumber(middle) ? "" : words("not_reached"), is_allowed: true,
+    };
+  });
+  return starred(cells);
+}
+function table(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
+}
+
+// Commands
+
+const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
+function command(row, changes = {}) {
+  const keys = study.columns.filter((one) => one.word), given = study.commands.words[study.commands.of_run[row.at]] ?? [];
+  const own = Object.fromEntries(keys.map((one) => [one.word, row[one.name]]));
+  const all = { ...own, ...changes, study: study.name };
+  const kept = given.filter((word) => !(word.replace(/^\++/, "").split("=")[0] in all));
+  const set = Object.entries(all).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return ["bsweep run", ...kept.map(quoted), ...set.map(([name, value]) => quoted(`${name}=${value}`))].join(" ");
+}
+function commandOfCell(cell) {
+  const place = Number(state.part) || 0, alike = rows.filter((row) => row.part === place || row.part === null);
+  const same = alike.filter((row) => cellName(row) === cellName(cell)), near = same[0] ?? alike[0] ?? rows[0];
+  const seeds = same.map((row) => row.seed), wanted = target();
+  const stop = wanted === null ? {} : { [metric() === "test_accuracy" ? "target_accuracy" : "target_loss"]: Number(wanted.toPrecision(12)) };
+  return command(near, {
+    num_workers: cell.num_workers, local_batch: cell.local_batch ?? cell.global_batch / cell.num_workers,
+    seed: seeds.length ? Math.max(...seeds) + 1 : near.seed, ...stop,
+  });
+}
+async function copy(text, button) {
+  let said = "copied";
+  try { await navigator.clipboard.writeText(text); } catch {
+    const area = el("textarea", { readonly: "" }, text);
+    document.body.append(area);
+    area.select();
+    if (!document.execCommand("copy")) said = "copy_failed";
+    area.remove();
+  }
+  byId("said").textContent = words(said);
+  const before = button.textContent;
+  button.textContent = words(said);
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+const copyButton = (text) => el("button", { type: "button", onclick: (event) => copy(text, event.target) }, words("copy"));
+const commandLine = (text) => el("div", { class: "command" }, el("code", {}, text), copyButton(text));
+function download(name, content, type) {
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  el("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+function csv(names, found) {
+  const cell = (value) => {
+    let text = String(value ?? "");
+    if (!isNumber(value) && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;  // no formula for a spreadsheet
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [names, ...found.map((row) => names.map((name) => row[name]))].map((line) => line.map(cell).join(",")).join("\n") + "\n";
+}
+
+// Charts: one Vega view for each, which takes new rows without being built again
+
+const charts = {};
+function looks() {
+  const style = getComputedStyle(document.documentElement), probe = el("span");
+  document.body.append(probe);
+  const color = (name) => { probe.style.color = style.getPropertyValue(name); return getComputedStyle(probe).color; };
+  const [ink, pale, line, page] = ["--ink", "--pale", "--line", "--page"].map(color);
+  probe.remove();
+  const font = getComputedStyle(document.body).fontFamily;
+  return {
+    ink,
+    config: {
+      background: page, font, view: { stroke: null },
+      axis: { labelColor: pale, titleColor: pale, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", gridOpacity: 0.6 },
+      legend: { labelColor: ink, titleColor: pale, titleFontWeight: "normal", symbolStrokeColor: pale, symbolFillColor: pale },
+      text: { color: ink }, point: { color: ink },
+    },
+  };
+}
+async function draw(name, spec, data, onPick) {
+  const host = byId(name), wanted = JSON.stringify([spec, scale.config]);
+  let chart = charts[name];
+  if (chart?.wanted !== wanted || chart.host !== host) {
+    chart?.view.finalize();
+    const compiled = vega.compile({ ...spec, autosize: { type: "fit-x", contains: "padding" } }, { config: scale.config }).spec;
+    const view = new vega.View(vega.parse(compiled, null, { ast: true }), {
+      expr: vega.expressionInterpreter, renderer: "canvas", container: host, hover: false, logLevel: vega.Error,
+    });
+    chart = charts[name] = { view, wanted, host, name: spec.data.name };
+    view.addEventListener("click", (event, item) => item?.datum && onPick?.(item.datum, event));
+    view.addEventListener("mousemove", (event, item) => tip(event, item?.datum));
+    view.addEventListener("mouseout", () => tip());
+  }
+  chart.rows = data;
+  chart.view.change(chart.name, vega.changeset().remove(() => true).insert(data.map((row) => ({ ...row }))));
+  await chart.view.runAsync();
+}
+function tip(event, datum) {
+  const shown = byId("tip"), text = datum ? tipText(datum) : "";
+  shown.hidden = !text;
+  if (!text) return;
+  shown.textContent = text;
+  const [wide, high] = [shown.offsetWidth, shown.offsetHeight];
+  shown.style.left = `${Math.min(event.clientX + 14, innerWidth - wide - 8)}px`;
+  shown.style.top = `${event.clientY + 18 + high > innerHeight ? event.clientY - high - 10 : event.clientY + 18}px`;
+}
+function tipText(datum) {
+  if (datum.global_batch && "num_runs" in datum) return cellReading(datum).join("\n");
+  if (datum.part && "seconds" in datum) return `${datum.part}: ${number(datum.seconds)} s`;
+  if (!datum.run) return "";
+  if ("place" in datum) return datum.run;
+  return `${datum.run}\n${words(state.x)}: ${number(datum.x)}\n${words(yName(), { part: words("part_" + study.part) })}: ${number(datum.y)}`;
+}
+function saveButtons(name) {
+  const file = `${study.name}_${name}`;
+  const png = async () => {
+    const canvas = await charts[name].view.toCanvas(2);
+    canvas.toBlob((blob) => download(`${file}.png`, blob));
+  };
+  const svg = async () => download(`${file}.svg`, await charts[name].view.toSVG(), "image/svg+xml");
+  const data = () => download(`${file}.csv`, csv(Object.keys(charts[name].rows[0] ?? {}), charts[name].rows), "text/csv");
+  return [["PNG", png], ["SVG", svg], ["CSV", data]].map(([format, onclick]) => el("button", {
+    type: "button", onclick, "aria-label": words("of_chart", { format, chart: words(name) }), title: words("save", { format }),
+  }, format));
+}
+
+// The first screen
+
+function renderHeader() {
+  document.documentElement.lang = state.lang;
+  if (state.theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = state.theme;
+  scale = looks();
+  for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
+  const counts = {};
+  for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
+  const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
+  byId("summary").textContent = words("summary", { runs: rows.length, statuses });
+  byId("title").textContent = study.name;
+  for (const name of ["map", "curves", "parallel"]) fill(`save-${name}`, saveButtons(name));
+  menu("lang", [["en", "English"], ["ko", "한국어"]], state.lang);
+  menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
+}
+function renderControls() {
+  const hasEnergy = rows.some((row) => isNumber(row.energy_joules)), wanted = target();
+  byId("parts").hidden = study.parts.length < 2;
+  menu("part", study.parts.map((one, at) => [at || "", one.name]), state.part);
+  menu("objective", OBJECTIVES.filter((name) => name !== "joules" || hasEnergy).map((name) => [name, words(name)]), state.objective);
+  byId("prices").hidden = state.objective !== "money";
+  byId("price").value = state.price;
+  byId("targets").hidden = wanted === null;
+  if (wanted !== null && document.activeElement !== byId("target")) {
+    const [low, high] = targetRange(), step = 10 ** Math.floor(Math.log10((high - low || 1) / 100));
+    Object.assign(byId("target"), { min: low, max: high, step });
+    byId("target").value = wanted;
+  }
+  byId("target-value").textContent = wanted === null ? "" : `${score()} ${number(wanted)}`;
+  byId("measured").checked = !isPredicted();
+  byId("measured").disabled = !part()?.cells || isFiltered() || wanted !== givenTarget()?.value;
+}
+function targetRange() {
+  if (study.range?.[metric()]) return study.range[metric()];
+  const values = rows.flatMap((row) => row.curve?.[metric()] ?? []).filter(isNumber).sort((one, other) => one - other);
+  const asked = givenTarget().value, ends = [values[0] ?? asked, values.at(-1) ?? asked];
+  const found = [Math.floor(Math.min(ends[0], asked) * 100) / 100, Math.ceil(Math.max(ends[1], asked) * 100) / 100];
+  (study.range ??= {})[metric()] = found;
+  return found;
+}
+function cellReading(cell) {
+  const lines = [cellWords(cell)];
+  const known = isNumber(cell.seconds);
+  const ends = { value: amount(cell.seconds), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
+  if (known && isPredicted()) lines.push(words("best_predicted", ends));
+  else if (known) lines.push(words(cell.num_runs > 1 ? "best_measured" : "best_one", ends));
+  if (cell.problem) lines.push(cell.problem);
+  return lines;
+}
+function renderAnswer(cells) {
+  const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
+  byId("question").textContent = wanted === null ? words("question_no_target")
+    : words("question", { objective: words(state.objective + "_asks"), target: targetWords() });
+  const [name, value] = best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() }), ""];
+  byId("best").textContent = name;
+  byId("amount").textContent = value ?? "";
+  const notes = [];
+  if (best && isPredicted()) {
+    const sure = found.sure;
+    notes.push(words(sure.is_measured || best.num_reached ? "is_measured" : "not_measured"));
+    notes.push(state.objective === "seconds" ? words("sure", { best: sure.best.toFixed(2), close: sure.close.toFixed(2) }) : words("sure_objective"));
+  } else if (best) notes.push(words("by_runs"));
+  byId("sure").textContent = notes.join(" ");
+  renderNext(found);
+  renderWarnings(found);
+}
+function renderNext(found) {
+  const isOther = found?.cells && target() !== givenTarget().value;
+  if (isOther) {
+    const option = metric() === "test_accuracy" ? "--target-accuracy" : "--target-loss";
+    const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`;
+    fill("next", el("p", { class: "note" }, words("other_target", { target: targetWords(givenTarget().value), command: "" })), commandLine(asks));
+  } else if (found?.next) {
+    const cell = found.next;
+    const said = isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
+    fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell)));
+  } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
+  else fill("next", (found?.sentences ?? []).map((line) => el("p", {}, line)));
+}
+function renderWarnings(found) {
+  const all = study.warnings, shown = all.slice(0, 2), rest = all.slice(2);
+  const items = (lines) => el("ul", {}, lines.map((line) => el("li", {}, line)));
+  byId("warnings").hidden = !all.length;
+  fill("warnings", el("h2", { class: "note" }, words("warnings")), items(shown),
+    rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), items(rest)) : null);
+  const why = [...study.why];
+  byId("why").hidden = !why.length;
+  fill("why-lines", why.map((line) => el("p", { class: "note" }, line)));
+}
+async function renderMap(cells) {
+  const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
+  spec.encoding.x.title = words("global_batch");
+  spec.encoding.y.title = words("workers");
+  const params = { ink: scale.ink, columns: size, unit: 1 };
+  spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] }));
+  const room = byId("map").clientWidth / Math.max(1, size);
+  if (room < 46) spec.params.find((one) => one.name === "columns").value = 99;  // no texts where they do not fit
+  spec.height = new Set(cells.map((cell) => cell.num_workers)).size * (innerWidth < 600 ? 40 : 46);
+  byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured");
+  const chosen = cells.find((cell) => cellName(cell) === state.cell);
+  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
+  fill("reading", chosen ? [
+    el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
+  ] : []);
+  byId("map").hidden = !cells.length;
+  byId("map").setAttribute("aria-label", `${words("map")}. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
+  const data = cells.map((cell) => ({ ...cell, is_picked: cellName(cell) === state.cell }));
+  if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
+}
+
+// Filters
+
+function filterColumns() {
+  return study.columns.filter((one) => one.name !== "run_id" && !one.is_result && new Set(rows.map((row) => row[one.name])).size > 1);
+}
+function renderFilters() {
+  const menus = study.filters.map(({ name, is_number: isNumeric }) => {
+    const values = study.values[name], key = FILTER + name, chosen = state[key];
+    const isRange = isNumeric && values.length > MAX_CHOICES, some = chosen === undefined ? null : chosen.split("\n");
+    const box = (value) => el("label", {}, el("input", {
+      type: "checkbox", value, checked: some === null || some.includes(value), "data-filter": name,
+      onchange: () => {
+        const boxes = [...document.querySelectorAll(`input[data-filter]`)].filter((one) => one.dataset.filter === name);
+        const kept = boxes.filter((one) => one.checked).map((one) => one.value);
+        go({ [key]: kept.length === boxes.length ? "" : kept.join("\n") || "\0", page: "1" });
+      },
+    }), name === "status" ? words("status_" + value) : value === "" ? "–" : value);
+    const ends = (chosen ?? "..").split("..");
+    const end = (at, label) => el("label", {}, words(label), el("input", {
+      type: "number", value: ends[at], "data-filter": name,
+      onchange: (event) => { ends[at] = event.target.value; go({ [key]: ends.join("") ? ends.join("..") : "", page: "1" }); },
+    }));
+    const inside = isRange ? [end(0, "from"), end(1, "to")] : values.slice(0, 60).map(box);
+    const opened = document.querySelector(`details[data-menu="${name}"]`)?.open;
+    return el("details", { "data-menu": name, class: chosen === undefined ? "" : "on", open: Boolean(opened), name: "filter" },
+      el("summary", {}, title(name)), el("div", { class: "menu" }, inside));
+  });
+  const focused = document.activeElement?.dataset?.filter && [document.activeElement.dataset.filter, document.activeElement.value];
+  fill("filters", menus);
+  if (focused) [...byId("filters").querySelectorAll("input")].find((one) => one.dataset.filter === focused[0] && one.value === focused[1])?.focus();
+  const shown = rows.filter((row) => row.isShown).length;
+  byId("count").textContent = words("shown", { n: shown, all: rows.length });
+  const clear = Object.fromEntries(Object.keys(state).filter((name) => name.startsWith(FILTER)).map((name) => [name, ""]));
+  byId("clear").hidden = !isFiltered();
+  byId("clear").onclick = () => go(clear);
+}
+
+// Curves
+
+const yName = () => state.y || metric();
+const colorName = () => state.color || (study.filters.find((one) => !["status", "seed", "num_workers", "local_batch"].includes(one.name))?.name ?? "num_workers");
+const dashName = () => ["num_workers", "strategy", "seed"].find((name) => name !== colorName() && study.values[name].length > 1) ?? "status";
+function nearest(shown, most) {  // selected runs, then runs that are evenly spaced
+  const picked = shown.filter((row) => row.isPicked), others = shown.filter((row) => !row.isPicked);
+  const room = Math.max(0, most - picked.length), every = Math.max(1, others.length / Math.max(1, room));
+  const spaced = room ? Array.from({ length: Math.min(room, others.length) }, (_, at) => others[Math.floor(at * every)]) : [];
+  return [...picked.slice(0, most), ...spaced];
+}
+function group(value, values) {  // a text for a legend; many numbers are binned
+  if (values.length <= 8) return shownValue(value);
+  const at = values.indexOf(String(value ?? "")), bin = Math.floor((at * 8) / values.length);
+  const from = Math.ceil((bin * values.length) / 8), to = Math.ceil(((bin + 1) * values.length) / 8) - 1;
+  return from === to ? values[from] : `${values[from]}–${values[to]}`;
+}
+function strength(row, isSome) { return row.isPicked ? 2 : isSome ? 0 : 1; }
+function pointsOf(row, isSome) {
+  const xs = row.curve[state.x], ys = row.curve[yName()], keep = [];
+  const every = Math.ceil(ys.length / MAX_POINTS), factor = Number(state.smooth);
+  let mean = null;
+  for (let at = 0; at < ys.length; at++) {
+    if (ys[at] === null || xs[at] === null) continue;
+    mean = mean === null ? ys[at] : factor * mean + (1 - factor) * ys[at];
+    const isTaken = (ys.length - 1 - at) % every === 0;
+    if (isTaken && !(state.logx && xs[at] <= 0) && !(state.logy && (ys[at] <= 0 || mean <= 0))) keep.push({ x: xs[at], y: ys[at], smooth: mean });
+  }
+  const [color, dash] = [colorName(), dashName()];
+  const shared = { run: row.run_id, color: group(row[color], study.values[color]), dash: group(row[dash], study.values[dash]), strength: strength(row, isSome) };
+  return keep.map((point, at) => ({ ...shared, ...point, is_last: at === keep.length - 1 }));
+}
+function curveSpec() {
+  const spec = structuredClone(study.charts.curves);
+  spec.params = [{ name: "smoothing", value: Number(state.smooth) }];
+  spec.encoding.x.title = words(state.x);
+  spec.encoding.y.title = words(yName(), { part: words("part_" + study.part) });
+  if (state.logx) spec.encoding.x.scale = { type: "log", nice: false };
+  if (state.logy) spec.encoding.y.scale = { type: "log", nice: false };
+  spec.encoding.color.title = title(colorName());
+  spec.layer[2].encoding.shape.title = title(dashName());
+  if (innerWidth < 700) {
+    spec.height = 260;
+    spec.encoding.color.legend.orient = spec.layer[2].encoding.shape.legend.orient = "bottom";
+    Object.assign(spec.encoding.color.legend, { columns: 4 });
+    Object.assign(spec.layer[2].encoding.shape.legend, { columns: 4 });
+  }
+  return spec;
+}
+async function renderCurves(shown) {
+  menu("x", ["seconds", "steps", "epochs", "examples"].map((name) => [name, words(name)]), state.x);
+  menu("y", ["test_accuracy", "test_loss"].map((name) => [name, words(name, { part: words("part_" + study.part) })]), yName());
+  menu("color", study.filters.map(({ name }) => [name, title(name)]), colorName());
+  byId("logx").checked = Boolean(state.logx);
+  byId("logy").checked = Boolean(state.logy);
+  byId("smooth").value = state.smooth;
+  const known = shown.filter((row) => row.curve), drawn = nearest(known, MAX_CURVES);
+  const first = drawn.length < known.length ? ` ${words("curves_first")}` : ` ${words("curves_hint")}`;
+  byId("curves-say").textContent = known.length ? words("curves_of", { n: drawn.length, all: known.length }) + first : words("no_curves");
+  const isSome = drawn.some((row) => row.isPicked), order = new Map(rows.map((row, at) => [row.run_id, at]));
+  drawn.sort((one, other) => order.get(one.run_id) - order.get(other.run_id));
+  const points = drawn.flatMap((row) => pointsOf(row, isSome));
+  byId("curves").hidden = !points.length;
+  byId("curves").setAttribute("aria-label", `${words("curves")}. ${byId("curves-say").textContent}`);
+  if (points.length) await draw("curves", curveSpec(), points, (point) => toggle(point.run));
+}
+function toggle(id) {
+  const ids = new Set(list("picked"));
+  if (!ids.delete(id)) ids.add(id);
+  go({ picked: [...ids].join("\n") });
+}
+
+// The table of runs
+
+function shownColumns() {
+  const hidden = new Set(list("hidden")), also = new Set(list("shown"));
+  const usual = (one) => study.values[one.name] === undefined || study.values[one.name].length > 1 || ["run_id", "status"].includes(one.name);
+  return study.tableColumns.filter((one) => also.has(one.name) || (one.isUsual && usual(one) && !hidden.has(one.name)));
+}
+function compare(one, other) {
+  if (one === other) return 0;
+  if (one === null || one === undefined || one === "") return 1;
+  if (other === null || other === undefined || other === "") return -1;
+  return isNumber(one) && isNumber(other) ? one - other : String(one).localeCompare(String(other), "en", { numeric: true });
+}
+function tableRows(shown) {
+  const asked = state.find.trim().toLowerCase();
+  let found = state.only ? shown.filter((row) => row.isPicked) : shown;
+  if (asked) found = found.filter((row) => asked.split(/\s+/).every((word) => row.text.includes(word)));
+  const name = state.sort || "to_target", sign = state.down ? -1 : 1;
+  const isEmpty = (value) => value === null || value === undefined || value === "";
+  return [...found].sort((one, other) => (isEmpty(one[name]) || isEmpty(other[name]) ? 1 : sign) * compare(one[name], other[name]) || one.at - other.at);
+}
+function renderTable(shown) {
+  const found = tableRows(shown), columns = shownColumns(), pages = Math.max(1, Math.ceil(found.length / PAGE_ROWS));
+  const page = Math.min(Math.max(1, Number(state.page) || 1), pages), name = state.sort || "to_target";
+  const direction = words(state.down ? "descending" : "ascending");
+  const head = el("tr", {}, el("th", { scope: "col" }, words("select")), columns.map((one) => el("th", {
+    scope: "col", class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
+  }, el("button", {
+    type: "button", "data-sort": one.name,
+    onclick: () => go({ sort: one.name, down: name === one.name && !state.down ? "1" : "", page: "1" }),
+  }, title(one.name) + (one.name === name ? (state.down ? " ↓" : " ↑") : "")))));
+  const body = found.slice((page - 1) * PAGE_ROWS, page * PAGE_ROWS).map((row) => el("tr", { class: row.isPicked ? "picked" : "" },
+    el("td", {}, el("input", {
+      type: "checkbox", checked: list("picked").includes(row.run_id), "aria-label": `${words("select")} ${row.run_id}`,
+      "data-pick": row.run_id, onchange: () => toggle(row.run_id),
+    })),
+    columns.map((one) => tableCell(row, one))));
+  const caption = `${words("runs")}, ${words("sorted", { column: title(name), direction })}`;
+  const sorted = document.activeElement?.dataset?.sort, pick = document.activeElement?.dataset?.pick;
+  fill("table", el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
+  if (sorted) [...document.querySelectorAll("[data-sort]")].find((one) => one.dataset.sort === sorted)?.focus();
+  if (pick) [...document.querySelectorAll("[data-pick]")].find((one) => one.dataset.pick === pick)?.focus();
+  byId("page").textContent = words("page", { n: page, all: pages });
+  byId("previous").disabled = page <= 1;
+  byId("following").disabled = page >= pages;
+  byId("previous").onclick = () => go({ page: String(page - 1) });
+  byId("following").onclick = () => go({ page: String(page + 1) });
+  byId("only").checked = Boolean(state.only);
+  if (document.activeElement !== byId("find")) byId("find").value = state.find;
+  byId("csv").onclick = () => download(`${study.name}_runs.csv`, csv(study.tableColumns.map((one) => one.name), found), "text/csv");
+  const opened = byId("columns").querySelector("details")?.open;
+  const isOn = new Set(columns.map((one) => one.name)), focused = document.activeElement?.dataset?.column;
+  fill("columns", el("details", { open: Boolean(opened) }, el("summary", {}, words("columns")), el("div", { class: "menu" },
+    study.tableColumns.map((one) => el("label", {}, el("input", {
+      type: "checkbox", checked: isOn.has(one.name), "data-column": one.name, onchange: (event) => chooseColumn(one.name, event.target.checked),
+    }), title(one.name))))));
+  if (focused) [...document.querySelectorAll("[data-column]")].find((one) => one.dataset.column === focused)?.focus();
+}
+function tableCell(row, one) {
+  if (one.name === "run_id") return el("td", { class: "text" }, el("a", { href: link({ run: row.run_id }) }, row.run_id));
+  const value = row[one.name], text = one.name === "status" ? words("status_" + value) : shownValue(value);
+  const missed = one.name === "to_target" && row.curve && !row.reach ? words("not_reached") : text;
+  return el("td", { class: one.is_number ? "" : "text", title: String(text).length > 40 ? text : null }, missed);
+}
+function chooseColumn(name, isOn) {
+  const without = (values) => values.filter((one) => one !== name);
+  const [hidden, also] = [without(list("hidden")), without(list("shown"))];
+  go({ hidden: (isOn ? hidden : [...hidden, name]).join("\n"), shown: (isOn ? [...also, name] : also).join("\n") });
+}
+
+// Parallel coordinates
+
+async function renderParallel(shown) {
+  const axes = [...study.filters.map((one) => one.name).filter((name) => !["status", "seed"].includes(name)).slice(0, 6),
+    ...["train_seconds", "images_per_second", "test_accuracy", "test_loss", "to_target"].filter((name) => new Set(rows.map((row) => row[name])).size > 1)];
+  const most = innerWidth < 700 ? 4 : 9, used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
+  const drawn = nearest(shown, MAX_LINES), isSome = drawn.some((row) => row.isPicked), color = colorName();
+  const places = [], of = {};
+  for (const name of used) {
+    const found = [...new Set(drawn.map((row) => row[name]).filter((value) => value !== null && value !== undefined && value !== ""))].sort(compare);
+    const isNumeric = found.every(isNumber), [low, high] = [found[0], found.at(-1)], isLevels = !isNumeric || found.length <= 8;
+    const put = (value) => found.length < 2 ? 0.5 : isLevels ? found.indexOf(value) / (found.length - 1) : (value - low) / (high - low);
+    of[name] = (value) => (value === null || value === undefined || value === "" ? null : put(value));
+    const told = isLevels ? found.filter((_, at) => found.length <= 12 || at % Math.ceil(found.length / 8) === 0) : [low, high];
+    for (const value of told) places.push({ axis: title(name), place: put(value), text: shownValue(value).slice(0, 16), is_label: true, run: "", color: "", strength: 1 });
+  }
+  for (const row of drawn) {
+    for (const name of used) {
+      const place = of[name](row[name]);
+      if (place !== null) places.push({ run: row.run_id, axis: title(name), place, text: shownValue(row[name]), is_label: false, color: group(row[color], study.values[color]), strength: strength(row, isSome) });
+    }
+  }
+  byId("parallel-says").textContent = words("parallel_hint", { n: MAX_LINES });
+  byId("parallel").setAttribute("aria-label", words("parallel"));
+  byId("parallel").hidden = used.length < 2;
+  if (used.length >= 2) await draw("parallel", study.charts.parallel, places, (place) => place.run && toggle(place.run));
+}
+
+// The page of one run
+
+function pairs(caption, head, lines) {
+  return lines.length ? el("table", { class: "text" }, el("caption", {}, caption),
+    el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))),
+    el("tbody", {}, lines.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((value) => el("td", {}, value)))))) : "";
+}
+async function renderRun() {
+  const row = rows.find((one) => one.run_id === state.run), host = byId("run");
+  const back = el("p", {}, el("a", { href: link({ run: "" }) }, `← ${words("back")}`));
+  if (!row) return fill("run", back, el("h2", {}, words("no_run", { run: state.run })));
+  const { details } = study, settings = study.columns.filter((one) => one.name !== "run_id" && !one.is_result);
+  const differing = settings.filter((one) => study.values[one.name]?.length > 1);
+  const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).join(", ");
+  const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
+  const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? amount(row.to_target) : words("not_reached")]];
+  const events = [row.warning, ...(details.events?.[row.at] ?? [])].filter(Boolean), logs = details.logs[row.run_id];
+  const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
+  const has = {
+    "run-curves": row.curve, anatomy: details.epochs[row.at]?.step_seconds_p50,
+    noise: details.noise_scales[row.at], batches: details.batches[row.at],
+  };
+  const chart = (name, heading) => has[name] ? el("section", {}, el("h3", {}, words(heading)), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
+  host.replaceChildren(...[
+    back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
+    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
+    commandLine(command(row)),
+    el("div", { class: "two" },
+      el("div", {}, chart("run-curves", "curves"), chart("anatomy", "anatomy"), chart("noise", "noise"), chart("batches", "batches")),
+      el("div", {},
+        pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
+        pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
+    events.length ? el("section", {}, el("h3", {}, words("events")), el("ul", {}, events.map((line) => el("li", {}, line)))) : "",
+    logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
+    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
+    el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
+  ].filter(Boolean));
+  if (has["run-curves"]) await draw("run-curves", curveSpec(), pointsOf(row, false));
+  if (has.anatomy) await drawAnatomy(details.epochs[row.at]);
+  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.variance / one.gradient_square })));
+  if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
+}
+async function drawAnatomy(epochs) {
+  const spec = structuredClone(study.charts.anatomy), parts = [];
+  spec.encoding.x.title = words("epoch");
+  spec.encoding.y.title = words("step_seconds");
+  for (const one of table(epochs)) {
+    const each = (name) => (one[name] ?? 0) / one.num_steps, exchange = each("exposed_exchange_seconds") || each("exchange_seconds"), waiting = each("wait_seconds");
+    const whole = one.train_seconds / one.num_steps;
+    for (const [name, seconds] of [["computing", Math.max(0, whole - exchange - waiting)], ["exchange", exchange], ["waiting", waiting]]) {
+      if (seconds > 0) parts.push({ epoch: one.epoch, part: words(name), seconds });
+    }
+  }
+  await draw("anatomy", spec, parts);
+}
+async function drawAlong(name, x, y, points) {
+  const spec = structuredClone(study.charts.along);
+  spec.encoding.x.title = x;
+  spec.encoding.y.title = y;
+  await draw(name, spec, points.filter((point) => isNumber(point.y)));
+}
+
+// The whole
+
+let drawing = 0;
+async function render() {
+  const mine = ++drawing;
+  delete document.body.dataset.drawn;
+  renderHeader();
+  const shown = choose(), isRun = state.run !== "";
+  byId("overview").hidden = isRun;
+  byId("run").hidden = !isRun;
+  tip();
+  if (isRun) await renderRun();
+  else {
+    const cells = isPredicted() ? predictedCells() : target() === null ? [] : measuredCells(shown);
+    renderControls();
+    renderAnswer(cells);
+    renderFilters();
+    renderTable(shown);
+    await renderMap(cells);
+    if (mine === drawing) await renderCurves(shown);
+    if (mine === drawing) await renderParallel(shown);
+  }
+  if (mine === drawing) document.body.dataset.drawn = "yes";
+}
+function update(told) {
+  study = told;
+  rows = table(study.runs).map((row, at) => ({
+    ...row, at, curve: study.curves[at], part: study.part_of_run[at], warning: study.details.warnings[at],
+    text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
+  }));
+  study.values = Object.fromEntries(study.columns.map(({ name }) => [name, [...new Set(rows.map((row) => row[name]))].sort(compare).map((value) => String(value ?? ""))]));
+  study.filters = filterColumns();
+  study.tableColumns = [
+    ...study.columns.filter((one) => !one.is_result).map((one) => ({ ...one, isUsual: true })),
+    { name: "to_target", is_number: true, isUsual: true },
+    ...study.columns.filter((one) => one.is_result).map((one) => ({ ...one, isUsual: ["test_accuracy", "test_loss", "train_seconds", "message"].includes(one.name) && rows.some((row) => row[one.name] !== null && row[one.name] !== "") })),
+  ];
+  readLink();
+  return render();
+}
+function listen() {
+  const on = (id, kind, changes) => byId(id).addEventListener(kind, (event) => go(changes(event.target)));
+  for (const id of ["lang", "theme", "objective", "x", "y", "color", "cell"]) on(id, "change", (one) => ({ [id]: one.value }));
+  on("part", "change", (one) => ({ part: one.value, target: "", cell: "" }));
+  for (const id of ["logx", "logy", "only", "measured"]) on(id, "change", (one) => ({ [id]: one.checked ? "1" : "" }));
+  on("target", "input", (one) => ({ target: Number(one.value) === givenTarget().value ? "" : one.value }));
+  on("price", "input", (one) => ({ price: one.value || "1" }));
+  on("smooth", "input", (one) => ({ smooth: one.value }));
+  on("find", "input", (one) => ({ find: one.value, page: "1" }));
+  byId("reset").addEventListener("click", () => { history.replaceState(null, "", link({ ...Object.fromEntries(Object.keys(state).map((name) => [name, ""])), lang: state.lang, theme: state.theme })); readLink(); render(); });
+  addEventListener("hashchange", () => { readLink(); render(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  let waiting;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(render, 150); });
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape") for (const one of document.querySelectorAll(".menus details[open]")) one.open = false;
+  });
+  addEventListener("click", (event) => {
+    for (const one of document.querySelectorAll(".menus details[open]")) if (!one.contains(event.target) && event.target.isConnected) one.open = false;
+  });
+}
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return JSON.parse(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text());
+}
+async function start() {
+  const told = await unpacked(byId("study").textContent);
+  study = told;
+  readLink();
+  listen();
+  await update(told);
+}
+start();
