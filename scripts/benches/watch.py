@@ -84,7 +84,7 @@ def measured(server: subprocess.Popen[str], run: Path, seconds: float) -> tuple[
     process = psutil.Process(server.pid)
     time.sleep(5)
     began, used = time.monotonic(), sum(process.cpu_times()[:2])
-    written = {}
+    written: dict[float, float] = {}
     with RunPaths(run).metrics.open("a") as file:
         while time.monotonic() < began + seconds:
             number = len(written) + 1

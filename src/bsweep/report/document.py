@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,7 @@ from bsweep.analysis import Study
 from bsweep.analysis.answering import Answer
 from bsweep.analysis.columns import heading, of
 from bsweep.analysis.common_target import common_target
+from bsweep.analysis.loading import tables_of
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
@@ -148,6 +150,26 @@ def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
     ):
         rows["test_accuracy"] = [*table["test_accuracy"]]  # as exact as the target is
     return [tables.get(run_id) for run_id in study.runs["run_id"]]
+
+
+def curve_of(run_folder: Path) -> dict[str, list[float | None]] | None:
+    """Return the evaluations of one run as `curves` does, read from its folder; None without any.
+
+    Raises:
+        ValueError: If the records are damaged, or a newer bsweep wrote them.
+    """
+    rows = tables_of(run_folder).get("evaluations", [])
+    return (
+        {
+            name: [
+                row.get(column) if name == "test_accuracy" else _nine(row.get(column))
+                for row in rows
+            ]
+            for name, column in _POINTS.items()
+        }
+        if rows
+        else None
+    )
 
 
 def _nine(value: Any) -> float | None:

@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from bsweep.analysis import load
 from bsweep.core.words import escaped
+from bsweep.report.document import curve_of
+from bsweep.report.document import document as document_of
+from bsweep.report.interactive import html_of
 from bsweep.study.watching import Watched
 
 _LOOK_SECONDS = 1.0  # between two looks at a study; a new record is shown at most this much later
+_RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
 _POLICY = (
@@ -33,15 +39,15 @@ _PAGE = """<!doctype html>
 <title>{title} - bsweep watch</title>
 <link rel="stylesheet" href="{root}/watch.css">
 <script src="{root}/watch.js" defer></script></head>
-<body data-kind="{kind}" data-root="{root}"><main>
+<body data-kind="{kind}" data-events="{events}"><main>
 <h1>{title}</h1>{body}
 </main></body></html>
 """
-_STUDY = """<p id="said" role="status">Loading ...</p><progress id="done" aria-label="Points done">
+_POINTS = """<p id="said" role="status">Loading ...</p><progress id="done" aria-label="Points done">
 </progress><div class="wide"><table><caption id="shown"></caption><thead><tr><th scope="col">point
 </th><th scope="col">state</th><th scope="col">epochs</th><th scope="col">test accuracy</th>
 <th scope="col">test loss</th><th scope="col">time left</th></tr></thead>
-<tbody id="points"></tbody></table></div><p><a href="{root}/">All studies</a></p>"""
+<tbody id="points"></tbody></table></div><p><a href="../">Report</a></p>"""
 
 
 class Feed:
@@ -49,7 +55,12 @@ class Feed:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.watched = name, Watched(folder)
+        self.document: dict[str, Any] = {}
+        self.document_version = -1  # the version of the study that the document shows
+        self.problem = ""  # why there is no newer document
         self._lock, self._looked = asyncio.Lock(), time.monotonic()
+        self._making, self._made, self._cost = asyncio.Lock(), 0.0, 0.0
+        self._curves: dict[str, tuple[object, object]] = {}
 
     async def look(self) -> None:
         """Look at the study, unless another reader has just done so."""
@@ -57,6 +68,58 @@ class Feed:
             if time.monotonic() - self._looked >= _LOOK_SECONDS / 2:
                 await asyncio.to_thread(self.watched.look)
                 self._looked = time.monotonic()
+
+    async def news(self, version: int) -> dict[str, Any]:
+        """Return what a reader who knows the study as of `version` lacks, see `Watched.news`, with
+        the curves of runs that finished an epoch. A reader who knows nothing gets no curves.
+        """
+        news = {**self.watched.news(version), "study": self.name}
+        names = [point["run_id"] for point in news["points"]] if version >= 0 else []
+        news["curves"] = await asyncio.to_thread(self._curves_of, names)
+        return news
+
+    def _curves_of(self, run_ids: Sequence[str]) -> dict[str, object]:
+        found = {}
+        for run_id in run_ids:
+            state = self.watched.state(run_id)
+            key = (state.status, state.whole_epochs)
+            if self._curves.get(run_id, (None,))[0] != key:
+                try:
+                    curve = curve_of(self.watched.folder / run_id)
+                except (ValueError, OSError):  # its state says so
+                    curve = None
+                self._curves[run_id] = (key, curve)
+                found[run_id] = curve
+        return {run_id: curve for run_id, curve in found.items() if curve}
+
+    async def renew(self, seconds: float) -> None:
+        """Make the document of the interactive page anew if the study has changed since and the
+        last document is at least so many seconds old.
+        """
+        async with self._making:
+            version = self.watched.version
+            is_new = self.document_version < 0
+            age = time.monotonic() - self._made
+            if not is_new and (version == self.document_version or age < seconds):
+                return
+            began = time.monotonic()
+            try:
+                self.document = await asyncio.to_thread(_document, self.watched.folder)
+                self.document_version, self.problem = version, ""
+            except (ValueError, OSError) as error:
+                self.problem = str(error)
+            self._made, self._cost = time.monotonic(), time.monotonic() - began
+
+    @property
+    def pause(self) -> float:
+        """The seconds between two documents that nobody has asked for, so that they take a
+        hundredth of a core.
+        """
+        return max(_LOOK_SECONDS, 100 * self._cost)
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    return document_of(load(folder))
 
 
 def application(
@@ -88,14 +151,28 @@ def application(
 
     async def index(_: Request) -> Response:
         items = "".join(
-            f'<li><a href="{root}/studies/{quote(name)}/">{_shown(name)}</a>'
-            f'<p data-study="{_shown(name)}"></p></li>'
+            f'<li><a href="{root}/studies/{quote(name)}/">{_shown(name)}</a> '
+            f'(<a href="{root}/studies/{quote(name)}/points/">points</a>)'
+            f'<p data-study="{html.escape(name)}"></p></li>'
             for name in feeds
         )
-        return _page("bsweep", "index", f"<ul>{items}</ul>", root)
+        return _page("bsweep", "index", f"<ul>{items}</ul>", root, "events")
+
+    async def points(request: Request) -> Response:
+        return _page(feed_of(request).name, "points", _POINTS, root, "../events")
 
     async def study(request: Request) -> Response:
-        return _page(feed_of(request).name, "study", _STUDY.format(root=root), root)
+        feed = feed_of(request)
+        await feed.look()
+        await feed.renew(_RELOAD_SECONDS)
+        if not feed.document:
+            problem = f"<p>There is no report yet: {_shown(feed.problem)}</p>"
+            return _page(feed.name, "points", problem + _POINTS, root, "events")
+        live = (_FILES / "live.js").read_text("utf-8")
+        return HTMLResponse(await asyncio.to_thread(html_of, feed.document, "", live))
+
+    async def document(request: Request) -> Response:
+        return Response(orjson.dumps(feed_of(request).document), media_type="application/json")
 
     async def status(request: Request) -> Response:
         feed = feed_of(request)
@@ -103,11 +180,12 @@ def application(
         return Response(json.dumps(feed.watched.news(-1)), media_type="application/json")
 
     async def events(request: Request) -> Response:
-        news = _news([feed_of(request)], True, is_ending)
+        feed = feed_of(request)
+        news = _news([feed], is_ending, feed if "report" in request.query_params else None)
         return StreamingResponse(news, media_type="text/event-stream")
 
     async def all_events(_: Request) -> Response:
-        news = _news([*feeds.values()], False, is_ending)
+        news = _news([*feeds.values()], is_ending)
         return StreamingResponse(news, media_type="text/event-stream")
 
     def file(name: str, kind: str) -> Route:
@@ -124,14 +202,16 @@ def application(
             file("watch.js", "text/javascript"),
             file("watch.css", "text/css"),
             Route(f"{of_study}/", study),
+            Route(f"{of_study}/points/", points),
+            Route(f"{of_study}/document.json", document),
             Route(f"{of_study}/events", events),
             Route(f"{of_study}/status.json", status),
         ]
     )
 
 
-def _page(title: str, kind: str, body: str, root: str) -> Response:
-    text = _PAGE.format(title=_shown(title), kind=kind, body=body, root=root)
+def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:
+    text = _PAGE.format(title=_shown(title), kind=kind, body=body, root=root, events=events)
     return HTMLResponse(text, headers={"content-security-policy": _POLICY})
 
 
@@ -140,26 +220,34 @@ def _shown(name: str) -> str:
 
 
 async def _news(
-    feeds: Sequence[Feed], with_points: bool, is_ending: Callable[[], bool]
+    feeds: Sequence[Feed], is_ending: Callable[[], bool], shown: Feed | None = None
 ) -> AsyncIterator[str]:
-    """Yield server-sent events: all of each study first, and then what changes in it.
+    """Yield server-sent events: `news` of each study, all of it first, and then what changes;
+    `document` when the document of the interactive page is new.
 
     Args:
-        feeds: The studies.
-        with_points: Tell which points have changed, too.
+        feeds: The studies. The points of several studies are left out.
         is_ending: A function that returns True when this is to end.
+        shown: The study whose interactive page is shown, if one is.
     """
     seen = dict.fromkeys((feed.name for feed in feeds), -1)
-    said_at = time.monotonic()
+    said_at, known = time.monotonic(), shown.document_version if shown else 0
+    renewing: asyncio.Task[None] | None = None
     while not is_ending():
         for feed in feeds:
             await feed.look()
             if feed.watched.version > seen[feed.name]:
-                news: dict[str, Any] = {**feed.watched.news(seen[feed.name]), "study": feed.name}
-                if not with_points:
-                    del news["points"], news["gone"]
+                news = await feed.news(seen[feed.name])
+                if len(feeds) > 1:
+                    del news["points"], news["gone"], news["curves"]
                 yield f"event: news\ndata: {json.dumps(news)}\n\n"
                 seen[feed.name], said_at = news["version"], time.monotonic()
+        if shown:
+            if renewing is None or renewing.done():
+                renewing = asyncio.create_task(shown.renew(shown.pause))
+            if shown.document_version > known:
+                known = shown.document_version
+                yield f"event: document\ndata: {known}\n\n"
         if time.monotonic() - said_at >= _SILENT_SECONDS:
             yield ": still here\n\n"
             said_at = time.monotonic()

@@ -2,7 +2,6 @@
 "use strict";
 const MOST_ROWS = 300;
 const ORDER = ["running", "failed", "timeout", "out_of_memory", "diverged", "damaged", "interrupted", "new", "completed"];
-const root = document.body.dataset.root;
 const isIndex = document.body.dataset.kind === "index";
 const points = new Map();
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
@@ -65,7 +64,7 @@ function update(news) {
   }
 }
 
-const source = new EventSource(isIndex ? `${root}/events` : "events");
+const source = new EventSource(document.body.dataset.events);
 source.addEventListener("news", (event) => update(JSON.parse(event.data)));
 source.onerror = () => {
   const said = document.getElementById("said") || document.querySelector("h1");

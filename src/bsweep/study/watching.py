@@ -74,6 +74,9 @@ class Watched:
     def rows(self) -> list[Row]:
         return list(self._rows.values())
 
+    def state(self, run_id: str) -> State:
+        return self._found.get(run_id, NEW)
+
     def news(self, version: int) -> dict[str, Any]:
         """Return what a reader who knows the study as of `version` lacks, in plain values: the
         points that have changed or are gone, and the sums over all points.
