@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from bsweep.core.extras import refuse_missing
 logger = terminal.logger(__name__)
 
 _PORT = 8877
-_NICENESS = 10  # below the sweep, which may run on the same cores
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,7 +46,6 @@ def run(arguments: Sequence[str]) -> int:
             "address with its token can read the studies, and the network can read it on the way: "
             "nothing is encrypted. Safer: leave out --host, and forward the port by ssh -L."
         )
-    os.nice(_NICENESS)
     try:
         serve(options.studies, options.host, options.port, _announce)
     except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep

@@ -18,7 +18,7 @@ from bsweep.analysis import Study
 from bsweep.analysis.answering import Answer
 from bsweep.analysis.columns import heading, of
 from bsweep.analysis.common_target import common_target
-from bsweep.analysis.loading import tables_of
+from bsweep.analysis.loading import load_run
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
@@ -156,20 +156,9 @@ def curve_of(run_folder: Path) -> dict[str, list[float | None]] | None:
     """Return the evaluations of one run as `curves` does, read from its folder; None without any.
 
     Raises:
-        ValueError: If the records are damaged, or a newer bsweep wrote them.
+        ValueError: If the run cannot be read.
     """
-    rows = tables_of(run_folder).get("evaluations", [])
-    return (
-        {
-            name: [
-                row.get(column) if name == "test_accuracy" else _nine(row.get(column))
-                for row in rows
-            ]
-            for name, column in _POINTS.items()
-        }
-        if rows
-        else None
-    )
+    return curves(load_run(run_folder))[0]
 
 
 def _nine(value: Any) -> float | None:

@@ -7,6 +7,7 @@ import html
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +32,7 @@ _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "base-uri 'none'; form-action 'none'"
 )
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -60,7 +61,8 @@ class Feed:
         self.problem = ""  # why there is no newer document
         self._lock, self._looked = asyncio.Lock(), time.monotonic()
         self._making, self._made, self._cost = asyncio.Lock(), 0.0, 0.0
-        self._curves: dict[str, tuple[object, object]] = {}
+        self._reading = asyncio.Lock()
+        self._curves: dict[str, tuple[object, int, object]] = {}
 
     async def look(self) -> None:
         """Look at the study, unless another reader has just done so."""
@@ -69,28 +71,29 @@ class Feed:
                 await asyncio.to_thread(self.watched.look)
                 self._looked = time.monotonic()
 
-    async def news(self, version: int) -> dict[str, Any]:
-        """Return what a reader who knows the study as of `version` lacks, see `Watched.news`, with
-        the curves of runs that finished an epoch. A reader who knows nothing gets no curves.
-        """
-        news = {**self.watched.news(version), "study": self.name}
-        names = [point["run_id"] for point in news["points"]] if version >= 0 else []
-        news["curves"] = await asyncio.to_thread(self._curves_of, names)
-        return news
+    def news(self, version: int) -> dict[str, Any]:
+        """Return what a reader who knows the study as of `version` lacks, see `Watched.news`."""
+        return {**self.watched.news(version), "study": self.name}
 
-    def _curves_of(self, run_ids: Sequence[str]) -> dict[str, object]:
-        found = {}
+    async def curves(self, run_ids: Sequence[str], version: int) -> dict[str, object]:
+        """Return the curves of those of the runs that finished an epoch, or ended, since
+        `version`.
+        """
+        async with self._reading:
+            await asyncio.to_thread(self._read_curves, run_ids)
+        found = {run_id: self._curves[run_id] for run_id in run_ids}
+        return {run_id: curve for run_id, (_, at, curve) in found.items() if curve and at > version}
+
+    def _read_curves(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             state = self.watched.state(run_id)
             key = (state.status, state.whole_epochs)
-            if self._curves.get(run_id, (None,))[0] != key:
-                try:
-                    curve = curve_of(self.watched.folder / run_id)
-                except (ValueError, OSError):  # its state says so
-                    curve = None
-                self._curves[run_id] = (key, curve)
-                found[run_id] = curve
-        return {run_id: curve for run_id, curve in found.items() if curve}
+            if run_id in self._curves and self._curves[run_id][0] == key:
+                continue
+            curve = None
+            with suppress(ValueError, OSError):  # its state says so
+                curve = curve_of(self.watched.folder / run_id)
+            self._curves[run_id] = (key, self.watched.version, curve)
 
     async def renew(self, seconds: float) -> None:
         """Make the document of the interactive page anew if the study has changed since and the
@@ -222,8 +225,9 @@ def _shown(name: str) -> str:
 async def _news(
     feeds: Sequence[Feed], is_ending: Callable[[], bool], shown: Feed | None = None
 ) -> AsyncIterator[str]:
-    """Yield server-sent events: `news` of each study, all of it first, and then what changes;
-    `document` when the document of the interactive page is new.
+    """Yield server-sent events: `news` of each study, all of it first, and then what changes. For
+    an interactive page also `curves` of runs that finished an epoch, and `document` when the page's
+    document is new.
 
     Args:
         feeds: The studies. The points of several studies are left out.
@@ -236,19 +240,27 @@ async def _news(
     while not is_ending():
         for feed in feeds:
             await feed.look()
-            if feed.watched.version > seen[feed.name]:
-                news = await feed.news(seen[feed.name])
+            before = seen[feed.name]
+            if feed.watched.version > before:
+                news = feed.news(before)
+                names = [point["run_id"] for point in news["points"]]
                 if len(feeds) > 1:
-                    del news["points"], news["gone"], news["curves"]
-                yield f"event: news\ndata: {json.dumps(news)}\n\n"
+                    del news["points"], news["gone"]
+                yield _event("news", news)
                 seen[feed.name], said_at = news["version"], time.monotonic()
+                if shown and before >= 0 and (curves := await feed.curves(names, before)):
+                    yield _event("curves", curves)
         if shown:
             if renewing is None or renewing.done():
                 renewing = asyncio.create_task(shown.renew(shown.pause))
             if shown.document_version > known:
                 known = shown.document_version
-                yield f"event: document\ndata: {known}\n\n"
+                yield _event("document", known)
         if time.monotonic() - said_at >= _SILENT_SECONDS:
             yield ": still here\n\n"
             said_at = time.monotonic()
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _event(name: str, data: object) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 _HEADERS = {
     "cache-control": "no-store",
+    "content-security-policy": "frame-ancestors 'none'",  # beside the page's own policy
     "referrer-policy": "no-referrer",  # an address has the token
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",

@@ -13,9 +13,11 @@
   source.addEventListener("news", (event) => {
     const news = JSON.parse(event.data);
     said.textContent = news.problem || news.said + (news.sweeps.length ? "" : "; no sweep is at work");
-    if (!rows) return;
-    const known = rows.filter((row) => news.curves[row.run_id]);
-    for (const row of known) study.curves[row.at] = news.curves[row.run_id];
+  });
+  source.addEventListener("curves", (event) => {
+    const curves = JSON.parse(event.data);
+    const known = (rows || []).filter((row) => curves[row.run_id]);
+    for (const row of known) study.curves[row.at] = curves[row.run_id];
     if (known.length) update(study);
   });
   source.onerror = () => { said.textContent = "The server does not answer; this page tries again."; };
