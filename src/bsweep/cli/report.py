@@ -34,9 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         default="",
         help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
     )
-    parser.add_argument(
-        "--style", help="make figures and LaTeX tables for a paper: neurips, icml, ieee or thesis"
-    )
+    parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
     from bsweep.core.whole_files import is_full, no_space

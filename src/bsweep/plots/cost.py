@@ -80,15 +80,9 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
             **{**look, "linestyle": ""},
             alpha=0.35,
         )
-    front = rows[rows["is_on_front"]].sort_values("seconds")
-    axes.step(
-        front["seconds"],
-        front["worker_seconds"],
-        "k",
-        where="post",
-        linestyle=(0, (4, 2)),
-        linewidth=1.0,
-    )
+    front, small = rows[rows["is_on_front"]].sort_values("seconds"), rcParams["xtick.labelsize"]
+    stairs: dict[str, Any] = {"where": "post", "linestyle": (0, (4, 2)), "linewidth": 1.0}
+    axes.step(front["seconds"], front["worker_seconds"], "k", **stairs)
     for cell in front.to_dict("records"):
         workers = cell["num_workers"]
         color = shown[workers]["color"]
@@ -105,14 +99,8 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
             markeredgecolor="black",
         )
         spot = cell["seconds"], cell["worker_seconds"]
-        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12)}
-        axes.annotate(
-            f"{cell['global_batch']}",
-            spot,
-            **below,
-            fontsize=rcParams["xtick.labelsize"],
-            ha="right",
-        )
+        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "ha": "right"}
+        axes.annotate(f"{cell['global_batch']}", spot, **below, fontsize=small)
     for axis, scale, name in (
         (axes.xaxis, axes.set_xscale, "seconds"),
         (axes.yaxis, axes.set_yscale, "worker_seconds"),

@@ -26,10 +26,11 @@ from bsweep.report.document import document as document_of
 from bsweep.report.interactive import html_of
 from bsweep.study.watching import Watched
 
-_LOOK_SECONDS = 1.0  # between two looks at a study; a new record is shown at most this much later
+_LOOK_SECONDS = 1.2  # between two looks at a study; a new record is shown at most this much later
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
+_KINDS = {"watch.js": "text/javascript", "watch.css": "text/css"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -125,92 +126,101 @@ def _document(folder: Path) -> dict[str, Any]:
     return document_of(load(folder))
 
 
-def application(
-    studies: Sequence[Path], token: str, is_ending: Callable[[], bool] = lambda: False
-) -> Starlette:
-    """Return the application that shows studies, all of whose paths begin with a token.
-
-    Args:
-        studies: The studies' folders.
-        token: The first part of each path.
-        is_ending: A function that returns True when the server ends, so that open connections end.
-
-    Raises:
-        ValueError: If a folder holds no study.
+class Pages:
+    """What is answered: an index of the studies, and for each study its interactive page, its
+    points, their events, and all of it as JSON. All paths begin with a token.
     """
-    names: list[str] = []
-    for folder in studies:
-        name = folder.resolve().name
-        again = sum(one == name or one.startswith(f"{name} (") for one in names)
-        names.append(f"{name} ({again + 1})" if again else name)
-    feeds = {name: Feed(name, folder) for name, folder in zip(names, studies, strict=True)}
-    root = f"/{token}"
 
-    def feed_of(request: Request) -> Feed:
+    def __init__(
+        self, studies: Sequence[Path], token: str, is_ending: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Look at the studies for the first time.
+
+        Args:
+            studies: The studies' folders.
+            token: The first part of each path.
+            is_ending: A function that returns True when the server ends, so that open connections
+                end.
+
+        Raises:
+            ValueError: If a folder holds no study.
+        """
+        self._feeds: dict[str, Feed] = {}
+        for folder in studies:
+            name, number = folder.resolve().name, 1
+            while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
+                number += 1
+            self._feeds[called] = Feed(called, folder)
+        self._root, self._is_ending = f"/{token}", is_ending
+
+    def application(self) -> Starlette:
+        root, of_study = self._root, f"{self._root}/studies/{{name}}"
+        return Starlette(
+            routes=[
+                Route(f"{root}/", self._index),
+                Route(f"{root}/events", self._all_events),
+                Route(f"{root}/{{file}}", _file),
+                Route(f"{of_study}/", self._study),
+                Route(f"{of_study}/points/", self._points),
+                Route(f"{of_study}/document.json", self._document),
+                Route(f"{of_study}/events", self._events),
+                Route(f"{of_study}/status.json", self._status),
+            ]
+        )
+
+    def _feed(self, request: Request) -> Feed:
         try:
-            return feeds[request.path_params["name"]]
+            return self._feeds[request.path_params["name"]]
         except KeyError:
             raise HTTPException(404, "There is no such study here.") from None
 
-    async def index(_: Request) -> Response:
+    async def _index(self, _: Request) -> Response:
         items = "".join(
-            f'<li><a href="{root}/studies/{quote(name)}/">{_shown(name)}</a> '
-            f'(<a href="{root}/studies/{quote(name)}/points/">points</a>)'
+            f'<li><a href="{self._root}/studies/{quote(name)}/">{_shown(name)}</a> '
+            f'(<a href="{self._root}/studies/{quote(name)}/points/">points</a>)'
             f'<p data-study="{html.escape(name)}"></p></li>'
-            for name in feeds
+            for name in self._feeds
         )
-        return _page("bsweep", "index", f"<ul>{items}</ul>", root, "events")
+        return _page("bsweep", "index", f"<ul>{items}</ul>", self._root, "events")
 
-    async def points(request: Request) -> Response:
-        return _page(feed_of(request).name, "points", _POINTS, root, "../events")
-
-    async def study(request: Request) -> Response:
-        feed = feed_of(request)
+    async def _study(self, request: Request) -> Response:
+        feed = self._feed(request)
         await feed.look()
         await feed.renew(_RELOAD_SECONDS)
         if not feed.document:
             problem = f"<p>There is no report yet: {_shown(feed.problem)}</p>"
-            return _page(feed.name, "points", problem + _POINTS, root, "events")
+            return _page(feed.name, "points", problem + _POINTS, self._root, "events")
         live = (_FILES / "live.js").read_text("utf-8")
         return HTMLResponse(await asyncio.to_thread(html_of, feed.document, "", live))
 
-    async def document(request: Request) -> Response:
-        return Response(orjson.dumps(feed_of(request).document), media_type="application/json")
+    async def _points(self, request: Request) -> Response:
+        return _page(self._feed(request).name, "points", _POINTS, self._root, "../events")
 
-    async def status(request: Request) -> Response:
-        feed = feed_of(request)
+    async def _document(self, request: Request) -> Response:
+        told = orjson.dumps(self._feed(request).document)
+        return Response(told, media_type="application/json")
+
+    async def _status(self, request: Request) -> Response:
+        feed = self._feed(request)
         await feed.look()
-        return Response(json.dumps(feed.watched.news(-1)), media_type="application/json")
+        return Response(json.dumps(feed.news(-1)), media_type="application/json")
 
-    async def events(request: Request) -> Response:
-        feed = feed_of(request)
-        news = _news([feed], is_ending, feed if "report" in request.query_params else None)
+    async def _events(self, request: Request) -> Response:
+        feed = self._feed(request)
+        shown = feed if "report" in request.query_params else None
+        news = _news([feed], self._is_ending, shown)
         return StreamingResponse(news, media_type="text/event-stream")
 
-    async def all_events(_: Request) -> Response:
-        news = _news([*feeds.values()], is_ending)
+    async def _all_events(self, _: Request) -> Response:
+        news = _news([*self._feeds.values()], self._is_ending, with_points=False)
         return StreamingResponse(news, media_type="text/event-stream")
 
-    def file(name: str, kind: str) -> Route:
-        async def content(_: Request) -> Response:
-            return Response((_FILES / name).read_bytes(), media_type=kind)
 
-        return Route(f"{root}/{name}", content)
-
-    of_study = f"{root}/studies/{{name}}"
-    return Starlette(
-        routes=[
-            Route(f"{root}/", index),
-            Route(f"{root}/events", all_events),
-            file("watch.js", "text/javascript"),
-            file("watch.css", "text/css"),
-            Route(f"{of_study}/", study),
-            Route(f"{of_study}/points/", points),
-            Route(f"{of_study}/document.json", document),
-            Route(f"{of_study}/events", events),
-            Route(f"{of_study}/status.json", status),
-        ]
-    )
+async def _file(request: Request) -> Response:
+    name = request.path_params["file"]
+    if name not in _KINDS:
+        raise HTTPException(404)
+    return Response((_FILES / name).read_bytes(), media_type=_KINDS[name])
 
 
 def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:
@@ -223,16 +233,21 @@ def _shown(name: str) -> str:
 
 
 async def _news(
-    feeds: Sequence[Feed], is_ending: Callable[[], bool], shown: Feed | None = None
+    feeds: Sequence[Feed],
+    is_ending: Callable[[], bool],
+    shown: Feed | None = None,
+    *,
+    with_points: bool = True,
 ) -> AsyncIterator[str]:
     """Yield server-sent events: `news` of each study, all of it first, and then what changes. For
     an interactive page also `curves` of runs that finished an epoch, and `document` when the page's
     document is new.
 
     Args:
-        feeds: The studies. The points of several studies are left out.
+        feeds: The studies.
         is_ending: A function that returns True when this is to end.
         shown: The study whose interactive page is shown, if one is.
+        with_points: Tell which points have changed, too.
     """
     seen = dict.fromkeys((feed.name for feed in feeds), -1)
     said_at, known = time.monotonic(), shown.document_version if shown else 0
@@ -244,7 +259,7 @@ async def _news(
             if feed.watched.version > before:
                 news = feed.news(before)
                 names = [point["run_id"] for point in news["points"]]
-                if len(feeds) > 1:
+                if not with_points:
                     del news["points"], news["gone"]
                 yield _event("news", news)
                 seen[feed.name], said_at = news["version"], time.monotonic()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from bsweep.serve.app import application
+from bsweep.serve.app import Pages
 from bsweep.serve.guard import Guard
 
 
@@ -31,7 +31,7 @@ def serve(studies: Sequence[Path], host: str, port: int, announce: Callable[[str
     """
     token = secrets.token_urlsafe(16)
     server: uvicorn.Server
-    app = application(studies, token, is_ending=lambda: server.should_exit)
+    app = Pages(studies, token, is_ending=lambda: server.should_exit).application()
     with _listening(host, port) as listening:
         port = listening.getsockname()[1]
         guard = Guard(app, token, port, is_open=not is_loopback(host))

@@ -20,6 +20,7 @@ from bsweep.study.overview import Row
 from bsweep.study.states import NEW, State
 
 _ESTIMATE_SECONDS = 10.0  # between two estimates of the time that is left
+_FINAL = -1  # in place of the time of a run that has a result
 _Stamp = tuple[int, ...]
 
 
@@ -99,29 +100,32 @@ class Watched:
 
     def _read(self) -> set[str]:
         """Read the runs that have changed, and return their names."""
-        changed = set()
-        names = set()
+        changed, there = set(), 0
         for entry in os.scandir(self.folder):
-            if entry.name.startswith(".") or not entry.is_dir():
-                continue
             name = entry.name
-            names.add(name)
-            before, stamp = self._found.get(name, NEW), self._stamps.get(name)
-            if before.status in states.RESULTS and stamp and stamp[0] == entry.inode():
+            stamp = self._stamps.get(name)
+            if stamp and stamp == (entry.inode(), _FINAL):
+                there += 1
                 continue
+            if name.startswith(".") or not entry.is_dir():
+                continue
+            there += 1
+            before = self._found.get(name, NEW)
             status = entry.stat()
             if before.status != "running" and stamp == (status.st_ino, status.st_mtime_ns):
                 continue
             # What changes while the run is read is read again next time.
-            self._stamps[name] = (status.st_ino, status.st_mtime_ns)
             now = states.state_of_run(Path(entry))
+            is_final = now.status in states.RESULTS
+            self._stamps[name] = (status.st_ino, _FINAL if is_final else status.st_mtime_ns)
             if now != before:
                 self._found[name] = now
                 changed.add(name)
-        for name in self._stamps.keys() - names:
-            del self._stamps[name]
-            if self._found.pop(name, None):
-                changed.add(name)
+        if there < len(self._stamps):
+            for name in self._stamps.keys() - {path.name for path in self.folder.iterdir()}:
+                del self._stamps[name]
+                if self._found.pop(name, None):
+                    changed.add(name)
         self._is_outdated |= bool(changed)
         commands = _stamp(self.folder / "commands.jsonl")
         if commands != self._commands:
