@@ -8,6 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from bsweep import plots
+from tests.report.browser import browser
+
+__all__ = ["browser"]
 
 
 @pytest.fixture(autouse=True)

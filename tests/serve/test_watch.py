@@ -25,6 +25,8 @@ import pytest
 from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed
+from bsweep.study.attendance import claim_of_run
 from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study
 
@@ -277,3 +279,30 @@ def test_another_host_needs_the_token_and_is_warned_of(tmp_path: Path) -> None:
         assert server.ask(Host=name)[0] == 200
         assert server.ask(Host=f"192.0.2.1:{server.port}")[0] == 200
         assert server.ask(Host=f"evil.example:{server.port}")[0] == 403
+
+
+def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    run = write_run(study, local_batch=16, status=None, num_epochs_done=1)
+    longer = RunPaths(write_run(tmp_path / "other", local_batch=16)).metrics.read_text()
+    later = [line for line in longer.splitlines(keepends=True) if '"type": "epoch"' in line][1]
+    with claimed(claim_of_run(run)), watching(tmp_path, "s") as server:
+        said: list[str] = []
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{server.address}studies/s/")
+        page.wait_for_selector("body[data-drawn]")
+        page.wait_for_function("byId('live').textContent.includes('1 completed, 1 running')")
+        grown = "study.curves.some((curve) => curve.epochs.length === 2)"
+        assert not page.evaluate(grown)
+        with RunPaths(run).metrics.open("a") as file:
+            file.write(later)
+        page.wait_for_function(grown)
+        page.goto(f"{server.address}studies/s/points/")
+        page.wait_for_function("document.querySelectorAll('tbody tr').length === 2")
+        assert page.inner_text("tbody tr").split("\t")[:3] == [run.name, "running", "2 of 3"]
+        page.goto(server.address)
+        page.wait_for_function("document.body.innerText.includes('1 completed, 1 running')")
+        page.close()
+    assert said == []

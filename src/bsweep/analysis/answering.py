@@ -35,12 +35,11 @@ class Answer:
     text on what a recommendation still needs.
 
     `where` says in words which settings distinguish the runs of this part; it is empty if the study
-    has one part. `run_ids` are its runs. `sentences` say which cell is recommended and for which target. If `prediction` is
+    has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
     None, they say what is missing.
     """
 
     where: str
-    run_ids: frozenset[str]
     prediction: Prediction | None
     sentences: tuple[str, ...]
 
@@ -62,7 +61,7 @@ def answers(study: Study) -> list[Answer]:
     if not (study.runs["status"] == "completed").any():
         return []
     target = _target(study)
-    return [_answer(where, part, target) for where, part in _parts(study)[:MOST_ANSWERS]]
+    return [_answer(where, part, target) for where, part in parts(study)[:MOST_ANSWERS]]
 
 
 def _target(study: Study) -> Target | None:
@@ -131,18 +130,18 @@ def _not_looked_at(study: Study) -> list[str]:
     """Return a sentence that counts the parts of a study (sets of comparable runs) that were not
     analysed, with the `bsweep predict` options that select the largest of them, at most eight.
     """
-    more = [part for _, part in _parts(study)[MOST_ANSWERS:]]
+    more = [part for _, part in parts(study)[MOST_ANSWERS:]]
     if not more:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
-    parts = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
+    options = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
     target = _target(study)
     option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
     were = (
         f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
     )
-    return [f"{were} not analysed. To analyse one of them: {command} with {parts}."]
+    return [f"{were} not analysed. To analyse one of them: {command} with {options}."]
 
 
 def doubts(study: Study) -> list[str]:
@@ -191,7 +190,7 @@ def what_is_missing(study: Study) -> list[str]:
 
 
 @once
-def _parts(study: Study) -> list[tuple[str, Study]]:
+def parts(study: Study) -> list[tuple[str, Study]]:
     """Divide a study into parts, which are sets of comparable runs. Return for each part a text
     with the settings that distinguish it, and a study with its runs.
 
@@ -208,7 +207,7 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
     if not differing:
         return [("", best)]
     groups = known.groupby(differing, sort=False)
-    parts = [
+    found = [
         (
             ", ".join(
                 words(name, value)
@@ -219,24 +218,23 @@ def _parts(study: Study) -> list[tuple[str, Study]]:
         )
         for key, group in groups
     ]
-    parts.sort(key=lambda part: -len(part[1]))
+    found.sort(key=lambda part: -len(part[1]))
     return [
         (where, part_of(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"])))
-        for where, index in parts
+        for where, index in found
     ]
 
 
 def _answer(where: str, part: Study, target: Target | None) -> Answer:
-    run_ids = frozenset(part.runs["run_id"])
     if target is None:
-        return Answer(where, run_ids, None, (_missing(part, None, ""),))
+        return Answer(where, None, (_missing(part, None, ""),))
     given = {SETTINGS[target.metric]: target.value}
     try:
         found = predict(part, **given)  # type: ignore[arg-type]
     except ValueError as error:
-        return Answer(where, run_ids, None, (_missing(part, target, str(error)),))
+        return Answer(where, None, (_missing(part, target, str(error)),))
     sentences = filter(None, (found.sentence(), _of_rates(part, found)))
-    return Answer(where, run_ids, found, tuple(sentences))
+    return Answer(where, found, tuple(sentences))
 
 
 def _of_rates(study: Study, found: Prediction) -> str:

@@ -59,7 +59,7 @@ def time_map(x: str, y: str) -> Spec:
     texts = [
         {
             "transform": [{"filter": "columns <= 14"}],
-            "mark": {"type": "text", "interactive": False, "limit": 90, **look},
+            "mark": {"type": "text", "interactive": False, **look},
             "encoding": {
                 "text": {"field": name},
                 "color": {"condition": ink, "value": "white"},
@@ -81,7 +81,7 @@ def time_map(x: str, y: str) -> Spec:
             "strokeWidth": {
                 "condition": [
                     {"test": "datum.is_picked", "value": 4},
-                    {"test": "datum.num_runs > 0", "value": 1.5},
+                    {"test": "datum.num_runs > 0 && columns <= 14", "value": 1.5},
                 ],
                 "value": 0,
             },
@@ -100,7 +100,7 @@ def time_map(x: str, y: str) -> Spec:
         "transform": [
             {"calculate": f"{has_time} ? {star} + {seconds} : datum.problem", "as": "label"},
             {
-                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '–' + {high} : ''",
+                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '\u2013' + {high} : ''",
                 "as": "interval",
             },
         ],
@@ -141,16 +141,14 @@ def run_curves() -> Spec:
         "field": "color",
         "type": "nominal",
         "sort": None,
-        "title": {"expr": "colorTitle"},
-        "legend": {"symbolType": "circle", "orient": "right", "symbolLimit": 12},
+        "legend": {"symbolType": "circle", "symbolOpacity": 1, "orient": "right"},
         "scale": {"range": PALETTE},
     }
     shape = {
         "field": "dash",
         "type": "nominal",
         "sort": None,
-        "title": {"expr": "dashTitle"},
-        "legend": {"orient": "right", "symbolLimit": 8},
+        "legend": {"symbolOpacity": 1, "orient": "right"},
     }
     lines = {
         "mark": {"type": "line", "interactive": False, "clip": True},
@@ -181,20 +179,17 @@ def run_curves() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "points"},
-        "params": [
-            {"name": "colorTitle", "value": ""},
-            {"name": "dashTitle", "value": ""},
-            {"name": "smoothing", "value": 0},
-        ],
+        "params": [{"name": "smoothing", "value": 0}],
         "width": "container",
         "height": 330,
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "scale": {"zero": False, "nice": False}},
-            "y": {"type": "quantitative", "scale": {"zero": False}},
+            "x": {"field": "x", "type": "quantitative", "axis": {"tickCount": 10},
+                  "scale": {"zero": False, "nice": False}},
+            "y": {"type": "quantitative", "axis": {"tickCount": 8}, "scale": {"zero": False}},
             "color": color,
         },
         "layer": [raw, lines, ends, hits],
-    }
+    }  # fmt: skip
 
 
 def parallel_coordinates() -> Spec:
@@ -207,6 +202,7 @@ def parallel_coordinates() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "places"},
+        "params": [{"name": "page", "value": "#fff"}],
         "width": "container",
         "height": 260,
         "encoding": {
@@ -217,7 +213,7 @@ def parallel_coordinates() -> Spec:
                 "title": None,
                 "scale": {"type": "point", "padding": 0.35},
                 "axis": {"orient": "top", "labelAngle": 0, "grid": True, "domain": False,
-                         "labelLimit": 120, "labelFontWeight": 600},
+                         "labelLimit": 170, "labelFontWeight": 600},
             },
             "y": {
                 "field": "place",
@@ -247,12 +243,15 @@ def parallel_coordinates() -> Spec:
                     },
                 },
             },
-            {
-                "transform": [{"filter": "datum.is_label"}],
-                "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11,
-                         "interactive": False},
-                "encoding": {"text": {"field": "text"}},
-            },
+            *(
+                {
+                    "transform": [{"filter": "datum.is_label"}],
+                    "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11,
+                             "interactive": False, **look},
+                    "encoding": {"text": {"field": "text"}},
+                }
+                for look in ({"stroke": {"expr": "page"}, "strokeWidth": 4}, {})
+            ),
         ],
     }  # fmt: skip
 

@@ -7,14 +7,15 @@ in the table `runs`. What all runs have in common stands once, under `shared`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bsweep import analysis
-from bsweep.analysis import Study
+from bsweep.analysis import Study, answering
 from bsweep.analysis.answering import Answer
 from bsweep.analysis.columns import heading, of
 from bsweep.analysis.common_target import common_target
@@ -23,6 +24,7 @@ from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
+from bsweep.config.target import SETTINGS
 from bsweep.plots import charts
 from bsweep.report import details
 
@@ -43,8 +45,6 @@ _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
     "epochs": "epochs_done",
     "examples": "num_examples",
     "seconds": "train_seconds",
-    "test_accuracy": "test_accuracy",
-    "test_loss": "test_loss",
 }
 
 
@@ -61,7 +61,7 @@ def document(study: Study) -> Document:
         The document. Times are in seconds, accuracies are fractions.
     """
     with computing_once():
-        runs, answers = study.runs, analysis.answers(study)
+        runs, parts = study.runs, answering.parts(study)
         settings = [name for name in analysis.settings(runs) if name not in _ALWAYS]
         varying = [name for name in settings if runs[name].astype(str).nunique() > 1]
         shown = [*_ALWAYS, *varying, *(name for name in _RESULTS if name in runs)]
@@ -78,13 +78,17 @@ def document(study: Study) -> Document:
                 for name in settings
                 if name not in varying and runs[name].notna().any()
             },
-            "part_of_run": _places(runs, answers),
+            "part_of_run": _places(runs, [part for _, part in parts]),
             "curves": curves(study),
-            "parts": [_part(answer) for answer in answers],
+            "parts": _parts([where for where, _ in parts], answering.answers(study)),
             "commands": _commands(study),
             "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
-            "why": [*analysis.recommendations(study), *analysis.fairness_words(study),
-                    *analysis.headlines(study), *analysis.what_is_missing(study)],
+            "why": [
+                *analysis.recommendations(study),
+                *analysis.fairness_words(study),
+                *analysis.headlines(study),
+            ],
+            "missing": analysis.what_is_missing(study),
             "details": details.details(study),
             "charts": _charts(),
         }  # fmt: skip
@@ -123,16 +127,16 @@ def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
     }
 
 
-def _places(runs: pd.DataFrame, answers: Iterable[Answer]) -> list[int | None]:
-    """Return for each run the place of the answer that it belongs to, or None."""
-    places = {run_id: at for at, answer in enumerate(answers) for run_id in answer.run_ids}
+def _places(runs: pd.DataFrame, parts: Sequence[Study]) -> list[int | None]:
+    """Return for each run the place of the part of the study that it belongs to, or None."""
+    places = {run_id: at for at, part in enumerate(parts) for run_id in part.runs["run_id"]}
     return [places.get(run_id) for run_id in runs["run_id"]]
 
 
 def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
     """Return the evaluations of each run, in the order of `study.runs`; None for a run without.
 
-    Seconds and the loss have nine digits, which is more than was measured.
+    Amounts have nine digits, which is more than was measured.
 
     Args:
         study: The study.
@@ -141,15 +145,14 @@ def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
         For each run its `steps`, `epochs`, `examples`, `seconds`, `test_accuracy` and `test_loss`,
         each a list with an element for each evaluation.
     """
-    tables = {
-        run_id: {name: [_nine(value) for value in rows[column]] for name, column in _POINTS.items()}
+    found = {
+        run_id: {
+            **{name: [_nine(value) for value in rows[column]] for name, column in _POINTS.items()},
+            **{name: [*rows[name]] for name in SETTINGS},  # as exact as the target
+        }
         for run_id, rows in study.evaluations.groupby("run_id", sort=False)
     }
-    for rows, (_, table) in zip(
-        tables.values(), study.evaluations.groupby("run_id", sort=False), strict=True
-    ):
-        rows["test_accuracy"] = [*table["test_accuracy"]]  # as exact as the target is
-    return [tables.get(run_id) for run_id in study.runs["run_id"]]
+    return [found.get(run_id) for run_id in study.runs["run_id"]]
 
 
 def curve_of(run_folder: Path) -> dict[str, list[float | None]] | None:
@@ -168,27 +171,25 @@ def _nine(value: Any) -> float | None:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _part(answer: Answer) -> dict[str, Any]:
+def _parts(names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Return the parts of a study by place: their names and, for the largest, their answers."""
+    told = [_answer(answer) for answer in answers]
+    return [{"name": name, **of} for name, of in zip_longest(names, told, fillvalue={})]
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
     """Return one of a study's answers: the cells, the recommended one, and the cell to run next."""
     found = answer.prediction
     if found is None:
-        return {"name": answer.where, "sentences": answer.sentences, "cells": None}
-    cells = cells_of(answer.where, found)
-    cell = found.next_cell()
-    names = ["global_batch", "num_workers", "local_batch", "gain", "worker_seconds"]
+        return {"sentences": answer.sentences}
+    cells, cell = cells_of(answer.where, found), found.next_cell()
+    names = ["global_batch", "num_workers", "local_batch", "gain"]
     return {
-        "name": answer.where,
-        "sentences": answer.sentences,
         "target": {"metric": found.target.metric, "value": found.target.value},
         "cells": {name: [*cells[name]] for name in _CELLS},
-        "sure": {
-            "best": found.choice.probability_best,
-            "close": found.choice.probability_close,
-            "is_measured": bool(found.recommended["num_reached"]),
-        },
+        "probability_best": found.choice.probability_best,
+        "probability_close": found.choice.probability_close,
         "next": None if cell is None else {name: cell[name] for name in names if name in cell},
-        "next_words": found.next_run(),
-        "warnings": found.warnings,
     }
 
 

@@ -87,11 +87,8 @@ _PAGE = Template("""<!doctype html>
 <section aria-labelledby="question">
 <h2 id="question"></h2>
 <div aria-live="polite"><p id="best"></p><p id="amount"></p><p id="sure"></p></div>
-<div id="next"></div>
-<div id="warnings" hidden></div>
-<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
 </section>
-<section aria-labelledby="map-title">
+<section class="times" aria-labelledby="map-title">
 <h2 id="map-title" data-words="map"></h2>
 <div class="controls">
 <label id="parts"><span data-words="part"></span><select id="part"></select></label>
@@ -111,12 +108,17 @@ _PAGE = Template("""<!doctype html>
 </div>
 <div id="reading" aria-live="polite"></div>
 </section>
+<section class="rest" aria-labelledby="question">
+<div id="next"></div>
+<div id="warnings" hidden></div>
+<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
+</section>
 </div>
-<section aria-labelledby="filters-title">
+<section class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
-<div class="controls"><div id="filters" class="controls menus"></div>
-<span id="count" role="status"></span>
-<button id="clear" type="button" data-words="clear"></button></div>
+<div id="filters" class="controls menus"></div>
+<span id="count" class="note" role="status"></span>
+<button id="clear" type="button" data-words="clear"></button>
 </section>
 <section aria-labelledby="curves-title">
 <h2 id="curves-title" data-words="curves"></h2>

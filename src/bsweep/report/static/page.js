@@ -3,7 +3,7 @@
 // newer document while somebody reads. Names and values of a study reach the page as text only, never as HTML.
 "use strict";
 
-const MAX_CURVES = 120, MAX_LINES = 400, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
+const MAX_CURVES = 120, MAX_LINES = 150, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
 const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
 const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
 const DEFAULTS = {
@@ -52,7 +52,7 @@ function number(value, digits = 4) {
 function shownValue(value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value === "boolean") return words(value ? "yes" : "no");
-  return isNumber(value) ? number(value, 5) : String(value);
+  return isNumber(value) ? number(value) : String(value);
 }
 const median = (sorted) => {
   const half = sorted.length >> 1;
@@ -96,13 +96,21 @@ function go(changes, isStep = false) {
 const list = (name) => state[name] ? state[name].split("\n") : [];
 const column = (name) => study.columns.find((one) => one.name === name);
 const title = (name) => {
-  if (name === "to_target") return words("to_target", { objective: words(state.objective) });
+  if (name === "to_target") return words(`${state.objective}_to_target`);
   return column(name)?.heading ?? name;
 };
 
 // What is chosen: target, runs, cells
 
-const part = () => study.parts[Number(state.part) || 0];
+// The part of the study: the one that the reader chose, else the one with the fastest recommended cell; `all` or, in a
+// study of one part, the only one.
+const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.bestPart : state.part === "all" ? null : Number(state.part));
+const part = () => study.parts[place() ?? -1];
+function bestPart() {
+  const seconds = study.parts.map(({ cells }) => cells?.seconds[cells.is_recommended.indexOf(true)] ?? Infinity);
+  const least = Math.min(...seconds);
+  return Number.isFinite(least) ? seconds.indexOf(least) : null;
+}
 const givenTarget = () => part()?.target ?? study.target;
 const metric = () => givenTarget()?.metric ?? "test_accuracy";
 const target = () => state.target !== "" ? Number(state.target) : givenTarget()?.value ?? null;
@@ -110,11 +118,12 @@ const score = () => words(metric(), { part: words("part_" + study.part) });
 const targetWords = (value = target()) => words("target_words", { metric: score(), value: number(value) });
 const isFiltered = () => Object.keys(state).some((name) => name.startsWith(FILTER));
 const isPredicted = () => !state.measured && !isFiltered() && Boolean(part()?.cells) && target() === givenTarget().value;
-const cellName = (row) => `${row.global_batch}x${row.num_workers}`;
+const cellName = (row) => `${row.global_batch}x${row.num_workers}` + (place() === null ? `@${row.part}` : "");
 function cellWords(row) {
   const name = row.num_workers === 1 ? "cell_1" : "cell";
   const said = words(name, { batch: row.global_batch, workers: row.num_workers });
-  return row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said;
+  const of = place() === null && study.parts[row.part] ? `, ${study.parts[row.part].name}` : "";
+  return (row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said) + of;
 }
 function cost(seconds, workers, of = {}) {
   if (!isNumber(seconds)) return null;
@@ -139,11 +148,12 @@ function passes(row) {
   });
 }
 function choose() {  // the runs that filters and the part of the study leave, with what each needs to reach the target
-  const wanted = target(), place = Number(state.part) || 0, ids = new Set(list("picked"));
+  const wanted = target(), here = place(), ids = new Set(list("picked")), asked = `${metric()} ${wanted}`;
   for (const row of rows) {
-    const inPart = study.parts.length < 2 || row.part === place;
+    const inPart = study.parts.length < 2 || here === null || row.part === here;
     row.isShown = inPart && passes(row);
-    row.reach = wanted === null ? null : toTarget(row.curve, metric(), wanted);
+    if (row.reachOf !== asked) row.reach = wanted === null ? null : toTarget(row.curve, metric(), wanted);
+    row.reachOf = asked;
     row.to_target = row.reach ? cost(row.reach.seconds, row.num_workers, row) : null;
     row.isPicked = ids.has(row.run_id) || (state.cell !== "" && cellName(row) === state.cell && inPart);
   }
@@ -166,7 +176,7 @@ function starred(cells) {  // the best cell by the objective has the star
 function measuredCells(shown) {
   const groups = new Map();
   for (const row of shown) {
-    if (!row.curve) continue;
+    if (!row.curve || (row.part === null && study.bestPart !== null)) continue;  // not at its best learning rate
     const name = cellName(row);
     if (!groups.has(name)) groups.set(name, []);
     groups.get(name).push(row);
@@ -176,7 +186,7 @@ function measuredCells(shown) {
     const reached = found.filter(isNumber), middle = median(found);
     return {
       global_batch: group[0].global_batch, num_workers: group[0].num_workers, local_batch: group[0].local_batch,
-      seconds: isNumber(middle) ? middle : null, seconds_low: reached.length > 1 ? reached[0] : null,
+      part: group[0].part, seconds: isNumber(middle) ? middle : null, seconds_low: reached.length > 1 ? reached[0] : null,
       seconds_high: reached.length > 1 ? reached.at(-1) : null, num_runs: group.length, num_reached: reached.length,
       problem: isNumber(middle) ? "" : words("not_reached"), is_allowed: true,
     };
@@ -200,7 +210,7 @@ function command(row, changes = {}) {
   return ["bsweep run", ...kept.map(quoted), ...set.map(([name, value]) => quoted(`${name}=${value}`))].join(" ");
 }
 function commandOfCell(cell) {
-  const place = Number(state.part) || 0, alike = rows.filter((row) => row.part === place || row.part === null);
+  const here = place() ?? cell.part, alike = rows.filter((row) => row.part === here);
   const same = alike.filter((row) => cellName(row) === cellName(cell)), near = same[0] ?? alike[0] ?? rows[0];
   const seeds = same.map((row) => row.seed), wanted = target();
   const stop = wanted === null ? {} : { [metric() === "test_accuracy" ? "target_accuracy" : "target_loss"]: Number(wanted.toPrecision(12)) };
@@ -312,7 +322,8 @@ function renderHeader() {
   document.documentElement.lang = state.lang;
   if (state.theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.theme;
-  scale = looks();
+  const look = [state.theme, matchMedia("(prefers-color-scheme: dark)").matches].join();
+  if (scale?.look !== look) scale = { look, ...looks() };
   for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
   const counts = {};
   for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
@@ -326,7 +337,7 @@ function renderHeader() {
 function renderControls() {
   const hasEnergy = rows.some((row) => isNumber(row.energy_joules)), wanted = target();
   byId("parts").hidden = study.parts.length < 2;
-  menu("part", study.parts.map((one, at) => [at || "", one.name]), state.part);
+  menu("part", [["all", words("all")], ...study.parts.map((one, at) => [at, one.name])], place() ?? "all");
   menu("objective", OBJECTIVES.filter((name) => name !== "joules" || hasEnergy).map((name) => [name, words(name)]), state.objective);
   byId("prices").hidden = state.objective !== "money";
   byId("price").value = state.price;
@@ -366,9 +377,9 @@ function renderAnswer(cells) {
   byId("amount").textContent = value ?? "";
   const notes = [];
   if (best && isPredicted()) {
-    const sure = found.sure;
-    notes.push(words(sure.is_measured || best.num_reached ? "is_measured" : "not_measured"));
-    notes.push(state.objective === "seconds" ? words("sure", { best: sure.best.toFixed(2), close: sure.close.toFixed(2) }) : words("sure_objective"));
+    notes.push(words(best.num_reached ? "is_measured" : "not_measured"));
+    notes.push(state.objective !== "seconds" ? words("sure_objective")
+      : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
   } else if (best) notes.push(words("by_runs"));
   byId("sure").textContent = notes.join(" ");
   renderNext(found);
@@ -385,7 +396,7 @@ function renderNext(found) {
     const said = isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
     fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell)));
   } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
-  else fill("next", (found?.sentences ?? []).map((line) => el("p", {}, line)));
+  else fill("next", (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
 }
 function renderWarnings(found) {
   const all = study.warnings, shown = all.slice(0, 2), rest = all.slice(2);
@@ -393,7 +404,7 @@ function renderWarnings(found) {
   byId("warnings").hidden = !all.length;
   fill("warnings", el("h2", { class: "note" }, words("warnings")), items(shown),
     rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), items(rest)) : null);
-  const why = [...study.why];
+  const why = [...study.why, ...study.missing];
   byId("why").hidden = !why.length;
   fill("why-lines", why.map((line) => el("p", { class: "note" }, line)));
 }
@@ -401,11 +412,15 @@ async function renderMap(cells) {
   const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
   spec.encoding.x.title = words("global_batch");
   spec.encoding.y.title = words("workers");
+  const isAll = place() === null, many = new Set(cells.map((cell) => cell.num_workers)).size > 1;
+  const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
+  const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
+  if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
   const params = { ink: scale.ink, columns: size, unit: 1 };
   spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] }));
   const room = byId("map").clientWidth / Math.max(1, size);
   if (room < 46) spec.params.find((one) => one.name === "columns").value = 99;  // no texts where they do not fit
-  spec.height = new Set(cells.map((cell) => cell.num_workers)).size * (innerWidth < 600 ? 40 : 46);
+  spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size * (innerWidth < 600 ? 40 : 46);
   byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
   menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
@@ -414,7 +429,7 @@ async function renderMap(cells) {
   ] : []);
   byId("map").hidden = !cells.length;
   byId("map").setAttribute("aria-label", `${words("map")}. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
-  const data = cells.map((cell) => ({ ...cell, is_picked: cellName(cell) === state.cell }));
+  const data = cells.map((cell) => ({ ...cell, is_picked: cellName(cell) === state.cell, row: isAll ? rowOf(cell) : "" }));
   if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
 }
 
@@ -622,7 +637,8 @@ async function renderParallel(shown) {
   byId("parallel-says").textContent = words("parallel_hint", { n: MAX_LINES });
   byId("parallel").setAttribute("aria-label", words("parallel"));
   byId("parallel").hidden = used.length < 2;
-  if (used.length >= 2) await draw("parallel", study.charts.parallel, places, (place) => place.run && toggle(place.run));
+  const spec = { ...study.charts.parallel, params: [{ name: "page", value: scale.config.background }] };
+  if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
 }
 
 // The page of one run
@@ -662,7 +678,12 @@ async function renderRun() {
     el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
     el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
   ].filter(Boolean));
-  if (has["run-curves"]) await draw("run-curves", curveSpec(), pointsOf(row, false));
+  if (has["run-curves"]) {
+    const alike = rows.filter((one) => one !== row && one.curve && cellName(one) === cellName(row) && one.part === row.part);
+    const strong = pointsOf({ ...row, isPicked: true }, true);
+    await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, true)), ...strong],
+      (point) => go({ run: point.run }, true));
+  }
   if (has.anatomy) await drawAnatomy(details.epochs[row.at]);
   if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.variance / one.gradient_square })));
   if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
@@ -712,7 +733,8 @@ async function render() {
   if (mine === drawing) document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = told;
+  study = { ...told, bestPart: null };
+  study.bestPart = bestPart();
   rows = table(study.runs).map((row, at) => ({
     ...row, at, curve: study.curves[at], part: study.part_of_run[at], warning: study.details.warnings[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
@@ -754,8 +776,6 @@ async function unpacked(text) {
 }
 async function start() {
   const told = await unpacked(byId("study").textContent);
-  study = told;
-  readLink();
   listen();
   await update(told);
 }

@@ -1,0 +1,74 @@
+"""A page in a real browser, for tests: Debian's chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+_WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A browser for all tests, which are skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def opened(
+    browser: Any, path: Path, fragment: str = "", allowed: str = "\0", **options: Any
+) -> Iterator[Any]:
+    """Yield a page that has drawn itself; afterwards fail if it logged anything or asked for
+    anything beyond its own file.
+
+    Args:
+        browser: The browser.
+        path: The file.
+        fragment: What follows `#` in the page's address.
+        allowed: Lines of the console with this text are expected.
+        options: Of the page, such as its color scheme.
+    """
+    said: list[str] = []
+    page = browser.new_page(**({"viewport": {"width": 1280, "height": 800}} | options))
+    page.set_default_timeout(_WAIT_MS)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (said.append("a dialog"), dialog.dismiss()))
+    page.on("request", lambda request: said.append(f"request: {request.url}"))
+    page.goto(path.as_uri() + (f"#{fragment}" if fragment else ""))
+    drawn(page)
+    yield page
+    page.close()
+    own = ("request: data:", "request: blob:", f"request: {path.as_uri()}")
+    assert [line for line in said if not line.startswith(own) and allowed not in line] == []
+
+
+def drawn(page: Any) -> None:
+    """Wait until a page has drawn all that it shows."""
+    page.wait_for_selector("body[data-drawn]")
+
+
+def go(page: Any, **changes: str) -> None:
+    """Change the state of a page as its controls do, and wait until all is drawn."""
+    page.evaluate("async (changes) => { go(changes); }", changes)
+    drawn(page)
+
+
+def rows(page: Any, chart: str) -> list[dict[str, Any]]:
+    """Return the rows that a chart of a page draws, as the chart itself holds them."""
+    found: list[dict[str, Any]] = page.evaluate(
+        "(name) => charts[name].view.data(charts[name].name)", chart
+    )
+    return found

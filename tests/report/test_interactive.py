@@ -1,0 +1,330 @@
+"""The interactive page in a browser: it answers, can be asked back, and agrees with Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsweep
+from bsweep import analysis, plots
+from bsweep.config.target import Target
+from bsweep.plots import surface
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from tests.report.browser import drawn, go, opened, rows
+from tests.support.synthetic_study import META, write_run
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+
+BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
+HOSTILE = '</script><img src=x onerror="alert(1)">${alert(2)}'
+FAILED = "b8_w1_horovod_s0"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    folder = tmp_path_factory.mktemp("studies") / "asked"
+    for batch in BATCHES:
+        for workers in WORKERS:
+            for seed in range(SEEDS):
+                write_target_run(
+                    folder, Truth(), batch=batch, workers=workers, seed=seed, noise_scale=300.0
+                )
+    run = write_run(
+        folder,
+        local_batch=8,
+        status="failed",
+        num_epochs_done=0,
+        message=HOSTILE,
+        events=(HOSTILE,),
+        settings={"optimizer.lr_rule": "linear"},
+        meta={**META, "command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"},
+    )
+    logs = run / "logs/rank.0"
+    logs.mkdir(parents=True)
+    (logs / "stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
+    return bsweep.load(folder)
+
+
+@pytest.fixture(scope="module")
+def path(study: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "report.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    return path
+
+
+def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Study) -> None:
+    (answer,) = analysis.answers(study)
+    assert answer.prediction is not None
+    best = answer.prediction.recommended
+    with opened(browser, path) as page:
+        said = page.inner_text(".first")
+        assert f"Global batch {best['global_batch']} on {best['num_workers']} workers" in said
+        assert f"{best['seconds']:.4g} s, 90 % interval {best['seconds_low']:.4g} to" in said
+        assert f"probability {answer.prediction.choice.probability_best:.2f}" in said
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_map_is_on_the_first_screen(browser: Any, path: Path, width: int, height: int) -> None:
+    with opened(browser, path, viewport={"width": width, "height": height}) as page:
+        box = page.locator("#map canvas").bounding_box()
+        assert box["y"] + box["height"] < height
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_both_drawings_of_the_map_show_the_same(
+    browser: Any, path: Path, study: analysis.Study
+) -> None:
+    figure = plots.FIGURES["time_surface"](study)
+    (axes,) = figure.axes
+    batches, workers = (
+        [int(label.get_text()) for label in labels]
+        for labels in (axes.get_xticklabels(), axes.get_yticklabels())
+    )
+    on_paper = {}
+    for text in axes.texts:
+        x, y = text.get_position()
+        on_paper[batches[round(x)], workers[round(y)]] = text.get_text().split("\n")[0]
+    unit = surface._unit(analysis.surface(study)["seconds"])[1]
+    with opened(browser, path) as page:
+        on_page = {
+            (row["global_batch"], row["num_workers"]): row
+            for row in rows(page, "map")
+            if not row["problem"]
+        }
+        texts = page.evaluate("charts.map.view.data('data_0').map(row => row.label)")
+    numbers = {key: row["seconds"] for key, row in on_page.items()}
+    told = {key: unit * float(text) for key, text in on_paper.items() if text[0].isdigit()}
+    assert told == pytest.approx(numbers, rel=0.01, abs=0.06 * unit)
+    assert len(told) >= len(BATCHES) * len(WORKERS)
+    stars = [key for key, row in on_page.items() if row["is_recommended"]]
+    assert len(stars) == 1
+    assert f"★ {numbers[stars[0]]:.3g}" in texts
+
+
+@pytest.mark.parametrize("metric", ["test_accuracy", "test_loss"])
+def test_times_to_targets_equal_those_of_python(
+    browser: Any, path: Path, study: analysis.Study, metric: str
+) -> None:
+    values = [0.02, 0.31, 0.5, 0.77, TARGET, 0.99]
+    with opened(browser, path) as page:
+        for value in values:
+            known = analysis.to_target(study, Target(metric, value))
+            found = page.evaluate(
+                "([metric, value]) => Object.fromEntries(rows.filter((row) => row.curve)"
+                ".map((row) => [row.run_id, toTarget(row.curve, metric, value)]))",
+                [metric, value],
+            )
+            assert found.keys() == set(known.index)
+            for run_id, expected in known.iterrows():
+                here = found[str(run_id)]
+                assert (here is not None) == expected["reached"]
+                for name in ("seconds", "steps", "epochs", "examples") if here else ():
+                    assert here[name] == pytest.approx(expected[f"{name}_to_target"], rel=1e-8)
+                assert here is None or here["is_bound"] == expected["is_bound"]
+
+
+CURVES: list[list[float | None]] = [
+    [0.1, 0.95, 0.2, 0.8, 0.85, 0.9],  # a lucky evaluation
+    [0.9, 0.9, 0.1],
+    [0.95],
+    [0.1, None, 0.9, 0.9],
+    [0.1, 0.2, 0.3, 0.95],  # not confirmed
+]
+
+
+def test_odd_curves_reach_targets_as_in_python(browser: Any, path: Path) -> None:
+    import pandas as pd
+
+    from bsweep.analysis.targets import crossings
+
+    with opened(browser, path) as page:
+        for values in CURVES:
+            amounts = {name: [10.0 * at + 3 for at in range(len(values))] for name in (
+                "train_seconds", "num_steps", "epochs_done", "num_examples",
+            )}  # fmt: skip
+            table = pd.DataFrame({"run_id": "a", "test_accuracy": values, **amounts})
+            known = crossings(table, Target("test_accuracy", 0.8)).loc["a"]
+            seconds = amounts["train_seconds"]
+            curve: dict[str, Any] = {"test_accuracy": values}
+            curve |= dict.fromkeys(("seconds", "steps", "epochs", "examples"), seconds)
+            found = page.evaluate("(curve) => toTarget(curve, 'test_accuracy', 0.8)", curve)
+            assert (found is not None) == known["reached"]
+            if found:
+                assert found["seconds"] == pytest.approx(known["seconds_to_target"])
+
+
+def test_the_slider_gives_medians_of_pythons_times(
+    browser: Any, path: Path, study: analysis.Study
+) -> None:
+    known = analysis.to_target(study, Target("test_accuracy", 0.6))
+    runs = study.runs.set_index("run_id").join(known)
+    medians = runs.dropna(subset="seconds_to_target").groupby(["global_batch", "num_workers"])
+    expected = medians["seconds_to_target"].median().to_dict()
+    with opened(browser, path) as page:
+        page.fill("#target", "0.6")
+        drawn(page)
+        found = {
+            (row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")
+        }
+        assert found == pytest.approx(expected)
+        assert "--target-accuracy 0.6" in page.inner_text("#next")
+        go(page, objective="worker_seconds")
+        found = {
+            (row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")
+        }
+        assert found == pytest.approx({key: key[1] * value for key, value in expected.items()})
+
+
+def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        everything = {row["run"] for row in rows(page, "curves")}
+        page.click('details[data-menu="num_workers"] summary')
+        page.uncheck('input[data-filter="num_workers"][value="1"]')
+        drawn(page)
+        shown = {row["run"] for row in rows(page, "curves")}
+        assert shown == {run for run in everything if "_w4_" in run}
+        assert {row["num_workers"] for row in rows(page, "map")} == {4}
+        assert page.locator("#table tbody tr").count() == len(shown) == len(BATCHES) * SEEDS
+        assert f"{len(shown)} of {len(everything) + 1} runs shown" in page.inner_text("#count")
+        assert {row["run"] for row in rows(page, "parallel") if row["run"]} == shown
+        page.click("#clear")
+        drawn(page)
+        assert {row["run"] for row in rows(page, "curves")} == everything
+
+
+def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        x, y = page.evaluate(
+            "(() => { const { view } = charts.map, at = (name, value) => view.scale(name)(value)"
+            " + view.scale(name).bandwidth() / 2; const box = view.container().querySelector("
+            "'canvas').getBoundingClientRect(), [left, top] = view.origin();"
+            " return [box.x + left + at('x', 256), box.y + top + at('y', 4)]; })()"
+        )
+        page.mouse.click(x, y)
+        drawn(page)
+        batch, workers = page.input_value("#cell").split("x")
+        picked = {row["run"] for row in rows(page, "curves") if row["strength"] == 2}
+        assert len(picked) == SEEDS == page.locator("#table tr.picked").count()
+        said = page.inner_text("#reading code")
+        local = int(batch) // int(workers)
+        for word in (f"num_workers={workers}", f"local_batch={local}", f"seed={SEEDS}"):
+            assert f" {word} " in said
+        assert said.startswith("bsweep run ")
+        assert said.endswith("target_accuracy=0.9 study=asked")
+
+
+def test_links_restore_views(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        go(page, **{"x": "steps", "logx": "1", "lang": "ko", "cell": "256x4", "find": "_w4_",
+                    "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
+        fragment = page.url.partition("#")[2]
+        before = [rows(page, "curves"), page.inner_text("#overview")]
+    with opened(browser, path, fragment) as page:
+        assert [rows(page, "curves"), page.inner_text("#overview")] == before
+        assert page.get_attribute("html", "lang") == "ko"
+        assert page.input_value("#x") == "steps"
+        assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
+
+
+def test_the_table_sorts_searches_and_hides_columns(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        page.click('[data-sort="global_batch"]')
+        page.click('[data-sort="global_batch"]')
+        drawn(page)
+        assert page.get_attribute('th[aria-sort="descending"] button', "data-sort") == (
+            "global_batch"
+        )
+        assert "_w1_" in page.inner_text("#table tbody tr:first-child")
+        page.fill("#find", "b64 s1")
+        drawn(page)
+        assert page.locator("#table tbody tr").count() == 2
+        page.click("#columns summary")
+        page.uncheck('[data-column="seed"]')
+        drawn(page)
+        assert page.locator('[data-sort="seed"]').count() == 0
+
+
+def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: analysis.Study) -> None:
+    run_id = next(run for run in study.runs["run_id"] if run.startswith("b8_"))
+    with opened(browser, path) as page:
+        page.click("#table a >> text=b64_w4_horovod_s0")
+        drawn(page)
+        assert "Seconds" not in page.inner_text("#run"), "no epoch was recorded"
+        assert rows(page, "run-curves")
+        assert rows(page, "noise")
+        page.go_back()
+        drawn(page)
+        page.evaluate("(run) => go({ run })", run_id)
+        drawn(page)
+        said = page.inner_text("#run")
+        assert said.count(HOSTILE) >= 2, "the message and the end of a log"
+        assert "ValueError: no" in said
+        assert page.locator("#run img").count() == 0
+
+
+def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "a<b>&'\""
+    write_run(folder, local_batch=8, meta={**META, "cpu": HOSTILE}, events=(HOSTILE,))
+    write_run(folder, local_batch=16, message="=1+1")
+    page_path = tmp_path / "report.html"
+    page_path.write_text(html_of(document(bsweep.load(folder, mix=True))), encoding="utf-8")
+    assert "alert(1)" not in page_path.read_text()
+    with opened(browser, page_path) as page:
+        assert page.inner_text("h1") == folder.name
+        assert HOSTILE in page.inner_text("#table")
+        assert HOSTILE in page.inner_text("#warnings")
+        assert page.locator("img").count() == 0
+        text = page.evaluate("csv(['message'], rows)")
+        assert "'=1+1" in text
+        assert "\n=1+1" not in text
+
+
+def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path) -> None:
+    policy = re.search(r'Security-Policy" content="([^"]*)"', path.read_text())
+    assert policy is not None
+    assert "unsafe" not in policy[1]
+    with opened(browser, path, allowed="Content Security Policy") as page:
+        page.evaluate(
+            "() => { const one = document.createElement('script'); one.textContent = 'taken = 1';"
+            " document.body.append(one); }"
+        )
+        assert page.evaluate("typeof taken") == "undefined"
+
+
+def test_a_newer_document_keeps_what_the_reader_chose(
+    browser: Any, path: Path, study: analysis.Study
+) -> None:
+    newer = document(study)
+    newer["runs"]["status"] = ["interrupted"] * len(study.runs)
+    with opened(browser, path, "find=_w4_&cell=256x4") as page:
+        page.evaluate("(told) => update(told)", json.loads(json.dumps(newer)))
+        drawn(page)
+        assert "interrupted" in page.inner_text("#summary")
+        assert page.input_value("#find") == "_w4_"
+        assert page.input_value("#cell") == "256x4"
+
+
+def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        for kind, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"global_batch")):
+            with page.expect_download() as download:
+                page.click(f"#save-map >> text={kind}")
+            assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None:
+    told = document(study)
+    run_id = told["runs"]["run_id"][1]
+    own = study.evaluations[study.evaluations["run_id"] == run_id]
+    curve = told["curves"][1]
+    assert curve["test_accuracy"] == [*own["test_accuracy"]]
+    assert all(
+        math.isclose(one, other, rel_tol=1e-8)
+        for one, other in zip(curve["seconds"], own["train_seconds"], strict=True)
+    )
+    json.dumps(told, allow_nan=False)
