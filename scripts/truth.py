@@ -434,7 +434,7 @@ def draw(cells: pd.DataFrame, path: Path) -> None:
     counts = sorted(set(cells["num_workers"].tolist()))
     ends = [cells["measured_seconds"].min() / 1.2, cells["measured_seconds"].max() * 1.2]
     with rc_context(drawing.STYLE):
-        figure = Figure(figsize=(drawing.WIDTH, 4.2), layout="constrained")
+        figure = Figure(figsize=(drawing.width(), 4.2), layout="constrained")
         axes = figure.subplots()
         axes.plot(ends, ends, color=drawing.GRAY, linewidth=1, zorder=0)
         for workers, color, marker in zip(

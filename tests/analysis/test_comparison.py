@@ -58,7 +58,21 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "once", 1.1, seeds=1)
     write(folder / "moved", 1.1, meta=OTHER_CPU)
     write(folder / "apart", batches=(8, 128))
+    write(folder / "fewer", batches=(64,))
+    target = {"target_accuracy": 0.8}
+    write(folder / "reached", settings=target)
+    for name, missed in (("lost", (0, 1, 2)), ("rarer", (2,))):
+        write(folder / name, batches=(64,), settings=target)
+        write_missing(folder / name, missed)
     return folder
+
+
+def write_missing(study: Path, seeds: tuple[int, ...]) -> None:
+    """Write three runs of batch 16 with a target, which these seeds miss."""
+    for seed in range(3):
+        accuracy = 0.5 if seed in seeds else None
+        settings = {"target_accuracy": 0.8}
+        write_run(study, local_batch=16, seed=seed, accuracy=accuracy, settings=settings)
 
 
 def typed(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -154,19 +168,36 @@ def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
     assert found.slower(0.05).empty
 
 
-def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(tmp_path: Path) -> None:
-    target = {"target_accuracy": 0.8}
-    write(tmp_path / "before", settings=target)
-    write(tmp_path / "after", batches=(16,), seeds=2, settings=target)
-    write_run(tmp_path / "after", local_batch=16, seed=2, accuracy=0.5, settings=target)
-    found = bsweep.compare(tmp_path / "before", tmp_path / "after")
-    (cell,) = found.cells.to_dict("records")
-    assert found.brief()[1].startswith("Not compared by time to a test accuracy of 0.8: a run did")
+@pytest.mark.parametrize(
+    ("study", "said", "share"),
+    [("lost", "no longer reached", 0), ("rarer", "reached less often", 2 / 3)],
+)
+def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(
+    study: str, said: str, share: float, desk: Path
+) -> None:
+    found = bsweep.compare(desk / "reached", desk / study)
+    (cell,) = found.cells[found.cells["local_batch"] == 16].to_dict("records")
+    assert found.verdicts("seconds_to_target").tolist() == [said, "no difference told"]
+    assert found.brief()[1].endswith(f", {said} in 1 (Horovod, 1 worker, local batch 16).")
     assert cell["target"] == "a test accuracy of 0.8"
+    assert (cell["reached_reference"], cell["reached"]) == (1, pytest.approx(share))
     assert len(cell["seconds_to_target_points_reference"]) == 3
     assert math.isnan(cell["seconds_to_target_ratio"])
     assert cell["step_seconds_ratio"] == pytest.approx(1)
-    assert cell["accuracy_difference"] < -0.1
+    assert cell["accuracy_difference"] < -0.05
+    slower = found.slower(0.5)["ratio"].tolist()
+    assert slower == ([math.inf] if study == "lost" else [])
+    assert bsweep.compare(desk / study, desk / "reached").slower(0.5).empty
+
+
+def test_cells_that_a_study_lacks_are_counted_and_named(desk: Path) -> None:
+    found = bsweep.compare(desk / "before", desk / "fewer", desk / "same")
+    assert found.missing.values.tolist() == [["fewer", "Horovod, 1 worker, local batch 16"]]
+    said = "fewer has no completed run of 1 cell of before: Horovod, 1 worker, local batch 16."
+    assert found.brief()[0].endswith(said)
+    assert bsweep.compare(desk / "before", desk / "fewer").brief()[-1].startswith(said)
+    assert found.as_json()["missing"][0]["study"] == "fewer"
+    assert bsweep.compare(desk / "fewer", desk / "before").missing.empty
 
 
 def test_times_across_hardware_are_refused_and_accuracies_are_not(desk: Path) -> None:
@@ -210,6 +241,19 @@ def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
         ("before once --fail-if-slower 5%", 0, "cannot tell for 2 of 2 cells: a test takes times"),
         ("before moved --fail-if-slower 5%", BAD_CONFIG, "--across-hardware"),
         ("before moved --fail-if-slower 5% --across-hardware", 1, "slower by more than 5 %"),
+        ("before fewer", 0, ""),
+        (
+            "before fewer --fail-if-slower 5%",
+            BAD_CONFIG,
+            "cannot tell for 1 cell (fewer, Horovod, 1 worker, local batch 16): no run completed.",
+        ),
+        ("fewer before --fail-if-slower 5%", 0, ""),
+        (
+            "reached lost --fail-if-slower 5%",
+            1,
+            "lost, Horovod, 1 worker, local batch 16: the target is no longer reached",
+        ),
+        ("reached rarer --fail-if-slower 5%", BAD_CONFIG, "fewer runs reach the target."),
         ("before", BAD_CONFIG, "give two studies or more"),
         ("before apart", BAD_CONFIG, "before and apart have no common cell"),
         ("before nowhere", BAD_CONFIG, "nowhere"),
@@ -234,7 +278,8 @@ def test_the_command_exits_with(
     output = capsys.readouterr()
     assert said in output.err + caplog.text
     assert len(output.out.splitlines()) <= 5
-    assert bool(output.out) == (code != BAD_CONFIG or "moved" in line)
+    is_compared = any(study in line for study in ("moved", "fewer", "rarer"))
+    assert bool(output.out) == (code != BAD_CONFIG or is_compared)
 
 
 def test_the_command_prints_an_answer_tables_and_json(
@@ -271,5 +316,6 @@ def test_a_page_shows_hostile_names_as_text(
     assert "<script" not in page
     assert "<h1>b compared with &lt;img src=x onerror=alert(1)&gt;&amp;</h1>" in page
     assert "&lt;script&gt;alert(2)" in page
+    assert page.count(" - bsweep comparison</title>") == 1
     assert "b: 1 of 2 runs did not complete" in page
     assert "http" not in page

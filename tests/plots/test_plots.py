@@ -30,6 +30,7 @@ from bsweep.analysis.statistics import over_seeds
 from bsweep.plots import along, drawing
 from bsweep.plots.curves import INK, TIMES, looks
 from bsweep.plots.rows import few_enough
+from bsweep.plots.styles import style as style_of
 from tests.support.synthetic_study import (
     META,
     server,
@@ -133,6 +134,45 @@ def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
     )
     assert {"GDEF", "GPOS", "GSUB"}.isdisjoint(font.keys())
     assert len(font["glyf"].glyphs) > 30
+
+
+@pytest.mark.parametrize("style", plots.STYLES)
+def test_a_figure_for_a_paper_has_its_width_and_embedded_fonts(
+    style: str, grid: analysis.Study, tmp_path: Path
+) -> None:
+    of = style_of(style)
+    for name in ("time_surface", "accuracy_by_time", "time_by_batch"):
+        figure = plots.FIGURES[name](grid, style)
+        assert figure.get_figwidth() in (of.width, of.column), name
+        assert figure.get_figheight() < 9, name
+        plots.save(figure, tmp_path / "one.pdf")
+        drawn = figure.get_tightbbox()
+        assert drawn.x0 > -0.02, name
+        assert drawn.y0 > -0.02, name
+        assert drawn.x1 < figure.get_figwidth() + 0.02, name
+        assert drawn.y1 < figure.get_figheight() + 0.02, name
+        fonts = re.findall(rb"/FontDescriptor (\d+) 0 R", (tmp_path / "one.pdf").read_bytes())
+        assert fonts, name
+        for number in fonts:
+            body = (tmp_path / "one.pdf").read_bytes().partition(b"\n%s 0 obj\n" % number)[2]
+            assert b"/FontFile2" in body.partition(b"endobj")[0], name
+            assert b"DejaVu" not in body.partition(b"endobj")[0], name
+        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()}
+        assert sizes <= {of.settings["font.size"], of.settings["legend.fontsize"], 5.5, 7}, name
+
+
+def test_a_figure_of_one_panel_is_one_column_wide(grid: analysis.Study) -> None:
+    widths = {
+        name: plots.FIGURES[name](grid, "icml").get_figwidth()
+        for name in ("accuracy_by_time", "time_by_batch")
+    }
+    assert widths == {"accuracy_by_time": 3.25, "time_by_batch": 6.75}
+    assert plots.FIGURES["accuracy_by_time"](grid).get_figwidth() == 7
+
+
+def test_an_unknown_style_is_named_with_those_there_are(grid: analysis.Study) -> None:
+    with pytest.raises(ValueError, match=r"style icm: unknown. Did you mean 'icml'.*thesis"):
+        plots.FIGURES["accuracy_by_time"](grid, "icm")
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])

@@ -33,6 +33,7 @@ ELSEWHERE = (
     "scripts/gpu.sh",
     "horovodrun",
     "torchrun",
+    "bsweep watch",
     "python ",
     "scripts/setup.sh",
     ". .venv/bin/activate",

@@ -32,6 +32,7 @@ from bsweep.analysis.targets import to_target
 from bsweep.core.words import counted, escaped, first_of
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
+LOST, RARER = "no longer reached", "reached less often"  # verdicts on the time to the target
 TIMES = {"step_seconds": "ratio", "seconds_to_target": "ratio"}
 MEASURES = {**TIMES, "accuracy": "difference"}
 _KINDS = {  # of provenance that tells studies apart; `versions.` are versions, too
@@ -64,6 +65,9 @@ class Comparison:
             `accuracy_difference`, study less reference; its interval `_low` and `_high` with
             Holm's correction, and the corrected p-value `_p_holm`, NaN below three seeds;
             and the values of the seeds, `<measure>_points_reference` and `<measure>_points`.
+            `reached_reference` and `reached` are the shares of the runs that reached the target.
+        `missing`: One row for each study after the first and each cell of the reference that has no
+            completed run in the study: `study`, and `cell` in words.
 
     `studies` are the names, the reference first. The object prints as its answer.
     """
@@ -71,6 +75,7 @@ class Comparison:
     studies: tuple[str, ...]
     differences: pd.DataFrame
     cells: pd.DataFrame
+    missing: pd.DataFrame
     warnings: tuple[str, ...]
 
     def slower(self, share: float) -> pd.DataFrame:
@@ -79,7 +84,8 @@ class Comparison:
 
         The hypothesis of each test is a ratio of 1 + share. Otherwise the tests and Holm's
         correction are those of `cells`. A time is slower with certainty if the lower end of its
-        corrected interval lies above 1 + share.
+        corrected interval lies above 1 + share. A cell all of whose runs reach the target in the
+        reference, and none in the study, is slower whatever the share; its ratio is infinite.
 
         Args:
             share: The share by which a time may be longer, such as 0.05.
@@ -92,6 +98,10 @@ class Comparison:
             table = _tested(self.cells, measure, 1 + share).assign(measure=measure)
             table[["study", "cell"]] = self.cells[["study", "cell"]]
             found.append(table[table["low"] > 1 + share])
+        lost = self.cells[self.verdicts("seconds_to_target") == LOST]
+        found.append(
+            lost.assign(measure="seconds_to_target", ratio=np.inf, low=np.inf, high=np.inf)
+        )
         names = ["study", "cell", "measure", "ratio", "low", "high"]
         return pd.concat(found)[names].reset_index(drop=True)
 
@@ -103,7 +113,9 @@ class Comparison:
 
         Returns:
             `faster`, `slower`, `higher`, `lower`, `no difference told`, `not tested` (too few
-            seeds), or an empty text for a cell without this measure.
+            seeds), or an empty text for a cell without this measure. A cell that has no time to the
+            target is `no longer reached` if all of its runs reach the target in the reference and
+            none in the study, and `reached less often` if a smaller share of them does.
         """
         kind = MEASURES[measure]
         more, less = _WORDS[kind]
@@ -112,25 +124,33 @@ class Comparison:
             ["value", "low", "high"], axis="columns"
         )
         choices = [of["value"].isna(), of["low"].isna(), of["low"] > equal, of["high"] < equal]
-        return pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), of.index)
+        found = pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), of.index)
+        if measure != "seconds_to_target":
+            return found
+        now, before = self.cells["reached"], self.cells["reached_reference"]
+        return found.mask(now < before, RARER).mask((now == 0) & (before == 1), LOST)
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
 
         Returns:
             At most four lines: how much faster and how much more accurate the study is, in how many
-            cells, and what differs. If there are several studies, each of at most three has a line.
+            cells, which cells it lacks, and what differs. If there are several studies, each of at
+            most three has a line.
         """
         others = self.studies[1:]
         if len(others) == 1:
             lines = [self._line(others[0], measure) for measure in MEASURES]
         else:
             found = [[self._line(other, name) for name in reversed(TIMES)] for other in others]
+            found = [[*of, self._missing(other)] for of, other in zip(found, others, strict=True)]
             lines = [" ".join(filter(None, of)) for of in found[:_MOST_STUDIES]]
         keys = list(self.differences["key"])
         differ = f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE
         if further := others[_MOST_STUDIES:]:
             differ += f" --verbose also shows {first_of(further)}."
+        if len(others) == 1:
+            differ = f"{self._missing(others[0])} {differ}".strip()
         return [*filter(None, lines), differ]
 
     def _line(self, other: str, measure: str) -> str:
@@ -140,13 +160,11 @@ class Comparison:
         own, kind = self.cells[self.cells["study"] == other], MEASURES[measure]
         values = own[f"{measure}_{kind}"].dropna()
         refused = self._refused(other) if measure == "step_seconds" else ""
-        has_target = own["target"].notna() & own["step_seconds"].notna()
-        missed = int((has_target & own["seconds_to_target_ratio"].isna()).sum())
+        left_out = self._left_out(own) if measure == "seconds_to_target" else []
         if values.empty:
-            is_missed = measure == "seconds_to_target" and missed
             return (
-                f"Not compared by time to {own['target'].iat[0]}: {_MISSED}."
-                if is_missed
+                f"Not compared by time to {own['target'].iat[0]}: {', '.join(left_out)}."
+                if left_out
                 else refused
             )
         verdicts = self.verdicts(measure)[values.index]
@@ -159,10 +177,34 @@ class Comparison:
         said = _SENTENCES[measure].format(
             other=other, reference=self.studies[0], value=mean, target=own["target"].iat[0]
         )
-        if measure == "seconds_to_target" and missed:
-            counts.append(f"left out in {missed} ({_MISSED})")
+        counts += left_out
         line = f"{said} (mean of {counted(len(values), 'common cell')}): {', '.join(counts)}."
         return f"{line} {refused}".strip()
+
+    def _left_out(self, own: pd.DataFrame) -> list[str]:
+        """Return clauses that count the common cells of a study without a ratio of times to the
+        target, and name those that no longer reach it or do so less often.
+        """
+        verdicts = self.verdicts("seconds_to_target")[own.index]
+        clauses = [
+            f"{verdict} in {(verdicts == verdict).sum()} ({first_of([*own['cell'][rows]])})"
+            for verdict in (LOST, RARER)
+            if (rows := verdicts == verdict).any()
+        ]
+        is_timed = own["target"].notna() & own["step_seconds"].notna()
+        if missed := int((is_timed & (verdicts == "")).sum()):
+            clauses.append(f"left out in {missed} ({_MISSED})")
+        return clauses
+
+    def _missing(self, other: str) -> str:
+        """Return a sentence that counts and names the cells of the reference that a study lacks;
+        empty if it has them all.
+        """
+        cells = [*self.missing.loc[self.missing["study"] == other, "cell"]]
+        count = counted(len(cells), "cell")
+        named = first_of(cells, comma="; ")
+        reference = self.studies[0]
+        return f"{other} has no completed run of {count} of {reference}: {named}." if cells else ""
 
     def _refused(self, other: str) -> str:
         """Return a sentence that says why times of a study are not compared; empty if they are."""
@@ -192,6 +234,7 @@ class Comparison:
             "sentences": self.brief(),
             "differences": self.differences.to_dict("records"),
             "cells": self.cells.assign(**verdicts).to_dict("records"),
+            "missing": self.missing.to_dict("records"),
             "warnings": self.warnings,
         })  # fmt: skip
         return found
@@ -235,30 +278,27 @@ def compare(
     for name, one in zip(names, known, strict=True):
         if not (one.runs["status"] == "completed").any():
             raise ValueError(f"{name}: no run has completed, so there is nothing to compare.")
-    pairs = [
-        _common_cells((known[0], other), across_hardware).assign(study=name)
-        for name, other in zip(names[1:], known[1:], strict=True)
-    ]
-    for name, cells in zip(names[1:], pairs, strict=True):
+    pairs = [_cells((known[0], other), across_hardware) for other in known[1:]]
+    for name, (cells, _) in zip(names[1:], pairs, strict=True):
         if cells.empty:
             raise ValueError(
                 f"{names[0]} and {name} have no common cell: no batch size, worker count and "
                 "other setting that tells their cells apart has completed runs in both."
             )
-    cells = pd.concat(pairs, ignore_index=True)
+    cells, missing = (
+        pd.concat(
+            [of.assign(study=name) for name, of in zip(names[1:], one, strict=True)]
+        ).reset_index(drop=True)
+        for one in zip(*pairs, strict=True)
+    )
     cells.insert(0, "study", cells.pop("study"))
     for measure, kind in MEASURES.items():
         found = _tested(cells, measure, 1.0 if kind == "ratio" else 0.0)
         cells = cells.join(found.add_prefix(f"{measure}_").rename(columns={f"{measure}_": measure}))
-    warnings = [line for pair in zip(names, known, strict=True) for line in _warnings(*pair)]
-    warnings += [
-        f"{name}: accuracies and times to a target are not compared, because the data sets or the "
-        "evaluated examples differ."
-        for name, other in zip(names[1:], known[1:], strict=True)
-        if not _have_same_examples([known[0].runs, other.runs])
-    ]
-    differences = _differences(dict(zip(names, known, strict=True)))
-    return Comparison(tuple(names), differences, cells, tuple(warnings))
+    by_name = dict(zip(names, known, strict=True))
+    return Comparison(
+        tuple(names), _differences(by_name), cells, missing[["study", "cell"]], _warnings(by_name)
+    )
 
 
 def _names(studies: Sequence[Study]) -> list[str]:
@@ -291,8 +331,10 @@ def _tested(cells: pd.DataFrame, measure: str, null: float) -> pd.DataFrame:
     return table.transform(np.exp if is_ratio else np.positive).assign(p_holm=p)
 
 
-def _common_cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFrame:
-    """Return the common cells of two studies, with the values of their seeds by measure."""
+def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the common cells of two studies, with the values of their seeds by measure, and the
+    cells of the first study that the second one lacks.
+    """
     completed = [one.runs[one.runs["status"] == "completed"] for one in studies]
     together = _together(studies, completed)
     keys = [*cell_keys(together.runs), "global_batch"]  # which `accumulation_steps` changes
@@ -301,6 +343,7 @@ def _common_cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFra
         machine=pd.concat([runs["hardware"] for runs in completed]).to_numpy(),
         step_seconds=_step_seconds(together),
         seconds_to_target=np.nan,
+        reached=np.nan,
         accuracy=_accuracy(together.runs) if _have_same_examples(completed) else np.nan,
     )
     target = common_target(together) if _have_same_examples(completed) else None
@@ -308,23 +351,30 @@ def _common_cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFra
         found = to_target(together, target[0]).reindex(known["run_id"])
         is_exact = found["reached"].eq(True) & found["is_bound"].eq(False)
         known["seconds_to_target"] = found["seconds_to_target"].where(is_exact).to_numpy()
+        known["reached"] = found["reached"].to_numpy(float)
         # A mean without the runs that missed the target would be too short.
         of_cell = known.groupby([*keys, "place"])["seconds_to_target"]
         is_whole = of_cell.transform("count") == of_cell.transform("size")
         known["seconds_to_target"] = known["seconds_to_target"].where(is_whole)
     sides = []
     for _, side in known.groupby("place"):
-        machines = side.groupby(keys)["machine"].agg(lambda names: "; ".join(sorted({*names})))
-        sides.append(seed_points(side, keys, [*MEASURES]).join(machines))
-    cells = sides[0].add_suffix("_reference").join(sides[1], how="inner").reset_index()
+        by_cell = side.groupby(keys)
+        machines = by_cell["machine"].agg(lambda names: "; ".join(sorted({*names})))
+        points = seed_points(side, keys, [*MEASURES])
+        sides.append(points.join([machines, by_cell["reached"].mean()]))
+    cells = sides[0].add_suffix("_reference").join(sides[1])
+    is_common = cells.index.isin(sides[1].index)
+    cells = cells.reset_index()
+    named = [_in_words(dict(zip(keys[:-1], row, strict=False))) for row in cells[keys].to_numpy()]
+    cells.insert(len(keys), "cell", named)
+    missing, cells = cells.loc[~is_common, ["cell"]], cells[is_common].copy()
     both = zip(cells.pop("machine_reference"), cells.pop("machine"), strict=True)
     is_across = [bool(one and other and one != other) for one, other in both]
     for name in (f"{measure}_points{of}" for measure in TIMES for of in ("_reference", "")):
         if not across_hardware:
             cells[name] = [() if no else of for no, of in zip(is_across, cells[name], strict=True)]
-    named = [_in_words(dict(zip(keys[:-1], row, strict=False))) for row in cells[keys].to_numpy()]
-    cells.insert(len(keys), "cell", named)
-    return cells.assign(is_across_hardware=is_across, target=str(target[0]) if target else None)
+    target_words = str(target[0]) if target else None
+    return cells.assign(is_across_hardware=is_across, target=target_words), missing
 
 
 def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> Study:
@@ -418,7 +468,20 @@ def _text(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"varies: {first_of(values, _MOST_VALUES)}"
 
 
-def _warnings(name: str, study: Study) -> Iterator[str]:
+def _warnings(studies: Mapping[str, Study]) -> tuple[str, ...]:
+    reference, *others = studies.values()
+    return (
+        *(line for name, study in studies.items() for line in _warnings_of(name, study)),
+        *(
+            f"{name}: accuracies and times to a target are not compared, because the data sets or "
+            "the evaluated examples differ."
+            for name, other in zip([*studies][1:], others, strict=True)
+            if not _have_same_examples([reference.runs, other.runs])
+        ),
+    )
+
+
+def _warnings_of(name: str, study: Study) -> Iterator[str]:
     yield from (f"{name}: {run_id}: left out: {why}" for run_id, why in study.skipped.items())
     if count := int((study.runs["status"] != "completed").sum()):
         yield f"{name}: {count} of {counted(len(study.runs), 'run')} did not complete: left out."

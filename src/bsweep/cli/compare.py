@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         0; 1 if --fail-if-slower finds a slower cell; 2 if it cannot tell because the hardware
-        differs.
+        differs, a cell is missing, or fewer runs of a cell reach the target.
     """
     parser = argparse.ArgumentParser(
         prog="bsweep compare", description="Compare studies with the first one, the reference."
@@ -76,10 +77,16 @@ def _share(text: str) -> float:
 
 def _judge(found: Comparison, share: float) -> int:
     """Say which cells are slower by more than `share` with certainty, and return the exit code."""
+    from bsweep.analysis.comparison import RARER
+
     cells, limit = found.cells, f"{100 * share:g} %"
     slower = [
-        f"{row.study}, {row.cell}: {row.measure} {row.ratio:.3f} times ({row.low:.3f} to "
-        f"{row.high:.3f})"
+        f"{row.study}, {row.cell}: "
+        + (
+            "the target is no longer reached"
+            if row.ratio == math.inf
+            else f"{row.measure} {row.ratio:.3f} times ({row.low:.3f} to {row.high:.3f})"
+        )
         for row in found.slower(share).itertuples()
     ]
     if slower:
@@ -87,11 +94,23 @@ def _judge(found: Comparison, share: float) -> int:
         return 1
     of_cells = f"of {counted(len(cells), 'cell')}"
     is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
-    if refused := int((cells["is_across_hardware"] & ~is_timed).sum()):
-        logger.error(
-            f"bsweep: --fail-if-slower {limit} cannot tell for {refused} {of_cells}: the hardware "
-            "differs. To compare the times all the same, use --across-hardware."
-        )
+    is_rarer = found.verdicts("seconds_to_target") == RARER
+    unknown = [
+        (found.missing, "no run completed. Run the cells that are missing"),
+        (cells[is_rarer], "fewer runs reach the target. Run more seeds"),
+        (
+            cells[cells["is_across_hardware"] & ~is_timed],
+            "the hardware differs. To compare the times all the same, use --across-hardware",
+        ),
+    ]
+    for rows, why in unknown:
+        if len(rows):
+            named = first_of([*(rows["study"] + ", " + rows["cell"])], comma="; ")
+            logger.error(
+                f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(rows), 'cell')} "
+                f"({named}): {why}."
+            )
+    if any(len(rows) for rows, _ in unknown):
         return BAD_CONFIG
     is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
     if untested := int((~is_tested).sum()):

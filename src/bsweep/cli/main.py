@@ -25,6 +25,7 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
                                                     a key has several values, as in seed=0,1
        bsweep plan [--json] [--probe] [...]         show what `run` would train, and how long
        bsweep status STUDY [--watch] [--json]       show how far a study is, also in training
+       bsweep watch STUDY ... [--port 8877]         show studies in a browser, also in training
        bsweep resume STUDY                          run the points of a study that are left
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
        bsweep stop STUDY                            make a study's sweeps save, and end
@@ -38,7 +39,7 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
                                                     the same, training the cells that it needs
        bsweep replay STUDY --batching goodput       show what a policy would have done
        bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
-       bsweep report STUDY [--out DIR] [--mix] [--beside]
+       bsweep report STUDY [--out DIR] [--mix] [--beside] [--style icml]
                                                     write figures, tables and one page of a study
        bsweep import FILE --study NAME [--from ...] [--map COLUMN=KEY ...]
                                                     make a study of runs of another tool: CSV,
@@ -91,6 +92,7 @@ _COMMANDS = {
     "run": "bsweep.cli.run:run",
     "plan": "bsweep.cli.plan:run",
     "status": "bsweep.cli.study_commands:status",
+    "watch": "bsweep.cli.watch:run",
     "resume": "bsweep.cli.study_commands:resume",
     "retry": "bsweep.cli.study_commands:retry",
     "stop": "bsweep.cli.study_commands:stop",
@@ -109,7 +111,7 @@ _COMMANDS = {
 }
 _END_WITH_READER = ("compare", "predict", "replay", "report")
 # The user can mend every error that these commands raise. `report` prints its own.
-_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay")
+_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay", "watch")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

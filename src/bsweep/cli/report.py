@@ -34,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         default="",
         help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
     )
+    parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
     from bsweep.core.whole_files import is_full, no_space
@@ -47,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
                 beside=options.beside,
                 say=_say,
                 columns=[name.strip() for name in options.columns.split(",") if name.strip()],
+                style=options.style,
                 tell=_tell,
             )
         )

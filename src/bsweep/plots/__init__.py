@@ -1,7 +1,8 @@
 """The functions that draw the figures of a study, in a form that is fit for a paper.
 
-Figures are seven inches wide, use colours that colour-blind readers can tell apart, and have the
-same bytes for the same study and the same libraries. Each `StudyFigure` takes a study and returns a
+Figures are seven inches wide, or as wide as a paper asks for (`styles`). They use colours that
+colour-blind readers can tell apart, and have the same bytes for the same study and the same
+libraries. Each `StudyFigure` takes a study and returns a
 matplotlib `Figure`, whose `caption` says what it draws. No function touches pyplot's global state.
 
 In most figures markers and bars are means over seeds, with 95 % t-intervals from three seeds on,
@@ -17,10 +18,6 @@ run came about, and reads no file.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-
-from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study
@@ -44,6 +41,7 @@ from bsweep.plots.along import timed_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
 from bsweep.plots.rounds import scaled_rounds
+from bsweep.plots.styles import STYLES
 from bsweep.plots.surface import PARTS, targets_in_words
 
 # The figures in the order of a report, which begins with the answer to the user's question.
@@ -80,6 +78,7 @@ __all__ = [
     "LINES",
     "MARKERS",
     "PARTS",
+    "STYLES",
     "caption",
     "figures",
     "in_order",
@@ -91,7 +90,7 @@ __all__ = [
 ]
 
 
-def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
+def figures(study: Study) -> dict[str, StudyFigure]:
     """Return the drawing functions of the figures for which the study has a table with rows, each
     under its figure's name.
 
@@ -99,7 +98,8 @@ def figures(study: Study) -> dict[str, Callable[[Study], Figure]]:
         study: The study.
 
     Returns:
-        The figures by name, in the order of a report. Each is a function of a study.
+        The figures by name, in the order of a report. Each is a function of a study and, if it is
+        for a paper, the name of a style.
     """
     with computing_once():
         return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -53,7 +54,7 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     shown = {count: known.get(("num_workers", count), _PREDICTED) for count in counts}
     for (axes,), (where, rows) in zip(grid, parts, strict=True):
         _draw_front(axes, rows, shown)
-        axes.set_title(drawing.broken(where, 60), loc="left")
+        axes.set_title(drawing.broken(where, drawing.letters(60)), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
     handles = [
         handle({**shown[count], "linestyle": ""}, counted(count, "worker")) for count in counts
@@ -79,15 +80,9 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
             **{**look, "linestyle": ""},
             alpha=0.35,
         )
-    front = rows[rows["is_on_front"]].sort_values("seconds")
-    axes.step(
-        front["seconds"],
-        front["worker_seconds"],
-        "k",
-        where="post",
-        linestyle=(0, (4, 2)),
-        linewidth=1.0,
-    )
+    front, small = rows[rows["is_on_front"]].sort_values("seconds"), rcParams["xtick.labelsize"]
+    stairs: dict[str, Any] = {"where": "post", "linestyle": (0, (4, 2)), "linewidth": 1.0}
+    axes.step(front["seconds"], front["worker_seconds"], "k", **stairs)
     for cell in front.to_dict("records"):
         workers = cell["num_workers"]
         color = shown[workers]["color"]
@@ -104,8 +99,8 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
             markeredgecolor="black",
         )
         spot = cell["seconds"], cell["worker_seconds"]
-        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12)}
-        axes.annotate(f"{cell['global_batch']}", spot, **below, fontsize=8, ha="right")
+        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "ha": "right"}
+        axes.annotate(f"{cell['global_batch']}", spot, **below, fontsize=small)
     for axis, scale, name in (
         (axes.xaxis, axes.set_xscale, "seconds"),
         (axes.yaxis, axes.set_yscale, "worker_seconds"),
@@ -122,7 +117,7 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     Each worker count has its best batch.
     """
     figure = Figure(
-        figsize=(drawing.WIDTH, 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained"
+        figsize=(drawing.width(), 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained"
     )
     panels = figure.subplots(1, 2, sharey=True)
     places = range(len(steps))
@@ -161,4 +156,4 @@ def _step_name(step: dict[Any, Any]) -> str:
     if step["global_batch"] == step["more_global_batch"]:
         batches = f"batch {step['global_batch']}"
     part_of_study = f"{step['where']}: " if step["where"] else ""
-    return drawing.broken(f"{part_of_study}{name}, {batches}", 36)
+    return drawing.broken(f"{part_of_study}{name}, {batches}", drawing.letters(36))

@@ -136,7 +136,7 @@ def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
     abreast = min(2, len(shown))
     num_rows, num_nodes = math.ceil(len(shown) / abreast), table["worker"].nunique()
     height = 0.7 + num_rows * (0.4 + min(2.2, 0.16 * max(4, num_nodes)))
-    figure = Figure(figsize=(7.0, min(9.0, height)), layout="constrained")
+    figure = Figure(figsize=(drawing.width(), min(9.0, height)), layout="constrained")
     grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True, sharey=True)
     varying = analysis.varying(table) or ["variant"]
     for axes, key in zip(grid.flat, shown, strict=False):
@@ -249,7 +249,7 @@ def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
     predicts.
     """
     model, published = analysis.idle_model(), analysis.published_idle()
-    figure = Figure(figsize=(7.0, 2.6), layout="constrained")
+    figure = Figure(figsize=(drawing.width(), 2.6), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
     looks: dict[str, Any] = {
         "published": {"color": drawing.GRAY},

@@ -69,7 +69,7 @@ def panels_of_rows(
         row_inches, *(0.03 + 0.12 * (label.count("\n") + 1) for names in labels for label in names)
     )
     height = 0.75 + sum(0.42 + row_inches * len(rows) for _, rows in groups)
-    figure = Figure(figsize=(drawing.WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(drawing.width(), height), layout="constrained")
     heights = [1.2 + len(rows) for _, rows in groups]
     grid = figure.subplots(
         len(groups), columns, squeeze=False, sharex="col", sharey="row", height_ratios=heights
@@ -92,7 +92,8 @@ def _labels(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
             said(name, settings[name]) for name in names if applies(name, settings[name])
         )
         yield drawing.broken(
-            f"{label}: {status.replace('_', ' ')}" if status else label, _MAX_LETTERS
+            f"{label}: {status.replace('_', ' ')}" if status else label,
+            drawing.letters(_MAX_LETTERS),
         )
 
 

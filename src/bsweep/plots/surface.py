@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
+from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
@@ -23,8 +23,8 @@ from bsweep.plots.curves import TIMES, handle
 
 GLOBAL_BATCH = "Global batch (examples)"
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
-_MOST_COLUMNS = 14  # columns of a map that leave text readable
-_MOST_ROOMY = 9  # columns that leave room for a line of two words
+_MOST_COLUMNS = 14  # columns of a map of seven inches that leave text readable
+_MOST_ROOMY = 9  # columns of such a map that leave room for a line of two words
 _DARK = 0.45  # Text is white on a colour whose luminance is lower.
 _DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
@@ -132,16 +132,18 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
     parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
     heights = [0.42 * rows["num_workers"].nunique() + 0.1 for _, rows in parts]
     height = sum(heights) + 0.75 + 0.25 * sum(where != "" for where, _ in parts)
-    figure = Figure(figsize=(drawing.WIDTH, height + 0.2), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    figure = Figure(figsize=(drawing.width(), height + 0.2), layout="constrained")
+    size = rcParams["axes.titlesize"]
+    title = drawing.broken(title, drawing.letters(100))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=size)
     grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (where, rows) in zip(grid, parts, strict=True):
         batches, workers = _sizes(rows, "global_batch"), _sizes(rows, "num_workers")
-        every = math.ceil(len(batches) / _MOST_COLUMNS)
+        every = math.ceil(len(batches) / _most_columns())
         axes.set_xticks(range(0, len(batches), every), [str(batch) for batch in batches[::every]])
         axes.set_yticks(range(len(workers)), [str(count) for count in workers])
         axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(-0.5, len(workers) - 0.5), ylabel="Workers")
-        axes.set_title(drawing.broken(where, 80), loc="left")
+        axes.set_title(drawing.broken(where, drawing.letters(80)), loc="left")
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -149,9 +151,14 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
     return figure, list(zip(grid, (rows for _, rows in parts), strict=True))
 
 
+def _most_columns() -> int:
+    """Return how many columns of a map leave text readable in the width that is drawn."""
+    return math.floor(_MOST_COLUMNS * drawing.width() / 7)
+
+
 def _has_text(cells: pd.DataFrame) -> bool:
     """Return True if at least one heat map has few enough columns for numbers in its fields."""
-    return bool(cells.groupby("where")["global_batch"].nunique().min() <= _MOST_COLUMNS)
+    return bool(cells.groupby("where")["global_batch"].nunique().min() <= _most_columns())
 
 
 def _sizes(rows: pd.DataFrame, name: str) -> list[int]:
@@ -188,8 +195,8 @@ def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str
         axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **_FRAME))
     ink = "black" if is_lost or _luminance(color) > _DARK else "white"
     columns = axes.get_xlim()[1] + 0.5
-    is_dense = columns > _MOST_ROOMY
-    if columns <= _MOST_COLUMNS:
+    is_dense = columns > _MOST_ROOMY * drawing.width() / 7
+    if columns <= _most_columns():
         size = 5.5 if is_dense else 7
         text = text.replace(" ", "\n", text.count(" ") - text.count(" %")) if is_dense else text
         axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=size, linespacing=1.1)

@@ -26,7 +26,9 @@ from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted, escaped, first_of
-from bsweep.report import formats, images, scaling, tables
+from bsweep.plots.styles import Style
+from bsweep.plots.styles import style as style_of
+from bsweep.report import formats, images, papers, scaling, tables
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.page import as_list
@@ -44,6 +46,7 @@ def write(
     mix: bool = False,
     beside: bool = False,
     columns: Sequence[str] = (),
+    style: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -61,6 +64,9 @@ def write(
             out.
         columns: The headings of the columns that the tables for LaTeX keep; none: all. A table that
             has none of them keeps all of its columns.
+        style: The paper for which figures and LaTeX tables are made, one of `bsweep.plots.STYLES`.
+            For each figure, a file `figure_NAME.tex` then has it with its caption, and a file
+            `figure_NAME.txt` has the caption alone.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
         tell: A function that is called with each line of the answer, at most four: the
@@ -71,8 +77,10 @@ def write(
 
     Raises:
         FileNotFoundError: See `bsweep.load`.
-        ValueError: See `bsweep.load`; also if one of `columns` is in no table.
+        ValueError: See `bsweep.load`; also if one of `columns` is in no table, or there is
+            no such style.
     """
+    paper = None if style is None else style_of(style)
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
         say(f"{run_id}: left out of the report: {why}")
@@ -85,26 +93,31 @@ def write(
             for line in _answer(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
+            flags += f" --style {style}" if style else ""
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), escaped(made_by), columns)
-        for path in out.glob("table_*.tex"):  # an earlier report may have had more tables
-            path.unlink()
+            _write_files(study, Path(new), escaped(made_by), columns, paper)
+        for kind in ("table_*.tex", "figure_*.tex", "figure_*.txt"):
+            for path in out.glob(kind):  # an earlier report may have had more
+                path.unlink()
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
 
 
-def _write_files(study: Study, folder: Path, command: str, columns: Sequence[str] = ()) -> None:
+def _write_files(
+    study: Study, folder: Path, command: str, columns: Sequence[str], paper: Style | None
+) -> None:
     _write_data(study, folder)
     all_tables, costs = list(tables.tables(study)), scaling.scaling(study)
     titled = [*all_tables, replace(costs, caption=f"{scaling.TITLE}. {costs.caption}")]
     (folder / "table.md").write_text(formats.as_markdown(study.name, titled), encoding="utf-8")
-    texts = formats.as_latex(study.name, titled, columns)
+    texts = formats.as_latex(study.name, titled, columns, paper)
     (folder / "table.tex").write_text("\n".join(texts.values()), encoding="utf-8")
     for name, text in texts.items():
         (folder / f"table_{name}.tex").write_text(text, encoding="utf-8")
-    page = _page(study, all_tables, costs, _write_figures(study, folder), folder, command)
+    captions = _write_figures(study, folder, paper)
+    page = _page(study, all_tables, costs, captions, folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -115,15 +128,20 @@ def _write_data(study: Study, folder: Path) -> None:
             table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
-def _write_figures(study: Study, folder: Path) -> dict[str, str]:
+def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str, str]:
     """Write all figures of a report to files, and return their captions.
 
     Call it within `computing_once`: `plots.figures` has computed the tables that they draw.
     """
     captions = {}
     for name, figure_of in plots.figures(study).items():
-        figure = figure_of(study)
+        figure = figure_of(study, paper.name if paper else None)
         captions[name] = plots.caption(figure)
+        if paper:
+            told = papers.caption(study, captions[name])
+            (folder / f"figure_{name}.txt").write_text(told + "\n", encoding="utf-8")
+            environment = papers.figure(study.name, name, told, figure.get_figwidth(), paper)
+            (folder / f"figure_{name}.tex").write_text(environment, encoding="utf-8")
         for suffix in ("png", "svg", "pdf"):
             plots.save(figure, folder / f"{name}.{suffix}")
     return captions

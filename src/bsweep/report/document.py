@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,6 +19,7 @@ from bsweep.analysis import Study, answering
 from bsweep.analysis.answering import Answer
 from bsweep.analysis.columns import heading, of
 from bsweep.analysis.common_target import common_target
+from bsweep.analysis.loading import load_run
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
@@ -154,6 +157,15 @@ def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
     return [found.get(run_id) for run_id in study.runs["run_id"]]
 
 
+def curve_of(run_folder: Path) -> dict[str, list[float | None]] | None:
+    """Return the evaluations of one run as `curves` does, read from its folder; None without any.
+
+    Raises:
+        ValueError: If the run cannot be read.
+    """
+    return curves(load_run(run_folder))[0]
+
+
 def _nine(value: Any) -> float | None:
     if pd.isna(value):
         return None
@@ -180,7 +192,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "cells": {name: [*cells[name]] for name in _CELLS},
         "probability_best": found.choice.probability_best,
         "probability_close": found.choice.probability_close,
-        "next": None if cell is None else {name: cell[name] for name in names if name in cell},
+        "next": None if cell is None else {name: cell[name] for name in names},
     }
 
 

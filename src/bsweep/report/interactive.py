@@ -24,12 +24,13 @@ _STATIC = Path(__file__).parent / "static"
 _LEVEL = 6  # of the compression
 
 
-def html_of(document: Document, below: str = "") -> str:
+def html_of(document: Document, below: str = "", live: str = "") -> str:
     """Return the HTML of the interactive page of a study.
 
     Args:
         document: What `bsweep.report.document.document` returns.
         below: HTML to fold away at the end of the page.
+        live: A script to run after the page's own ones, which may ask the server of the page.
 
     Returns:
         The whole page.
@@ -37,12 +38,13 @@ def html_of(document: Document, below: str = "") -> str:
     library, script, style = _static()
     packed = base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode()
     return _PAGE.substitute(
-        policy=_policy((library, script), style),
+        policy=_policy((library, script, *([live] if live else [])), style, bool(live)),
         title=html.escape(document["name"]),
         style=style,
         data=packed,
         library=library,
         script=script,
+        live=f"<script>{live}</script>" if live else "",
         below=below,
     )
 
@@ -55,11 +57,12 @@ def _static() -> tuple[str, str, str]:
     return library, texts + script, style
 
 
-def _policy(scripts: tuple[str, ...], style: str) -> str:
+def _policy(scripts: tuple[str, ...], style: str, is_live: bool) -> str:
     digests = " ".join(map(_digest, scripts))
+    connect = "connect-src 'self'; " * is_live
     return (
         f"default-src 'none'; script-src {digests}; style-src {_digest(style)}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"{connect}img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -159,6 +162,6 @@ $below
 <div id="tip" role="tooltip" hidden></div><div id="said" role="status" hidden></div>
 <script id="study" type="text/plain">$data</script>
 <script>$library</script>
-<script>$script</script>
+<script>$script</script>$live
 </body></html>
 """)

@@ -29,7 +29,7 @@ def as_list(title: str, lines: Sequence[str], kind: str) -> str:
 PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title - bsweep report</title>
+<title>$title - bsweep comparison</title>
 <style>
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; --accent: #0072b2; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }

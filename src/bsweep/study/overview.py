@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Row:
             "num_workers": planned.num_workers if planned else None,
             "global_batch": planned.examples_per_step if planned else None,
             "lost_workers": list(state.lost_workers),
+            "test_accuracy": state.test_accuracy,
+            "test_loss": state.test_loss,
             "seconds_left": self.seconds if self.is_left else 0.0,
             "worker_hours_left": self.worker_hours if self.is_left else 0.0,
         }
@@ -81,11 +83,7 @@ def of_grid(
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
     found = states.read_states(study_dir)
-    known = {
-        point.run_id: point
-        for command in commands.read_commands(study_dir)
-        for point in command.points
-    }
+    known = points_of(study_dir)
     known |= {point.run_id: point for point in points}
     known = {one.run_id: one for one in with_examples(known.values(), found, tried)}
     points = [known[point.run_id] for point in points]
@@ -104,24 +102,42 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
     """
     if not study_dir.is_dir():
         raise ValueError(_no_study(study_dir))
-    found = states.read_states(study_dir)
-    known = {
+    found, known = states.read_states(study_dir), points_of(study_dir)
+    if not found and not known:
+        raise ValueError(_no_study(study_dir))
+    rows, by = of_states(study_dir, found, known)
+    return rows, by.source
+
+
+def points_of(study_dir: Path) -> dict[str, Planned]:
+    """Return the points of a study's kept commands, by run id."""
+    return {
         point.run_id: point
         for command in commands.read_commands(study_dir)
         for point in command.points
     }
-    if not found and not known:
-        raise ValueError(_no_study(study_dir))
+
+
+def of_states(
+    study_dir: Path, found: Mapping[str, State], known: Mapping[str, Planned]
+) -> tuple[list[Row], Estimate]:
+    """Return the rows of a study, and the estimate behind them.
+
+    Args:
+        study_dir: The study's folder.
+        found: The states of its runs, by run id.
+        known: The points of its kept commands, by run id.
+    """
     known = {one.run_id: one for one in with_examples(known.values(), found)}
     by = Estimate(timed(known.values(), found))
     rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
     return rows + [
         _row(study_dir, run_id, found, None, by) for run_id in found if run_id not in known
-    ], by.source
+    ], by
 
 
 def _row(
-    study_dir: Path, run_id: str, found: dict[str, State], point: Planned | None, by: Estimate
+    study_dir: Path, run_id: str, found: Mapping[str, State], point: Planned | None, by: Estimate
 ) -> Row:
     state = found.get(run_id, NEW)
     if state is NEW and os.path.lexists(study_dir / run_id):  # a file, a pipe or a loop of links
@@ -181,17 +197,23 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
 
 
 def as_json(rows: Sequence[Row], source: str, indent: int | None = 1, **more: Any) -> str:
+    every = {**more, **sums(rows, source), "points": [row.as_json() for row in rows]}
+    return json.dumps(every, indent=indent)
+
+
+def sums(rows: Sequence[Row], source: str) -> dict[str, Any]:
+    """Return how many points are in each state and how long those without a result will take, in
+    plain values.
+    """
     left = [row for row in rows if row.is_left]
-    sums = {
+    times = {
         "seconds_left": _sum([row.seconds for row in left]),
         "worker_hours_left": _sum([row.worker_hours for row in left]),
     }
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.state.status] = counts.get(row.state.status, 0) + 1
-    points = [row.as_json() for row in rows]
-    every = {**more, "counts": counts, **sums, "estimated_by": source or None, "points": points}
-    return json.dumps(every, indent=indent)
+    return {"counts": counts, **times, "estimated_by": source or None}
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:

@@ -24,6 +24,7 @@ RESULTS = ("completed", "diverged", "out_of_memory")
 only `bsweep retry` repeats such a run.
 """
 
+_SCORES = ("test_accuracy", "test_loss")
 FAILURES = ("failed", "timeout", "out_of_memory", "diverged")
 STATUSES = ("completed", *FAILURES, "interrupted", "running", "damaged", "new")
 
@@ -47,6 +48,8 @@ class State:
     lost_workers: tuple[str, ...] = ()
     beside_others: bool = False  # other points ran on its machine meanwhile
     num_examples: float | None = None  # of the complete epochs; None while the run is under way
+    test_accuracy: float | None = None  # of the last epoch that was evaluated
+    test_loss: float | None = None
 
     def says(self, num_epochs: int | None = None) -> str:
         """Return the status of a run as text; for a running or interrupted run, add the epoch that
@@ -110,6 +113,7 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
         lost_workers=tuple(summary.get("lost_workers", ())),
         beside_others=bool(meta.get("beside_others")),
         num_examples=(summary["images_per_second"] or 0) * (summary["train_seconds"] or 0) or None,
+        **{name: summary[name] for name in _SCORES},
     )
 
 
@@ -123,6 +127,7 @@ class _Recorded:
         self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
         self.epochs_done = 0.0
         self.lost_workers: tuple[str, ...] = ()
+        self.scores: dict[str, float | None] = dict.fromkeys(_SCORES)
         self._file = Following(metrics)
 
     def look(self) -> bool:
@@ -141,6 +146,8 @@ class _Recorded:
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])
+                known = {name: record[name] for name in _SCORES if record[name] is not None}
+                self.scores |= known
         self.lost_workers += lost_workers(news or ())
         return news is not None
 
@@ -171,6 +178,7 @@ def _under_way(paths: RunPaths) -> State:
         can_resume=is_running or bool(checkpoints(paths)),
         lost_workers=recorded.lost_workers,
         beside_others=_was_beside_others(paths),
+        **recorded.scores,
     )
 
 

@@ -1,0 +1,316 @@
+"""Studies on pages that a server keeps up to date: what it answers, to whom, and how soon."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import orjson
+import pytest
+
+from bsweep.cli import main
+from bsweep.core.terminal import BAD_CONFIG
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed
+from bsweep.study.attendance import claim_of_run
+from tests.support.running import popen
+from tests.support.synthetic_study import META, write_run, write_study
+
+HOSTILE = "<b>two"
+PATIENCE = 60.0
+
+
+class Server:
+    """A `bsweep watch` that runs, and requests to it."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process, self.log = process, log
+        ends = time.monotonic() + PATIENCE
+        while not (found := re.search(r"http://\S+", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < ends, log.read_text()
+            time.sleep(0.1)
+        self.address = found[0]
+        parts = urlsplit(self.address)
+        self.port, self.root = parts.port or 0, parts.path
+
+    def ask(
+        self, path: str = "", method: str = "GET", root: str | None = None, **headers: str
+    ) -> tuple[int, str, http.client.HTTPMessage]:
+        """Return the status, the body and the headers of the answer to a request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        url = (self.root if root is None else root) + path
+        connection.request(method, url, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers
+
+    @contextmanager
+    def events(self, path: str) -> Iterator[queue.Queue[tuple[float, dict[str, Any]]]]:
+        """Yield a queue of the news of a path's events, each with the time at which it came."""
+        found: queue.Queue[tuple[float, dict[str, Any]]] = queue.Queue()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request("GET", self.root + path)
+        answer = connection.getresponse()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+
+        def read() -> None:
+            with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        found.put((time.time(), json.loads(line[6:])))
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            yield found
+        finally:
+            with suppress(OSError):
+                assert connection.sock is not None
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def watching(folder: Path, *words: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "bsweep", "watch", *words, "--port", "0"]
+    log = folder / "watch.log"
+    with log.open("w") as output:
+        process = popen(command, folder, output=output)
+    try:
+        yield Server(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a study with a damaged run and of one with a hostile name."""
+    folder = tmp_path_factory.mktemp("studies")
+    write_study(folder / "one", local_batches=(8, 64), num_workers=(1,))
+    damaged = write_run(folder / "one", local_batch=16)
+    RunPaths(damaged).metrics.write_text('{"schema": 1, "type": "sta\n')
+    write_run(folder / HOSTILE, local_batch=8, meta={**META, "commit": "<script>"})
+    (folder / "planned").mkdir()
+    write_run(folder / "planned", local_batch=8, status="failed", message="<i>no", epochs=0)
+    with watching(folder, "one", HOSTILE, "planned") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:{port}"}, 200),
+        ({"Host": "[::1]:{port}"}, 200),
+        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
+        ({"Host": "evil.example:{port}"}, 403),
+        ({"Host": "localhost"}, 403),
+        ({"Host": "192.0.2.1:{port}"}, 403),
+        ({"Host": "localhost:{port}@evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["", "studies/one/points/", "studies/one/status.json"])
+def test_only_this_machine_by_its_own_names_is_answered(
+    path: str, headers: dict[str, str], status: int, server: Server
+) -> None:
+    given = {name: value.format(port=server.port) for name, value in headers.items()}
+    found, body, _ = server.ask(path, **given)
+    assert found == status
+    assert ("one" in body) == (status == 200)
+
+
+@pytest.mark.parametrize("root", ["/", "/wrong/", "//", "/wr%C3%B6ng/", "/watch.js"])
+def test_without_the_token_nothing_is_answered(root: str, server: Server) -> None:
+    status, body, _ = server.ask(root=root)
+    assert status == 403
+    assert "token" in body
+    assert "one" not in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_the_server_only_shows(method: str, server: Server) -> None:
+    assert server.ask(method=method)[0] == 405
+    assert server.ask(method=method, root="/wrong/")[0] == 403
+
+
+def test_pages_keep_the_token_and_load_nothing_from_elsewhere(server: Server) -> None:
+    for path in ("", "studies/one/points/", "studies/one/"):
+        status, body, headers = server.ask(path)
+        assert status == 200
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        policies = headers.get_all("content-security-policy") or []
+        assert "frame-ancestors 'none'" in policies
+        policy = " ".join([*policies, body])
+        assert re.search(r"default-src 'none'; script-src '(self|sha256-)", policy)
+        assert "unsafe" not in " ".join(re.findall(r"(?:script|style)-src [^;]*", policy))
+        assert "http" not in re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL).replace(
+            "http-equiv", ""
+        )
+    assert server.ask("studies/three/")[0] == 404
+    assert server.ask("../one/config.yaml")[0] in (403, 404)
+
+
+def test_the_index_lists_all_studies_with_their_states(server: Server) -> None:
+    _, body, _ = server.ask()
+    assert f'href="{server.root}studies/one/"' in body
+    assert f'href="{server.root}studies/{quote(HOSTILE)}/">&lt;b&gt;two</a>' in body
+    with server.events("events") as events:
+        told = {news["study"]: news for _, news in (events.get(timeout=PATIENCE) for _ in range(3))}
+    assert told["one"]["counts"] == {"completed": 2, "damaged": 1}
+    assert told[HOSTILE]["said"].startswith("1 point: 1 completed")
+    assert "points" not in told["one"]
+
+
+def test_the_page_of_a_study_is_the_interactive_report(server: Server) -> None:
+    _, body, _ = server.ask("studies/one/")
+    assert '<script id="study"' in body
+    assert "EventSource" in body
+    assert "connect-src 'self'" in body
+    told = orjson.loads(server.ask("studies/one/document.json")[1])
+    assert sorted(told["runs"]["local_batch"]) == [8, 64]
+
+
+def test_a_damaged_run_is_told_and_harms_nothing(server: Server) -> None:
+    told = json.loads(server.ask("studies/one/status.json")[1])
+    (damaged,) = (one for one in told["points"] if one["status"] == "damaged")
+    assert damaged["run_id"].startswith("b16_")
+    assert "metrics.jsonl" in damaged["message"]
+
+
+def test_a_new_record_reaches_a_reader_within_two_seconds(tmp_path: Path) -> None:
+    words = [
+        "data=digits", "data.subset=200", "model=tiny_cnn", "strategy=single", "launch=inline",
+        "local_batch=8,16", "epochs=8", "study=live", "optimizer.warmup_epochs=0",
+    ]  # fmt: skip
+    with (tmp_path / "run.log").open("w") as output:
+        sweep = popen([sys.executable, "-m", "bsweep", "run", *words], tmp_path, output=output)
+    try:
+        ends = time.monotonic() + PATIENCE
+        while not list(tmp_path.glob("results/live/*/metrics.jsonl")):
+            assert sweep.poll() is None, (tmp_path / "run.log").read_text()
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        with (
+            watching(tmp_path, "results/live") as server,
+            server.events("studies/live/events?report") as events,
+        ):
+            shown: list[tuple[float, dict[str, Any]]] = []
+            while not shown or shown[-1][1].get("counts") != {"completed": 2}:
+                shown.append(events.get(timeout=PATIENCE))
+    finally:
+        sweep.kill()
+        sweep.wait()
+    began, first = shown[0]
+    assert len(first["points"]) == 2
+    curves = [curve for _, told in shown if "study" not in told for curve in told.values()]
+    assert max(len(curve["test_accuracy"]) for curve in curves) > 3
+    shown = [(at, told) for at, told in shown if "study" in told]
+    late = []
+    for metrics in tmp_path.glob("results/live/*/metrics.jsonl"):
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for record in records:
+            if record["type"] == "epoch" and record["time"] > began:
+                known = (
+                    at
+                    for at, news in shown
+                    for point in news["points"]
+                    if point["run_id"] == metrics.parent.name
+                    and point["epochs_done"] >= record["epoch"]
+                )
+                late.append(min(known) - record["time"])
+    assert len(late) > 5
+    assert sorted(late)[len(late) // 2] < 2, late
+    assert any(one["sweeps"] for _, one in shown)
+
+
+def test_an_interrupt_ends_the_server_although_a_reader_follows(server: Server) -> None:
+    study = server.log.parent / "one"
+    with watching(study.parent, "one") as other, other.events("studies/one/events") as events:
+        events.get(timeout=PATIENCE)
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(PATIENCE) == 0
+        assert "Traceback" not in other.log.read_text()
+        assert len(other.log.read_text().splitlines()) == 2
+
+
+def test_a_port_in_use_is_told(
+    tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = str(write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,)))
+    assert main._run("watch", [study, "--port", str(server.port)]) == BAD_CONFIG
+    assert f"--port {server.port}: another program uses this port of 127.0.0.1." in caplog.text
+    assert main._run("watch", [study, "--port", "70000"]) == BAD_CONFIG
+    assert "--port 70000: give a port from 0 to 65535." in caplog.text
+    assert main._run("watch", [str(tmp_path / "none")]) == BAD_CONFIG
+    assert "none" in caplog.text.splitlines()[-1]
+
+
+def test_the_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert main._run("watch", ["results/any"]) == BAD_CONFIG
+    assert "starlette, uvicorn not installed: pip install 'bsweep[watch]'" in caplog.text
+
+
+def test_another_host_needs_the_token_and_is_warned_of(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    with watching(tmp_path, "s", "--host", "0.0.0.0") as server:
+        assert "nothing is encrypted" in server.log.read_text()
+        assert server.ask()[0] == 200
+        assert server.ask(root="/")[0] == 403
+        name = f"{socket.gethostname()}:{server.port}"
+        assert server.ask(Host=name)[0] == 200
+        assert server.ask(Host=f"192.0.2.1:{server.port}")[0] == 200
+        assert server.ask(Host=f"evil.example:{server.port}")[0] == 403
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until an expression is true in a page, whose policy forbids Playwright's own way."""
+    ends = time.monotonic() + PATIENCE
+    while not page.evaluate(expression):
+        assert time.monotonic() < ends, page.inner_text("body")
+        page.wait_for_timeout(100)
+
+
+def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    run = write_run(study, local_batch=16, status=None, num_epochs_done=1)
+    longer = RunPaths(write_run(tmp_path / "other", local_batch=16)).metrics.read_text()
+    later = [line for line in longer.splitlines(keepends=True) if '"type": "epoch"' in line][1]
+    with claimed(claim_of_run(run)), watching(tmp_path, "s") as server:
+        said: list[str] = []
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"{server.address}studies/s/")
+        page.wait_for_selector("body[data-drawn]")
+        until(page, "byId('live').textContent.includes('1 completed, 1 running')")
+        grown = "study.curves.some((curve) => curve.epochs.length === 2)"
+        assert not page.evaluate(grown)
+        with RunPaths(run).metrics.open("a") as file:
+            file.write(later)
+        until(page, grown)
+        page.goto(f"{server.address}studies/s/points/")
+        until(page, "document.querySelectorAll('tbody tr').length === 2")
+        assert page.inner_text("tbody tr").split("\t")[:3] == [run.name, "running", "2 of 3"]
+        page.goto(server.address)
+        until(page, "document.body.innerText.includes('1 completed, 1 running')")
+        page.close()
+    assert said == []

@@ -1,0 +1,108 @@
+"""A study that is read again and again while its runs change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import claimed
+from bsweep.runlog.records import SCHEMA, Step
+from bsweep.study import overview, states
+from bsweep.study.attendance import claim_of_run
+from bsweep.study.watching import Watched
+from tests.support.synthetic_study import write_run, write_study
+
+
+def statuses(watched: Watched) -> dict[str, str]:
+    return {row.run_id: row.state.status for row in watched.rows()}
+
+
+def step(run: Path, epochs_done: float) -> None:
+    """Append the record of a step to a run's records."""
+    record = Step(
+        epoch=1, step=1, train_loss=1.0, learning_rate=0.1, images_per_second=1.0, global_batch=8,
+        epochs_done=epochs_done,
+    )  # fmt: skip
+    with RunPaths(run).metrics.open("a") as file:
+        file.write(json.dumps({"schema": SCHEMA, "time": 0.0, **vars(record)}) + "\n")
+
+
+def test_only_what_changed_is_news(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    run = write_run(study, local_batch=32, status=None, num_epochs_done=0)
+    watched = Watched(study)
+    first = watched.version
+    assert len(watched.news(-1)["points"]) == 3
+    assert not watched.look()
+    assert watched.news(first)["points"] == []
+    with claimed(claim_of_run(run)):
+        step(run, 0.25)
+        (run / "made").touch()  # as each attempt makes files
+        assert watched.look()
+        step(run, 0.5)
+        assert watched.look()
+        (point,) = watched.news(first)["points"]
+        assert (point["run_id"], point["status"]) == (run.name, "running")
+        assert point["epochs_done"] == 0.5
+    assert watched.look()
+    assert statuses(watched)[run.name] == "interrupted"
+
+
+def test_runs_may_come_go_and_be_replaced(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    watched = Watched(study)
+    run = write_run(study, local_batch=32)
+    assert watched.look()
+    assert statuses(watched)[run.name] == "completed"
+    shutil.rmtree(run)
+    assert watched.look()
+    assert watched.news(0)["gone"] == [run.name]
+    gone = study / "b8_w1_horovod_s0"
+    gone.rename(tmp_path / "aside")
+    write_run(study, local_batch=8, status="failed")
+    assert watched.look()
+    assert statuses(watched) == {"b8_w1_horovod_s0": "failed", "b16_w1_horovod_s0": "completed"}
+
+
+def test_it_finds_what_a_first_look_finds(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    watched = Watched(study)
+    write_run(study, local_batch=16, status="failed", message="no")
+    damaged = write_run(study, local_batch=64)
+    RunPaths(damaged).metrics.write_text("x")
+    watched.look()
+    rows, _ = overview.of_study(study)
+    assert {row.run_id: row.state for row in watched.rows()} == {
+        row.run_id: row.state for row in rows
+    }
+
+
+def test_completed_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    watched, read = Watched(study), states.state_of_run
+    seen: list[str] = []
+
+    def counted(folder: Path) -> states.State:
+        seen.append(folder.name)
+        return read(folder)
+
+    monkeypatch.setattr(states, "state_of_run", counted)
+    write_run(study, local_batch=32, status="failed")
+    for _ in range(3):
+        watched.look()
+    assert seen == ["b32_w1_horovod_s0"]
+
+
+def test_a_study_that_is_removed_is_a_problem_until_it_is_back(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    watched = Watched(study)
+    study.rename(tmp_path / "aside")
+    assert watched.look()
+    assert watched.news(-1)["problem"] == f"{study}: No such file or directory."
+    (tmp_path / "aside").rename(study)
+    assert watched.look()
+    assert watched.news(-1)["problem"] == ""
