@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
