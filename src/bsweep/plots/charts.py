@@ -184,7 +184,6 @@ def run_curves() -> Spec:
     }  # fmt: skip
 
 
-_STROKES: list[Spec] = [{"stroke": {"expr": "page"}, "strokeWidth": 4}, {}]  # a halo, then the text
 _ACROSS: Spec = {
     "transform": [{"filter": "!datum.is_label"}],
     "mark": {"type": "line", "cursor": "pointer"},
@@ -210,7 +209,17 @@ _ACROSS: Spec = {
         },
     },
 }
-_TICK: Spec = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "interactive": False}
+_TICKS: list[Spec] = [  # a halo, then the text
+    {
+        "transform": [{"filter": "datum.is_label"}],
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, **look},
+        "encoding": {"text": {"field": "text"}},
+    }
+    for look in (
+        {"interactive": False, "stroke": {"expr": "page"}, "strokeWidth": 4},
+        {"interactive": False},
+    )
+]
 
 
 def parallel_coordinates() -> Spec:
@@ -245,14 +254,7 @@ def parallel_coordinates() -> Spec:
         },
         "layer": [
             _ACROSS,
-            *(
-                {
-                    "transform": [{"filter": "datum.is_label"}],
-                    "mark": {**_TICK, **look},
-                    "encoding": {"text": {"field": "text"}},
-                }
-                for look in _STROKES
-            ),
+            *_TICKS,
         ],
     }  # fmt: skip
 
