@@ -374,10 +374,14 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
         spent = []
         for seed in "012341":
             before = seconds()
-            go(page, **{"filter.seed": seed})
+            page.evaluate("(seed) => { go({ 'filter.seed': seed }); }", seed)
+            page.wait_for_selector("body[data-answered]")
             spent.append(seconds() - before)
+            drawn(page)
     print(f"{page_path.stat().st_size / 1e6:.2f} MB, {paint:.0f} ms to the first paint,")
-    print(f"a filter takes {[f'{1000 * one:.0f}' for one in spent]} ms of the processor")
+    print(
+        f"a filter of answer, map and table takes {[f'{1000 * one:.0f}' for one in spent]} ms of the processor"
+    )
     assert page_path.stat().st_size < 5e6
     assert paint < 2000
     assert sorted(spent)[len(spent) // 2] < 0.1
