@@ -368,7 +368,8 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
         for seed in "012341":
             spent.append(page.evaluate(
                 "async (seed) => { const began = performance.now(); go({ 'filter.seed': seed });"
-                " while (!document.body.dataset.answered) await new Promise((go) => setTimeout(go));"
+                " while (!document.body.dataset.answered) await new Promise((go) =>"
+                " setTimeout(go));"
                 " return performance.now() - began; }", seed,
             ))  # fmt: skip
             drawn(page)
