@@ -8,21 +8,34 @@ export PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE
 export MYPY_CACHE_DIR=${XDG_CACHE_HOME:-~/.cache}/bsweep/mypy
 
-# What keeps a script from emulating hosts, or SLURM on them; nothing where it can.
-obstacle() { "scripts/$1.sh" check 2>&1 || true; }
+# What keeps a script from emulating hosts, or SLURM on them, or a page from being opened; nothing where it can.
+obstacle() {
+    if [[ $1 != page ]]; then
+        "scripts/$1.sh" check 2>&1 || true
+    elif ! command -v chromium >/dev/null; then
+        echo "They need a browser. Debian, Ubuntu: apt-get install chromium"
+    fi
+}
+tests_of() {
+    if [[ $1 == page ]]; then
+        echo "the page of a report (tests/report/test_interactive.py)"
+    else
+        echo "runs over several hosts (tests/launch/test_$1.py)"
+    fi
+}
 
 skipped=
-for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.sh has all of its
+for what in hosts slurm page; do # slurm.sh looks for programs of its own when hosts.sh has all of its
     lacks=$(obstacle $what)
     packages=$(sed -n 's/.*apt-get install //p' <<<"$lacks")
     if [[ $packages ]] && ((EUID == 0)) && command -v apt-get >/dev/null; then
-        echo "Installing $packages, for the tests of several hosts ..." >&2
+        echo "Installing $packages, for the tests of $(tests_of $what) ..." >&2
         # shellcheck disable=SC2086 # words
         (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages) >/dev/null 2>&1 ||
             echo "apt-get could not install them." >&2
         lacks=$(obstacle $what)
     fi
-    if [[ $lacks ]]; then skipped+="Not tested: runs over several hosts (tests/launch/test_$what.py). $lacks "; fi
+    if [[ $lacks ]]; then skipped+="Not tested: $(tests_of $what). $lacks "; fi
 done
 if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 

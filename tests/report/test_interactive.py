@@ -17,7 +17,7 @@ from bsweep.plots import surface
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import drawn, go, opened, rows
-from tests.support.synthetic_study import META, write_run
+from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
@@ -355,3 +355,26 @@ def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None
         for one, other in zip(curve["seconds"], own["train_seconds"], strict=True)
     )
     json.dumps(told, allow_nan=False)
+
+
+@pytest.mark.nightly
+def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
+    page_path = tmp_path / "report.html"
+    page_path.write_text(html_of(document(bsweep.load(tmp_path / "s"))), encoding="utf-8")
+    with opened(browser, page_path) as page:
+        paint = page.evaluate("performance.getEntriesByType('paint')[0].startTime")
+        spent = []
+        for seed in "012341":
+            spent.append(page.evaluate(
+                "async (seed) => { const began = performance.now(); go({ 'filter.seed': seed });"
+                " while (!document.body.dataset.answered) await new Promise((go) =>"
+                " setTimeout(go));"
+                " return performance.now() - began; }", seed,
+            ))  # fmt: skip
+            drawn(page)
+    size, took = page_path.stat().st_size, sorted(spent)[len(spent) // 2]
+    print(f"{size / 1e6:.2f} MB, first paint after {paint:.0f} ms, a filter takes {took:.0f} ms")
+    assert size < 5e6
+    assert paint < 2000
+    assert took < 100

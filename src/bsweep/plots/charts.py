@@ -28,13 +28,17 @@ _INK: Spec = {
 }
 _TEXTS: list[Spec] = [
     {
-        "transform": [{"filter": "columns <= 14"}],
+        "transform": [{"filter": f"datum.{name} != ''"}],
         "mark": {"type": "text", "interactive": False, "fontSize": {"expr": size}, **look},
         "encoding": {"text": {"field": name}, "color": _INK},
     }
     for name, size, look in (
-        ("label", "columns > 9 ? 11 : 14", {"fontWeight": 600, "dy": -7}),
-        ("interval", "columns > 9 ? 8 : 10.5", {"dy": 10}),
+        (
+            "label",
+            "room < 50 ? 10 : room < 70 ? 11 : 14",
+            {"fontWeight": 600, "dy": {"expr": "room < 62 ? 0 : -7"}},
+        ),
+        ("interval", "room < 90 ? 9 : 10.5", {"dy": 10}),
     )
 ]
 _COLOR: Spec = {
@@ -54,7 +58,7 @@ _FIELD: Spec = {
         "strokeWidth": {
             "condition": [
                 {"test": "datum.is_picked", "value": 4},
-                {"test": "datum.num_runs > 0 && columns <= 14", "value": 1.5},
+                {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
             ],
             "value": 0,
         },
@@ -66,7 +70,8 @@ def time_map(x: str, y: str) -> Spec:
     """Return a map of cells by global batch and number of workers. A darker cell is better.
 
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
-    the unit of the text is the parameter `unit`), `seconds_low` and `seconds_high` (a second line),
+    the unit of the text is the parameter `unit`, the pixels
+    of a column are `room`), `seconds_low` and `seconds_high` (a second line),
     `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
     `problem` (a text instead of the time) and `is_picked` (a thick frame).
 
@@ -74,24 +79,27 @@ def time_map(x: str, y: str) -> Spec:
         x: The title of the axis of batches.
         y: The title of the axis of workers.
     """
-    has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low)"
-    star = "(datum.is_recommended ? '★ ' : datum.is_alternative ? '☆ ' : '')"
+    has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
+    problem = "(room < 12 ? '' : room < 62 ? '\u00d7' : datum.problem)"
+    star = "(datum.is_recommended ? '★' : datum.is_alternative && room > 24 ? '☆' : '')"
+    star += " + (room >= 62 && (datum.is_recommended || datum.is_alternative) ? ' ' : '')"
     seconds, low, high = (
         _NUMBER.format(f"datum.{name} / unit")
         for name in ("seconds", "seconds_low", "seconds_high")
     )
+    seconds = f"(room < 34 ? '' : {seconds})"
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},
         "params": [
             {"name": "unit", "value": 1},
             {"name": "ink", "value": "#222"},
-            {"name": "columns", "value": 1},
+            {"name": "room", "value": 100},
         ],
         "width": "container",
         "height": 180,
         "transform": [
-            {"calculate": f"{_HAS_TIME} ? {star} + {seconds} : datum.problem", "as": "label"},
+            {"calculate": f"{_HAS_TIME} ? {star} + {seconds} : {problem}", "as": "label"},
             {"calculate": f"{has_interval} ? {low} + '\u2013' + {high} : ''", "as": "interval"},
         ],
         "encoding": {
@@ -184,7 +192,6 @@ def run_curves() -> Spec:
     }  # fmt: skip
 
 
-_STROKES: list[Spec] = [{"stroke": {"expr": "page"}, "strokeWidth": 4}, {}]  # a halo, then the text
 _ACROSS: Spec = {
     "transform": [{"filter": "!datum.is_label"}],
     "mark": {"type": "line", "cursor": "pointer"},
@@ -210,7 +217,17 @@ _ACROSS: Spec = {
         },
     },
 }
-_TICK: Spec = {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "interactive": False}
+_TICKS: list[Spec] = [  # a halo, then the text
+    {
+        "transform": [{"filter": "datum.is_label"}],
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, **look},
+        "encoding": {"text": {"field": "text"}},
+    }
+    for look in (
+        {"interactive": False, "stroke": {"expr": "page"}, "strokeWidth": 4},
+        {"interactive": False},
+    )
+]
 
 
 def parallel_coordinates() -> Spec:
@@ -245,14 +262,7 @@ def parallel_coordinates() -> Spec:
         },
         "layer": [
             _ACROSS,
-            *(
-                {
-                    "transform": [{"filter": "datum.is_label"}],
-                    "mark": {**_TICK, **look},
-                    "encoding": {"text": {"field": "text"}},
-                }
-                for look in _STROKES
-            ),
+            *_TICKS,
         ],
     }  # fmt: skip
 

@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -189,9 +189,8 @@ def fit_step_time(
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
-    return StepTimeFit(
-        timed, *coefficients, sigma, tau, effects[:, whole], passed, across_from, seed
-    )
+    arrays: tuple[Any, ...] = (*coefficients, sigma, tau, effects[:, whole])
+    return StepTimeFit(timed, *arrays, passed, across_from, seed)
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
