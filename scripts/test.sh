@@ -24,6 +24,12 @@ for what in hosts slurm; do # slurm.sh looks for programs of its own when hosts.
     fi
     if [[ $lacks ]]; then skipped+="Not tested: runs over several hosts (tests/launch/test_$what.py). $lacks "; fi
 done
+if ! command -v chromium >/dev/null && ((EUID == 0)) && command -v apt-get >/dev/null; then
+    echo "Installing chromium, for the tests of a report's page ..." >&2
+    (apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true
+fi
+command -v chromium >/dev/null ||
+    skipped+="Not tested: the page of a report (tests/report/test_interactive.py). Debian, Ubuntu: apt-get install chromium "
 if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 
 python -m compileall -q src # at once, and not by each process of pytest

@@ -45,7 +45,7 @@ def opened(
     page.set_default_timeout(_WAIT_MS)
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
-    page.on("dialog", lambda dialog: (said.append("a dialog"), dialog.dismiss()))
+    page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
     page.on("request", lambda request: said.append(f"request: {request.url}"))
     page.goto(path.as_uri() + (f"#{fragment}" if fragment else ""))
     drawn(page)

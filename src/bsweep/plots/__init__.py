@@ -25,6 +25,7 @@ from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import (
     batching,
+    charts,
     cost,
     epochs,
     exchange,
@@ -45,7 +46,7 @@ from bsweep.plots.surface import PARTS, targets_in_words
 
 # The figures in the order of a report, which begins with the answer to the user's question.
 _FIGURES = (
-    StudyFigure("time_surface", analysis.surface, surface.time_surface),
+    StudyFigure("time_surface", analysis.surface, surface.time_surface, charts.time_map),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),

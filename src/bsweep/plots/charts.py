@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
-from bsweep.analysis.numbers import plain
-
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 Spec = dict[str, Any]
 
@@ -19,20 +15,59 @@ Spec = dict[str, Any]
 # which vanish on a dark or a light page.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"]
 PICKED = "#D55E00"
-_DARK = 0.36  # Text is white on a colour whose luminance is lower.
 _NUMBER = "format({}, '.3~r')"
 
-
-def with_rows(spec: Spec, table: pd.DataFrame) -> Spec:
-    """Return a specification that holds the rows of its table, for a reader without a page."""
-    return spec | {"data": {**spec["data"], "values": plain(table.to_dict("records"))}}
+_HAS_TIME = "isValid(datum.seconds) && !datum.problem"
+_DARK = 0.36  # Text is white on a colour whose luminance is lower.
+_INK: Spec = {
+    "condition": [
+        {"test": f"!({_HAS_TIME})", "value": {"expr": "ink"}},
+        {"test": f"luminance(scale('color', datum.seconds)) > {_DARK}", "value": "#111"},
+    ],
+    "value": "white",
+}
+_TEXTS: list[Spec] = [
+    {
+        "transform": [{"filter": f"datum.{name} != ''"}],
+        "mark": {"type": "text", "interactive": False, "fontSize": {"expr": size}, **look},
+        "encoding": {"text": {"field": name}, "color": _INK},
+    }
+    for name, size, look in (
+        ("label", "room < 70 ? 11 : 14", {"fontWeight": 600, "dy": {"expr": "room < 62 ? 0 : -7"}}),
+        ("interval", "room < 90 ? 9 : 10.5", {"dy": 10}),
+    )
+]
+_COLOR: Spec = {
+    "field": "seconds",
+    "type": "quantitative",
+    "scale": {"type": "log", "scheme": "blues", "reverse": True, "nice": False},
+    "legend": None,
+}
+_FIELD: Spec = {
+    "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer"},
+    "encoding": {
+        "color": {"condition": {"test": _HAS_TIME, **_COLOR}, "value": "transparent"},
+        "stroke": {
+            "condition": {"test": "datum.is_picked", "value": PICKED},
+            "value": {"expr": "ink"},
+        },
+        "strokeWidth": {
+            "condition": [
+                {"test": "datum.is_picked", "value": 4},
+                {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
+            ],
+            "value": 0,
+        },
+    },
+}
 
 
 def time_map(x: str, y: str) -> Spec:
     """Return a map of cells by global batch and number of workers. A darker cell is better.
 
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
-    the unit of the text is the parameter `unit`), `seconds_low` and `seconds_high` (a second line),
+    the unit of the text is the parameter `unit`, the pixels
+    of a column are `room`), `seconds_low` and `seconds_high` (a second line),
     `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
     `problem` (a text instead of the time) and `is_picked` (a thick frame).
 
@@ -40,81 +75,93 @@ def time_map(x: str, y: str) -> Spec:
         x: The title of the axis of batches.
         y: The title of the axis of workers.
     """
-    has_time = "isValid(datum.seconds) && !datum.problem"
+    has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
+    problem = "(room < 62 ? '\u00d7' : datum.problem)"
     star = "(datum.is_recommended ? '★ ' : datum.is_alternative ? '☆ ' : '')"
     seconds, low, high = (
         _NUMBER.format(f"datum.{name} / unit")
         for name in ("seconds", "seconds_low", "seconds_high")
     )
-    color = {
-        "field": "seconds",
-        "type": "quantitative",
-        "scale": {"type": "log", "scheme": "blues", "reverse": True, "nice": False},
-        "legend": None,
-    }
-    ink = [
-        {"test": f"!({has_time})", "value": {"expr": "ink"}},
-        {"test": f"luminance(scale('color', datum.seconds)) > {_DARK}", "value": "#111"},
-    ]
-    texts = [
-        {
-            "transform": [{"filter": "columns <= 14"}],
-            "mark": {"type": "text", "interactive": False, **look},
-            "encoding": {
-                "text": {"field": name},
-                "color": {"condition": ink, "value": "white"},
-            },
-        }
-        for name, look in (
-            ("label", {"fontSize": {"expr": "columns > 9 ? 11 : 14"}, "fontWeight": 600, "dy": -7}),
-            ("interval", {"fontSize": {"expr": "columns > 9 ? 8 : 10.5"}, "dy": 10}),
-        )
-    ]
-    field = {
-        "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer"},
-        "encoding": {
-            "color": {"condition": {"test": has_time, **color}, "value": "transparent"},
-            "stroke": {
-                "condition": {"test": "datum.is_picked", "value": PICKED},
-                "value": {"expr": "ink"},
-            },
-            "strokeWidth": {
-                "condition": [
-                    {"test": "datum.is_picked", "value": 4},
-                    {"test": "datum.num_runs > 0 && columns <= 14", "value": 1.5},
-                ],
-                "value": 0,
-            },
-        },
-    }
+    seconds = f"(room < 34 ? '' : {seconds})"
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},
         "params": [
             {"name": "unit", "value": 1},
             {"name": "ink", "value": "#222"},
-            {"name": "columns", "value": 1},
+            {"name": "room", "value": 100},
         ],
         "width": "container",
         "height": 180,
         "transform": [
-            {"calculate": f"{has_time} ? {star} + {seconds} : datum.problem", "as": "label"},
-            {
-                "calculate": f"{has_time} && isValid(datum.seconds_low) ? {low} + '\u2013' + {high} : ''",
-                "as": "interval",
-            },
+            {"calculate": f"{_HAS_TIME} ? {star} + {seconds} : {problem}", "as": "label"},
+            {"calculate": f"{has_interval} ? {low} + '\u2013' + {high} : ''", "as": "interval"},
         ],
         "encoding": {
             "x": {"field": "global_batch", "type": "ordinal", "title": x},
             "y": {"field": "num_workers", "type": "ordinal", "title": y, "sort": "descending"},
         },
-        "layer": [field, *texts],
+        "layer": [_FIELD, *_TEXTS],
         "config": {
             "axisX": {"labelAngle": 0, "labelOverlap": True},
             "axis": {"ticks": False, "domain": False, "grid": False},
             "scale": {"bandPaddingInner": 0.05, "bandPaddingOuter": 0.02},
         },
     }
+
+
+_WEIGHT: Spec = {
+    "opacity": {
+        "condition": [
+            {"test": "datum.strength == 2", "value": 1},
+            {"test": "datum.strength == 0", "value": 0.12},
+        ],
+        "value": 0.8,
+    },
+    "strokeWidth": {
+        "condition": {"test": "datum.strength == 2", "value": 3},
+        "value": 1.5,
+    },
+}
+_GROUP: Spec = {
+    "field": "color",
+    "type": "nominal",
+    "sort": None,
+    "legend": {"symbolType": "circle", "symbolOpacity": 1, "orient": "right"},
+    "scale": {"range": PALETTE},
+}
+_SHAPE: Spec = {
+    "field": "dash",
+    "type": "nominal",
+    "sort": None,
+    "legend": {"symbolOpacity": 1, "orient": "right"},
+}
+_LINES: Spec = {
+    "mark": {"type": "line", "interactive": False, "clip": True},
+    "encoding": {
+        "y": {"field": "smooth", "type": "quantitative"},
+        "detail": {"field": "run"},
+        **_WEIGHT,
+    },
+}
+_RAW: Spec = {
+    "transform": [{"filter": "smoothing > 0"}],
+    "mark": {"type": "line", "interactive": False, "strokeWidth": 0.8, "opacity": 0.35},
+    "encoding": {"y": {"field": "y", "type": "quantitative"}, "detail": {"field": "run"}},
+}
+_ENDS: Spec = {
+    "transform": [{"filter": "datum.is_last"}],
+    "mark": {"type": "point", "filled": True, "size": 55, "interactive": False},
+    "encoding": {
+        "y": {"field": "smooth", "type": "quantitative"},
+        "shape": _SHAPE,
+        "opacity": _WEIGHT["opacity"],
+    },
+}
+_HITS: Spec = {
+    "mark": {"type": "circle", "size": 120, "opacity": 0, "cursor": "pointer"},
+    "encoding": {"y": {"field": "smooth", "type": "quantitative"}},
+}
 
 
 def run_curves() -> Spec:
@@ -124,58 +171,6 @@ def run_curves() -> Spec:
     `color` and `dash` (texts that tell runs apart), `is_last`, and `strength` (2 for a selected
     run, 0 for others while some are selected, else 1).
     """
-    weight = {
-        "opacity": {
-            "condition": [
-                {"test": "datum.strength == 2", "value": 1},
-                {"test": "datum.strength == 0", "value": 0.12},
-            ],
-            "value": 0.8,
-        },
-        "strokeWidth": {
-            "condition": {"test": "datum.strength == 2", "value": 3},
-            "value": 1.5,
-        },
-    }
-    color = {
-        "field": "color",
-        "type": "nominal",
-        "sort": None,
-        "legend": {"symbolType": "circle", "symbolOpacity": 1, "orient": "right"},
-        "scale": {"range": PALETTE},
-    }
-    shape = {
-        "field": "dash",
-        "type": "nominal",
-        "sort": None,
-        "legend": {"symbolOpacity": 1, "orient": "right"},
-    }
-    lines = {
-        "mark": {"type": "line", "interactive": False, "clip": True},
-        "encoding": {
-            "y": {"field": "smooth", "type": "quantitative"},
-            "detail": {"field": "run"},
-            **weight,
-        },
-    }
-    raw = {
-        "transform": [{"filter": "smoothing > 0"}],
-        "mark": {"type": "line", "interactive": False, "strokeWidth": 0.8, "opacity": 0.35},
-        "encoding": {"y": {"field": "y", "type": "quantitative"}, "detail": {"field": "run"}},
-    }
-    ends = {
-        "transform": [{"filter": "datum.is_last"}],
-        "mark": {"type": "point", "filled": True, "size": 55, "interactive": False},
-        "encoding": {
-            "y": {"field": "smooth", "type": "quantitative"},
-            "shape": shape,
-            "opacity": weight["opacity"],
-        },
-    }
-    hits = {
-        "mark": {"type": "circle", "size": 120, "opacity": 0, "cursor": "pointer"},
-        "encoding": {"y": {"field": "smooth", "type": "quantitative"}},
-    }
     return {
         "$schema": SCHEMA,
         "data": {"name": "points"},
@@ -186,18 +181,56 @@ def run_curves() -> Spec:
             "x": {"field": "x", "type": "quantitative", "axis": {"tickCount": 10},
                   "scale": {"zero": False, "nice": False}},
             "y": {"type": "quantitative", "axis": {"tickCount": 8}, "scale": {"zero": False}},
-            "color": color,
+            "color": _GROUP,
         },
-        "layer": [raw, lines, ends, hits],
+        "layer": [_RAW, _LINES, _ENDS, _HITS],
     }  # fmt: skip
+
+
+_ACROSS: Spec = {
+    "transform": [{"filter": "!datum.is_label"}],
+    "mark": {"type": "line", "cursor": "pointer"},
+    "encoding": {
+        "detail": {"field": "run"},
+        "color": {
+            "field": "color",
+            "type": "nominal",
+            "sort": None,
+            "legend": None,
+            "scale": {"range": PALETTE},
+        },
+        "opacity": {
+            "condition": [
+                {"test": "datum.strength == 2", "value": 1},
+                {"test": "datum.strength == 0", "value": 0.08},
+            ],
+            "value": 0.55,
+        },
+        "strokeWidth": {
+            "condition": {"test": "datum.strength == 2", "value": 3},
+            "value": 1.3,
+        },
+    },
+}
+_TICKS: list[Spec] = [  # a halo, then the text
+    {
+        "transform": [{"filter": "datum.is_label"}],
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, **look},
+        "encoding": {"text": {"field": "text"}},
+    }
+    for look in (
+        {"interactive": False, "stroke": {"expr": "page"}, "strokeWidth": 4},
+        {"interactive": False},
+    )
+]
 
 
 def parallel_coordinates() -> Spec:
     """Return a line for each run across settings and results, each scaled to its own range.
 
-    Fields of its table `places`: `run`, `axis` (the column's heading), `place` (0 to 1), `text` (the
-    value), `color`, `is_label` (a row of a tick: `text` at `place`, without a run) and `strength`,
-    as in `run_curves`.
+    Fields of its table `places`: `run`, `axis` (the column's heading), `place` (0 to 1), `text`
+    (the value), `color`, `is_label` (a row of a tick: `text` at `place`, without a run) and
+    `strength`, as in `run_curves`.
     """
     return {
         "$schema": SCHEMA,
@@ -223,35 +256,8 @@ def parallel_coordinates() -> Spec:
             },
         },
         "layer": [
-            {
-                "transform": [{"filter": "!datum.is_label"}],
-                "mark": {"type": "line", "cursor": "pointer"},
-                "encoding": {
-                    "detail": {"field": "run"},
-                    "color": {"field": "color", "type": "nominal", "sort": None, "legend": None,
-                              "scale": {"range": PALETTE}},
-                    "opacity": {
-                        "condition": [
-                            {"test": "datum.strength == 2", "value": 1},
-                            {"test": "datum.strength == 0", "value": 0.08},
-                        ],
-                        "value": 0.55,
-                    },
-                    "strokeWidth": {
-                        "condition": {"test": "datum.strength == 2", "value": 3},
-                        "value": 1.3,
-                    },
-                },
-            },
-            *(
-                {
-                    "transform": [{"filter": "datum.is_label"}],
-                    "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11,
-                             "interactive": False, **look},
-                    "encoding": {"text": {"field": "text"}},
-                }
-                for look in ({"stroke": {"expr": "page"}, "strokeWidth": 4}, {})
-            ),
+            _ACROSS,
+            *_TICKS,
         ],
     }  # fmt: skip
 

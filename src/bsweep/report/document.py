@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.config.target import SETTINGS
-from bsweep.plots import charts
+from bsweep.plots import FIGURES, charts
 from bsweep.report import details
 
 Document = dict[str, Any]
@@ -97,8 +96,10 @@ def document(study: Study) -> Document:
 
 
 def _charts() -> dict[str, charts.Spec]:
+    time_map = FIGURES["time_surface"].chart
+    assert time_map is not None
     return {
-        "map": charts.time_map("x", "y"),
+        "map": time_map("x", "y"),
         "curves": charts.run_curves(),
         "parallel": charts.parallel_coordinates(),
         "anatomy": charts.step_anatomy("x", "y"),
@@ -174,7 +175,8 @@ def _nine(value: Any) -> float | None:
 def _parts(names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the parts of a study by place: their names and, for the largest, their answers."""
     told = [_answer(answer) for answer in answers]
-    return [{"name": name, **of} for name, of in zip_longest(names, told, fillvalue={})]
+    told += [{} for _ in names[len(told) :]]
+    return [{"name": name, **of} for name, of in zip(names, told, strict=True)]
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -108,11 +108,11 @@ _PAGE = Template("""<!doctype html>
 </div>
 <div id="reading" aria-live="polite"></div>
 </section>
-<section class="rest" aria-labelledby="question">
+<div class="rest">
 <div id="next"></div>
 <div id="warnings" hidden></div>
 <details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
-</section>
+</div>
 </div>
 <section class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
@@ -145,7 +145,7 @@ _PAGE = Template("""<!doctype html>
 <span id="page"></span><button id="following" type="button" data-words="following"></button>
 <button id="csv" type="button">CSV</button></span>
 </div>
-<div id="table" class="wide" tabindex="0" role="region" aria-labelledby="runs-title"></div>
+<div id="table" class="wide" tabindex="0" role="group" aria-labelledby="runs-title"></div>
 </section>
 <section aria-labelledby="parallel-title">
 <h2 id="parallel-title" data-words="parallel"></h2>

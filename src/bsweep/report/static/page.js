@@ -3,7 +3,7 @@
 // newer document while somebody reads. Names and values of a study reach the page as text only, never as HTML.
 "use strict";
 
-const MAX_CURVES = 120, MAX_LINES = 150, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
+const MAX_CURVES = 100, MAX_LINES = 100, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
 const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
 const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
 const DEFAULTS = {
@@ -416,10 +416,8 @@ async function renderMap(cells) {
   const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
   const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
   if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
-  const params = { ink: scale.ink, columns: size, unit: 1 };
+  const room = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size)), params = { ink: scale.ink, room, unit: 1 };
   spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] }));
-  const room = byId("map").clientWidth / Math.max(1, size);
-  if (room < 46) spec.params.find((one) => one.name === "columns").value = 99;  // no texts where they do not fit
   spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size * (innerWidth < 600 ? 40 : 46);
   byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
@@ -680,8 +678,8 @@ async function renderRun() {
   ].filter(Boolean));
   if (has["run-curves"]) {
     const alike = rows.filter((one) => one !== row && one.curve && cellName(one) === cellName(row) && one.part === row.part);
-    const strong = pointsOf({ ...row, isPicked: true }, true);
-    await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, true)), ...strong],
+    const strong = pointsOf({ ...row, isPicked: true }, false);
+    await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, false)), ...strong],
       (point) => go({ run: point.run }, true));
   }
   if (has.anatomy) await drawAnatomy(details.epochs[row.at]);
