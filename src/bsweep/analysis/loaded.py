@@ -98,6 +98,9 @@ class Study:
             target_loss: The test loss to reach, in place of an accuracy.
             grid: The other arguments of `bsweep.predict`, such as `objective="cheapest"`.
 
+        Returns:
+            The recommended cell, the predictions of all cells, and warnings.
+
         Raises:
             ValueError: See `bsweep.predict`.
         """

@@ -64,6 +64,9 @@ def explore(study: Study | str | Path) -> Exploration:
     Args:
         study: The study or its folder.
 
+    Returns:
+        An object that a notebook shows as the page.
+
     Raises:
         ValueError: See `bsweep.load`.
         FileNotFoundError: See `bsweep.load`.
