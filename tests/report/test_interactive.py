@@ -364,20 +364,16 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
     page_path.write_text(html_of(document(bsweep.load(tmp_path / "s"))), encoding="utf-8")
     with opened(browser, page_path) as page:
         paint = page.evaluate("performance.getEntriesByType('paint')[0].startTime")
-        session = page.context.new_cdp_session(page)
-        session.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-        def seconds() -> float:
-            told = session.send("Performance.getMetrics")["metrics"]
-            return float({one["name"]: one["value"] for one in told}["TaskDuration"])
-
         spent = []
         for seed in "012341":
-            before = seconds()
-            go(page, **{"filter.seed": seed})
-            spent.append(seconds() - before)
-    print(f"{page_path.stat().st_size / 1e6:.2f} MB, {paint:.0f} ms to the first paint,")
-    print(f"a filter takes {[f'{1000 * one:.0f}' for one in spent]} ms of the processor")
-    assert page_path.stat().st_size < 5e6
+            spent.append(page.evaluate(
+                "async (seed) => { const began = performance.now(); go({ 'filter.seed': seed });"
+                " while (!document.body.dataset.answered) await new Promise((go) => setTimeout(go));"
+                " return performance.now() - began; }", seed,
+            ))  # fmt: skip
+            drawn(page)
+    size, took = page_path.stat().st_size, sorted(spent)[len(spent) // 2]
+    print(f"{size / 1e6:.2f} MB, first paint after {paint:.0f} ms, a filter takes {took:.0f} ms")
+    assert size < 5e6
     assert paint < 2000
-    assert sorted(spent)[len(spent) // 2] < 0.1
+    assert took < 100

@@ -33,7 +33,11 @@ _TEXTS: list[Spec] = [
         "encoding": {"text": {"field": name}, "color": _INK},
     }
     for name, size, look in (
-        ("label", "room < 70 ? 11 : 14", {"fontWeight": 600, "dy": {"expr": "room < 62 ? 0 : -7"}}),
+        (
+            "label",
+            "room < 50 ? 10 : room < 70 ? 11 : 14",
+            {"fontWeight": 600, "dy": {"expr": "room < 62 ? 0 : -7"}},
+        ),
         ("interval", "room < 90 ? 9 : 10.5", {"dy": 10}),
     )
 ]
@@ -76,8 +80,9 @@ def time_map(x: str, y: str) -> Spec:
         y: The title of the axis of workers.
     """
     has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
-    problem = "(room < 62 ? '\u00d7' : datum.problem)"
-    star = "(datum.is_recommended ? '★ ' : datum.is_alternative ? '☆ ' : '')"
+    problem = "(room < 12 ? '' : room < 62 ? '\u00d7' : datum.problem)"
+    star = "(datum.is_recommended ? '★' : datum.is_alternative && room > 24 ? '☆' : '')"
+    star += " + (room >= 62 && (datum.is_recommended || datum.is_alternative) ? ' ' : '')"
     seconds, low, high = (
         _NUMBER.format(f"datum.{name} / unit")
         for name in ("seconds", "seconds_low", "seconds_high")
