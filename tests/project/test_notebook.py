@@ -14,10 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 import bsweep
-from tests.report.browser import browser
 from tests.support.synthetic_study import write_run, write_study
-
-__all__ = ["browser"]
 
 RESULTS = Path(__file__).parents[2] / "results"
 
