@@ -20,7 +20,10 @@ import pytest
 
 from bsweep.config import slurm
 from bsweep.core import terminal
+from tests.report.browser import browser
 from tests.support.running import HOSTS, Forks
+
+__all__ = ["browser"]  # a fixture, of which a process can have one
 
 _LONGEST = (
     "slurm",

@@ -6,6 +6,7 @@ trains fastest.
     bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
     bsweep.report.write("results/quickstart")    # writes tables, figures and one HTML page
     bsweep.predict(study, target_accuracy=0.9)   # the predicted best batch size and worker count
+    bsweep.explore(study)                        # the interactive page, within a notebook
     bsweep.compare("results/a", "results/b")     # what differs, and which is faster in each cell
     bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
     bsweep.join()                                # the point that `bsweep run program=own` started
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bsweep.measure.noise_monitor import NoiseScale
     from bsweep.models.final_file import load_model
     from bsweep.programs.joined import join
+    from bsweep.report.exploring import explore
 
     __version__: str
 
@@ -33,6 +35,7 @@ __all__ = [
     "__version__",
     "analysis",
     "compare",
+    "explore",
     "join",
     "load",
     "load_model",
@@ -43,6 +46,7 @@ __all__ = [
 
 _MODULES = {
     "compare": "bsweep.analysis",
+    "explore": "bsweep.report.exploring",
     "join": "bsweep.programs.joined",
     "load": "bsweep.analysis",
     "load_model": "bsweep.models.final_file",

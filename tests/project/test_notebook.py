@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -73,12 +75,43 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
     assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
 
 
+def test_a_study_is_explored_and_asked_for_its_best_cell(tmp_path: Path, browser: Any) -> None:
+    study = bsweep.load(write_study(tmp_path / "a<b", local_batches=(8, 64, 256)))
+    assert study.best(0.8).choice.place == bsweep.predict(study, 0.8).choice.place
+    shown = bsweep.explore(study)._repr_html_()
+    (tmp_path / "cell.html").write_text(f"<!doctype html><body>{shown}</body>")
+    page = browser.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((tmp_path / "cell.html").as_uri())
+    frame = page.frames[1]
+    frame.wait_for_selector("body[data-drawn]")
+    assert frame.inner_text("h1") == "a<b"
+    frame.select_option("#x", "epochs")  # which the address of the frame keeps
+    assert page.locator("img").count() == 0
+    page.close()
+    assert said == []
+
+
+def test_without_scripts_a_picture_shows_a_study(tmp_path: Path, browser: Any) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,))
+    shown = bsweep.explore(study)._repr_html_()
+    told = re.sub(r"<iframe.*</iframe>", "", shown, flags=re.DOTALL)  # as GitHub does
+    (tmp_path / "cell.html").write_text(f"<!doctype html><body>{told}</body>")
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((tmp_path / "cell.html").as_uri())
+    assert page.locator("img").bounding_box()["width"] == 700
+    page.close()
+
+
 def test_the_package_shows_its_api_alone_and_imports_little() -> None:
     assert dir(bsweep) == [
         "NoiseScale",
         "__version__",
         "analysis",
         "compare",
+        "explore",
         "join",
         "load",
         "load_model",

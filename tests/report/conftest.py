@@ -8,9 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from bsweep import plots
-from tests.report.browser import browser
-
-__all__ = ["browser"]
 
 
 @pytest.fixture(autouse=True)

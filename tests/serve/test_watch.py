@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import os
 import queue
 import re
 import signal
@@ -31,6 +32,7 @@ from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study
 
 HOSTILE = "<b>two"
+ODD = b"\xff\x1bthree"  # not UTF-8, and a code for terminals
 PATIENCE = 60.0
 
 
@@ -103,9 +105,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     damaged = write_run(folder / "one", local_batch=16)
     RunPaths(damaged).metrics.write_text('{"schema": 1, "type": "sta\n')
     write_run(folder / HOSTILE, local_batch=8, meta={**META, "commit": "<script>"})
-    (folder / "planned").mkdir()
-    write_run(folder / "planned", local_batch=8, status="failed", message="<i>no", epochs=0)
-    with watching(folder, "one", HOSTILE, "planned") as found:
+    odd = os.fsdecode(ODD)
+    write_run(folder / odd, local_batch=8)
+    for metrics in (folder / odd).glob("*/metrics.jsonl"):
+        metrics.write_text("no record")
+    with watching(folder, "one", HOSTILE, odd) as found:
         yield found
 
 
@@ -184,6 +188,17 @@ def test_the_page_of_a_study_is_the_interactive_report(server: Server) -> None:
     assert "connect-src 'self'" in body
     told = orjson.loads(server.ask("studies/one/document.json")[1])
     assert sorted(told["runs"]["local_batch"]) == [8, 64]
+
+
+def test_without_a_readable_run_the_page_shows_the_points(server: Server) -> None:
+    name = quote("\\xff\\u001bthree")
+    assert f'href="{server.root}studies/{name}/">' in server.ask()[1]
+    status, body, _ = server.ask(f"studies/{name}/")
+    assert status == 200
+    assert "There is no report yet: " in body
+    assert "none of its 1 runs can be read" in body
+    assert 'id="points"' in body
+    assert json.loads(server.ask(f"studies/{name}/status.json")[1])["counts"] == {"damaged": 1}
 
 
 def test_a_damaged_run_is_told_and_harms_nothing(server: Server) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,6 +19,9 @@ from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
 from bsweep.core.words import counted, escaped, first_of
+
+if TYPE_CHECKING:
+    from bsweep.analysis.prediction.result import Prediction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,6 +87,26 @@ class Study:
     waits: pd.DataFrame
     rounds: pd.DataFrame
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def best(
+        self, target_accuracy: float | None = None, target_loss: float | None = None, **grid: Any
+    ) -> Prediction:
+        """Recommend a cell: the same as `bsweep.predict` of this study.
+
+        Args:
+            target_accuracy: The test accuracy to reach, a fraction.
+            target_loss: The test loss to reach, in place of an accuracy.
+            grid: The other arguments of `bsweep.predict`, such as `objective="cheapest"`.
+
+        Returns:
+            The recommended cell, the predictions of all cells, and warnings.
+
+        Raises:
+            ValueError: See `bsweep.predict`.
+        """
+        from bsweep.analysis.prediction import predict
+
+        return predict(self, target_accuracy, target_loss, **grid)
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())

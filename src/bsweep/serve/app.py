@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -61,7 +62,8 @@ class Feed:
         self.document_version = -1  # the version of the study that the document shows
         self.problem = ""  # why there is no newer document
         self._lock, self._looked = asyncio.Lock(), time.monotonic()
-        self._making, self._made, self._cost = asyncio.Lock(), 0.0, 0.0
+        self._making, self._tried = asyncio.Lock(), -1
+        self._made, self._cost = -math.inf, 0.0
         self._reading = asyncio.Lock()
         self._curves: dict[str, tuple[object, int, object]] = {}
 
@@ -98,15 +100,14 @@ class Feed:
 
     async def renew(self, seconds: float) -> None:
         """Make the document of the interactive page anew if the study has changed since and the
-        last document is at least so many seconds old.
+        last attempt is at least so many seconds old.
         """
         async with self._making:
             version = self.watched.version
-            is_new = self.document_version < 0
-            age = time.monotonic() - self._made
-            if not is_new and (version == self.document_version or age < seconds):
-                return
             began = time.monotonic()
+            if version == self._tried or began - self._made < seconds:
+                return
+            self._tried = version
             try:
                 self.document = await asyncio.to_thread(_document, self.watched.folder)
                 self.document_version, self.problem = version, ""
@@ -147,7 +148,7 @@ class Pages:
         """
         self._feeds: dict[str, Feed] = {}
         for folder in studies:
-            name, number = folder.resolve().name, 1
+            name, number = escaped(folder.resolve().name), 1
             while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
                 number += 1
             self._feeds[called] = Feed(called, folder)
@@ -178,7 +179,7 @@ class Pages:
         items = "".join(
             f'<li><a href="{self._root}/studies/{quote(name)}/">{_shown(name)}</a> '
             f'(<a href="{self._root}/studies/{quote(name)}/points/">points</a>)'
-            f'<p data-study="{html.escape(name)}"></p></li>'
+            f'<p data-study="{_shown(name)}"></p></li>'
             for name in self._feeds
         )
         return _page("bsweep", "index", f"<ul>{items}</ul>", self._root, "events")
@@ -228,8 +229,8 @@ def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:
     return HTMLResponse(text, headers={"content-security-policy": _POLICY})
 
 
-def _shown(name: str) -> str:
-    return html.escape(escaped(name))
+def _shown(text: str) -> str:
+    return html.escape(escaped(text))
 
 
 async def _news(
