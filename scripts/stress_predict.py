@@ -23,6 +23,7 @@ import math
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -97,7 +98,10 @@ def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
 
     With a file, rows that it has are not played again, and each new row is written to it.
     """
-    rows = pd.read_csv(csv).to_dict("records") if csv and csv.exists() else []
+    known = pd.read_csv(csv) if csv and csv.exists() else pd.DataFrame()
+    rows: list[dict[str, Any]] = [
+        {str(name): value for name, value in row.items()} for row in known.to_dict("records")
+    ]
     played = {(row["world"], row["study"]) for row in rows}
     for number, world in itertools.product(range(num_studies), WORLDS):
         if (world, number) not in played:

@@ -190,7 +190,7 @@ def fit_step_time(
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
     arrays: tuple[Any, ...] = (*coefficients, sigma, tau, effects[:, whole])
-    return StepTimeFit(timed, *arrays, passed, across_from, seed)
+    return StepTimeFit(timed, *arrays, passed=passed, across_from=across_from, seed=seed)
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
