@@ -227,12 +227,11 @@ def _of_untimed_workers(
 
 
 def _of_misfits(fits: Fits) -> Iterator[str]:
-    step_time = float(np.median(np.hypot(fits.step_time.sigma, fits.step_time.tau)))
-    for name, missed, normal in (
-        ("steps to the target", fits.steps.missed, _NORMAL_STEPS),
-        ("seconds of a step", step_time, _NORMAL_SECONDS),
+    for name, fitted, normal in (
+        ("steps to the target", fits.steps, _NORMAL_STEPS),
+        ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
     ):
-        if missed > 2 * normal:
+        if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
             yield (
                 f"the formula for the {name} misses the runs by about {missed:.0%}, but "
                 f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
