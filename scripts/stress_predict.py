@@ -109,7 +109,8 @@ def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
             if csv:
                 pd.DataFrame(rows).to_csv(csv, index=False, float_format="%.4g")
     place = {world: number for number, world in enumerate(WORLDS)}
-    return pd.DataFrame(sorted(rows, key=lambda row: (place[row["world"]], row["study"])))
+    rows.sort(key=lambda row: (place[row["world"]], row["study"]))
+    return pd.DataFrame(rows)
 
 
 def main() -> None:

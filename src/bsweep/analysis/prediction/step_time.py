@@ -75,6 +75,18 @@ class Timing(NamedTuple):
     kind: Kind = "step"
 
 
+_COEFFICIENTS = (
+    "pass_seconds",
+    "example_seconds",
+    "sync_seconds",
+    "sync_worker_seconds",
+    "across_seconds",
+    "across_worker_seconds",
+    "overlap",
+)
+"""The fields of a `StepTimeFit` that the formula has, in the order of its parameters."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
     """Posterior draws of the parameters of the formula for the seconds of a step.
@@ -189,8 +201,17 @@ def fit_step_time(
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
-    arrays: tuple[Any, ...] = (*coefficients, sigma, tau, effects[:, whole])
-    return StepTimeFit(timed, *arrays, passed=passed, across_from=across_from, seed=seed)
+    named: dict[str, Any] = dict(zip(_COEFFICIENTS, coefficients, strict=True))
+    return StepTimeFit(
+        timed,
+        **named,
+        sigma=sigma,
+        tau=tau,
+        effects=effects[:, whole],
+        passed=passed,
+        across_from=across_from,
+        seed=seed,
+    )
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
