@@ -189,9 +189,11 @@ def fit_step_time(
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
+    fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
-        timed, *coefficients, sigma, tau, effects[:, whole], passed, across_from, seed
-    )
+        timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
+        tau, effects[:, whole], passed, across_from, seed
+    )  # fmt: skip
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
