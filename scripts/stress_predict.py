@@ -23,7 +23,6 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,19 +97,16 @@ def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
 
     With a file, rows that it has are not played again, and each new row is written to it.
     """
-    known = pd.read_csv(csv) if csv and csv.exists() else pd.DataFrame()
-    rows: list[dict[str, Any]] = [
-        {str(name): value for name, value in row.items()} for row in known.to_dict("records")
-    ]
-    played = {(row["world"], row["study"]) for row in rows}
+    table = pd.read_csv(csv) if csv and csv.exists() else pd.DataFrame(columns=["world", "study"])
+    played = set(zip(table["world"], table["study"], strict=True))
     for number, world in itertools.product(range(num_studies), WORLDS):
         if (world, number) not in played:
-            rows.append({str(name): value for name, value in study(world, number).items()})
+            row = pd.DataFrame([study(world, number)])
+            table = pd.concat([table, row], ignore_index=True) if len(table) else row
             if csv:
-                pd.DataFrame(rows).to_csv(csv, index=False, float_format="%.4g")
-    place = {world: number for number, world in enumerate(WORLDS)}
-    rows.sort(key=lambda row: (place[row["world"]], row["study"]))
-    return pd.DataFrame(rows)
+                table.to_csv(csv, index=False, float_format="%.4g")
+    order = table["world"].map(list(WORLDS).index)
+    return table.assign(order=order).sort_values(["order", "study"]).drop(columns="order")
 
 
 def main() -> None:

@@ -446,7 +446,7 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
 def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
     fits, fails = (64, 1, 1), (128, 1, 1)
     found = search.Search.__new__(search.Search)
-    found.cells = {}
+    found.cells, found.budget = {}, None
     found.probes = {
         fits: search._Probe("kind", fits, 0.1, 1.0),
         fails: search._Probe("kind", fails, 0.0, 1.0, "out_of_memory: no room"),

@@ -152,7 +152,7 @@ def test_what_fits_is_kept_on_the_device(
     assert meta.train_inputs.device == meta.train_labels.device
 
 
-def test_images_that_are_cropped_have_a_border_where_they_stay_on_the_device() -> None:
+def test_cropped_images_have_a_border_where_they_stay_on_the_device() -> None:
     dataset, meta = synthetic(), torch.device("meta")
     for wanted in ("cuda", "cpu"):
         found = placed(dataset, meta, wanted, True)

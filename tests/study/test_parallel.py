@@ -676,7 +676,7 @@ def test_a_report_says_how_many_times_are_left_out(
     write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
     written: list[tuple[Study, str]] = []
     monkeypatch.setattr(
-        report, "_write_files", lambda study, _, command, __: written.append((study, command))
+        report, "_write_files", lambda study, _, command, *__: written.append((study, command))
     )
     assert report_command.run([str(tmp_path / "s"), *flags]) == 0
     ((study, command),) = written

@@ -11,7 +11,9 @@ class Block(nn.Module):
         self.norm1 = nn.GroupNorm(8, outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
         self.norm2 = nn.GroupNorm(8, outside)
-        self.short = nn.Conv2d(inside, outside, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        self.short = (
+            nn.Conv2d(inside, outside, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.conv1(x)))

@@ -153,7 +153,7 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
 
 def _most_columns() -> int:
     """Return how many columns of a map leave text readable in the width that is drawn."""
-    return math.floor(_MOST_COLUMNS * drawing.width() / 7)
+    return max(1, math.floor(_MOST_COLUMNS * drawing.width() / 7))
 
 
 def _has_text(cells: pd.DataFrame) -> bool:

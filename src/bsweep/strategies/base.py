@@ -78,9 +78,12 @@ class Meter:
         )
 
     def add_untimed(self, counted: Meter) -> None:
-        """Add the bytes and messages that the meter `counted` has, whose times are unknown.
+        """Add the bytes and messages of another meter, whose times are unknown.
 
         From then on this meter times nothing.
+
+        Args:
+            counted: The meter whose bytes and messages are added.
         """
         self.sent_bytes += counted.sent_bytes
         self.received_bytes += counted.received_bytes

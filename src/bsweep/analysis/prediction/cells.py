@@ -93,6 +93,7 @@ class Cells:
     mean: Array
     within: Array
     resolution: Array
+    censored: tuple[int, ...]  # numbers of the cells that have censored runs
 
 
 def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -> Cells:
@@ -106,7 +107,9 @@ def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -
         mean = float(np.average(cell.exact, weights=each)) if len(each) else 0.0
         within = float(each @ (cell.exact - mean) ** 2)
         numbers.append((float(len(each)), float(each.sum()), mean, within, cell.resolution))
-    return Cells(known, own, *np.array(numbers).reshape(-1, 5).T)
+    censored = tuple([number for number, cell in enumerate(known) if cell.is_censored])
+    count, weight, means, withins, resolution = np.array(numbers).reshape(-1, 5).T
+    return Cells(known, own, count, weight, means, withins, resolution, censored)
 
 
 def fitted(
@@ -218,10 +221,8 @@ def log_likelihood(cells: Cells, model: Array, sigma: Array, tau: Array) -> Arra
     """
     spread = np.broadcast_to(tau if tau.ndim == 2 else tau[:, None], model.shape)
     total = _of_exact(cells, model, sigma[:, None], spread).sum(axis=1)
-    for number, cell in enumerate(cells.runs):
-        if not cell.is_censored:
-            continue
-        expected = model[:, number]
+    for number in cells.censored:
+        cell, expected = cells.runs[number], model[:, number]
         mean, deviation = _effect(cells, number, expected, sigma, spread[:, number])
         if len(cell.above) + len(cell.below) == 1:
             total += log_ndtr(_away(cell, expected + mean, np.hypot(sigma, deviation)))

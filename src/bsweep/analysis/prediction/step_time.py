@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -73,18 +73,6 @@ class Timing(NamedTuple):
     cell: Cell
     seconds: float
     kind: Kind = "step"
-
-
-_COEFFICIENTS = (
-    "pass_seconds",
-    "example_seconds",
-    "sync_seconds",
-    "sync_worker_seconds",
-    "across_seconds",
-    "across_worker_seconds",
-    "overlap",
-)
-"""The fields of a `StepTimeFit` that the formula has, in the order of its parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +157,7 @@ def fit_step_time(
     kinds, of = [kind for kind, _ in keys], [cell for _, cell in keys]
     clock = np.array([_CLOCK_SPREAD * (kind in ("exposed", "exchange")) for kind in kinds])
     chosen = cells.evenly(len(keys), _MOST_FITTED)
-    steps = [timing for timing in timings if timing.kind in ("step", "compute")]
-    typical = float(np.median([timing.seconds / timing.cell.passes for timing in steps]))
-    middle = float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
+    typical, middle = _scales(timings)
 
     def parameters(points: Array) -> tuple[Array, ...]:
         exchanges: list[Array] = []
@@ -184,14 +170,11 @@ def fit_step_time(
             _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
         )  # fmt: skip
 
-    def model(coefficients: tuple[Array, ...], places: Sequence[int]) -> Array:
-        pairs = [of[place] for place in places], [kinds[place] for place in places]
-        return np.log(_seconds(coefficients, *pairs, across_from))
-
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         *coefficients, sigma, tau = parameters(points)
-        spread = np.hypot(tau[:, None], clock[places])
-        return model(tuple(coefficients), places), sigma, spread
+        pairs = [of[place] for place in places], [kinds[place] for place in places]
+        seconds = _seconds(tuple(coefficients), *pairs, across_from)
+        return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
     number_of = 7 if across_from is None else 9
     of_cells, points = cells.fitted(of_cells, expected, number_of, num_draws, seed, chosen)
@@ -201,17 +184,18 @@ def fit_step_time(
     whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
     timed = tuple(keys[number][1] for number in whole)
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
-    named: dict[str, Any] = dict(zip(_COEFFICIENTS, coefficients, strict=True))
+    fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
-        timed,
-        **named,
-        sigma=sigma,
-        tau=tau,
-        effects=effects[:, whole],
-        passed=passed,
-        across_from=across_from,
-        seed=seed,
-    )
+        timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
+        tau, effects[:, whole], passed, across_from, seed
+    )  # fmt: skip
+
+
+def _scales(timings: Sequence[Timing]) -> tuple[float, float]:
+    """Return the median seconds of a timed pass, and the geometric mean of the local batches."""
+    steps = [timing for timing in timings if timing.kind in ("step", "compute")]
+    typical = float(np.median([timing.seconds / timing.cell.passes for timing in steps]))
+    return typical, float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
