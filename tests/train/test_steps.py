@@ -1044,6 +1044,41 @@ def test_a_model_that_waits_for_the_device_trains_without_a_graph(
     )
 
 
+SHIFTED_LOSS = """
+import math
+from torch import nn, zeros
+from torch.nn import functional as F
+
+class Shifted(nn.Sequential):
+    def __init__(self, size, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(size, num_classes))
+        self.shift = nn.Parameter(zeros(1))
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs, targets, reduction="sum") + self.shift.squeeze()
+
+def build(num_classes, shape):
+    return Shifted(math.prod(shape), num_classes)
+"""
+
+
+@pytest.mark.parametrize("num_passes", [1, 2, 4])
+def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
+    tmp_path: Path, num_passes: int
+) -> None:
+    """The gradient of such a parameter is a view of the factor from which a pass goes back."""
+    (tmp_path / "mine.py").write_text(SHIFTED_LOSS)
+    words = ("model=own", f"model.target={tmp_path / 'mine.py'}:build", "precision=fp32")
+    config = own.resolve(compose(*POINT, *TINY, *words))
+    job = worker.set_up(config, RunPaths(tmp_path), Place())
+    batch = torch.arange(8)
+    found = []
+    for _ in range(3):
+        step.compute_passes(job, batch, batch, job.inputs.crops(0, 0), num_passes)
+        found.append(job.vector.gradients.clone())
+    assert all(torch.equal(found[0], one) for one in found[1:])
+
+
 @pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
 def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
     job = prepared(tmp_path, *GPU, f"graph={graph}")

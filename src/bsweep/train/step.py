@@ -94,6 +94,10 @@ def compute_passes(
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
                 factor = constant(bool(filled) / num_labels, loss.dtype, loss.device)
+                if len(filled) > 1 or isinstance(job.strategy, InBackward):
+                    # A parameter whose view is added to the loss takes the factor itself as its
+                    # gradient, to which the next pass or an exchange writes.
+                    factor = factor.clone()
                 loss.backward(job.scaled(factor.view_as(loss)))
             job.noise.after_pass(len(indices))
             if filled:
@@ -152,7 +156,8 @@ def pass_on_halves(job: Job, part: Tensor, crops: Tensor) -> None:
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
         for half in (plan.even_part(part, i, 2) for i in range(2)):
-            inputs, targets = job.inputs.training(half, crops)
+            with job.autocast():
+                inputs, targets = job.inputs.training(half, crops)
             loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
             job.scaled(loss / (len(part) * job.inputs.labels_per_example)).backward()
             job.noise.after_pass(len(half))
