@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 import bsweep
+from bsweep.report import exploring, interactive
 from tests.support.synthetic_study import write_run, write_study
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -75,9 +77,15 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
     assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
 
 
-def test_a_study_is_explored_and_asked_for_its_best_cell(tmp_path: Path, browser: Any) -> None:
+@pytest.mark.parametrize("more_bytes", [0, 3_000_000])
+def test_a_study_is_explored_and_asked_for_its_best_cell(
+    tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch, more_bytes: int
+) -> None:
+    """Chromium shows nothing of a frame whose address has more than about 2 MB."""
     study = bsweep.load(write_study(tmp_path / "a<b", local_batches=(8, 64, 256)))
     assert study.best(0.8).choice.place == bsweep.predict(study, 0.8).choice.place
+    large = functools.partial(interactive.html_of, below=f"<!--{'-' * more_bytes}-->")
+    monkeypatch.setattr(exploring, "html_of", large)
     shown = bsweep.explore(study)._repr_html_()
     (tmp_path / "cell.html").write_text(f"<!doctype html><body>{shown}</body>")
     page = browser.new_page()
@@ -90,6 +98,9 @@ def test_a_study_is_explored_and_asked_for_its_best_cell(tmp_path: Path, browser
     assert frame.inner_text("h1") == "a<b"
     frame.select_option("#x", "epochs")  # which the address of the frame keeps
     assert page.locator("img").count() == 0
+    frame.locator("td a").first.click()  # the page of a run
+    frame.wait_for_selector("#run:not([hidden])")
+    assert frame.inner_text("h1") == "a<b"
     page.close()
     assert said == []
 

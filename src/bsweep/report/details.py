@@ -1,5 +1,5 @@
-"""What the page of one run shows beside its settings and curves, within bounds that keep a page
-small.
+"""Details that the page of one run shows beside its settings and curves, within bounds that keep a
+page small.
 """
 
 from __future__ import annotations

@@ -44,11 +44,10 @@ class Exploration:
             data = base64.b64encode(buffer.getvalue()).decode()
             said = html.escape(plots.caption(figure))
             picture = f'<img alt="{said}" src="data:image/png;base64,{data}">'
-        page = base64.b64encode(self._page.encode()).decode()
-        # Where the frame is run, the picture goes.
+        # Where the frame is run, the picture goes. Browsers show no `data:` address of some MB.
         return (
             f'<div>{picture}<iframe title="{html.escape(self._study.name)}" '
-            f'src="data:text/html;base64,{page}" sandbox="allow-scripts allow-downloads" '
+            f'srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {_HEIGHT}px; border: 0" '
             "onload=\"const picture = this.parentNode.querySelector('img'); "
             'if (picture) picture.remove()"></iframe></div>'

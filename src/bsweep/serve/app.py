@@ -128,8 +128,8 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 class Pages:
-    """What is answered: an index of the studies, and for each study its interactive page, its
-    points, their events, and all of it as JSON. All paths begin with a token.
+    """The pages that the server answers with: an index of the studies, and for each study its
+    interactive page, its points, their events, and all of it as JSON. All paths begin with a token.
     """
 
     def __init__(

@@ -85,11 +85,12 @@ function readLink() {
 function link(changes = {}) {
   const all = { ...state, ...changes };
   const told = Object.entries(all).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
-  return "#" + new URLSearchParams(told);
+  // The whole address: in a notebook's frame, one that begins with # would be of the notebook.
+  return `${location.href.split("#")[0]}#${new URLSearchParams(told)}`;
 }
 function go(changes, isStep = false) {
   const next = link(changes);
-  history[isStep ? "pushState" : "replaceState"](null, "", next || "#");
+  history[isStep ? "pushState" : "replaceState"](null, "", next);
   readLink();
   render();
 }
