@@ -365,7 +365,7 @@ def test_a_batch_that_missed_the_target_is_not_recommended(
     assert truth.seconds(256, 2) < 0.95 * truth.seconds(128, 2), "it would have been the fastest"
     cells = prediction.cells.set_index("global_batch")
     assert cells["seconds"][256] < cells["seconds"][128], "by the law it still is"
-    assert prediction.recommended["global_batch"] == 128
+    assert prediction.recommended["global_batch"] == 32
     broken_off = [
         write_target_run(tmp_path / "t", truth, batch=b, workers=2, most_examples=m, status=how)
         for b, m, how in _BROKEN_OFF
@@ -564,7 +564,7 @@ def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     rng = np.random.default_rng(0)
     logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
     cells = pd.DataFrame({"problem": "", "is_unreached": False, "num_workers": 1,
-                          "num_reached": [0, 1]})  # fmt: skip
+                          "num_reached": [0, 1], "measured_seconds": [np.nan, 1.0]})  # fmt: skip
     choice = choose_cell(Forecast(cells, logs, logs, logs), parse_objective("fastest"))
     assert (choice.place, choice.measured) == (0, 1)
 
@@ -609,6 +609,19 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
     write_target_run(tmp_path / "s", TRUTH, batch=1024)
     prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[256, 512, 1024])
     assert not any("only an upper bound" in line for line in prediction.warnings)
+
+
+def test_a_time_known_by_a_bound_alone_is_not_called_measured(tmp_path: Path) -> None:
+    for batch in (32, 128):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
+    for batch in (256, 512, 1024):
+        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[32, 128, 256, 512, 1024])
+    assert prediction.recommended["global_batch"] == 32
+    assert "Predicted: its own runs reached the target at their first" in prediction.sentence()
+    assert "The best measured cell is global batch 256" in prediction.sentence()
+    assert "the recommended cell again" in prediction.next_run()
+    assert "evaluate_every_examples=40000" in prediction.next_run()
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ class Choice:
     `probability_best` is the probability that no allowed cell is better. `probability_close` is the
     probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
     are the allowed cells that are better than the recommended one with a probability of 0.05 or
-    more, the likeliest first. `measured` is the best of the allowed cells of which a run reached
-    the target. `probability_in_time` is the probability that one run meets the deadline; None
+    more, the likeliest first. `measured` is the best of the allowed cells whose time to the target
+    was measured. `probability_in_time` is the probability that one run meets the deadline; None
     without a deadline.
     """
 
@@ -194,7 +194,7 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
         raise ValueError(_nothing_allowed(table, objective))
     values = log_objective(forecast, objective)
     order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
-    is_measured = table["num_reached"].to_numpy(int) > 0
+    is_measured = table["num_reached"].gt(0) & table["measured_seconds"].notna()
     place, others = int(order[0]), [int(other) for other in order[1:]]
     better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
     low, high = np.exp(
@@ -212,7 +212,7 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
             sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])
         ),
         runner_up=others[0] if others else None,
-        measured=next((int(one) for one in order if is_measured[one]), None),
+        measured=next((int(one) for one in order if is_measured.iloc[one]), None),
         probability_in_time=None if np.isnan(in_time) else float(in_time),
     )
 

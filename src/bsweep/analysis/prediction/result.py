@@ -27,7 +27,7 @@ from bsweep.analysis.prediction.objectives import (
     gains,
     log_objective,
 )
-from bsweep.analysis.prediction.selection import Observed
+from bsweep.analysis.prediction.selection import Observed, more_evaluations
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
 from bsweep.core.words import counted, first_of
@@ -177,15 +177,15 @@ class Prediction:
         return [*lines, *[warned] * bool(count)]
 
     def next_cell(self) -> pd.Series[Any] | None:
-        """Return the cell to run next: the recommended one if none of its runs reached the target,
-        else the one whose run is expected to save most of the time or cost.
+        """Return the cell to run next: the recommended one if its runs did not measure the time to
+        the target, else the one whose run is expected to save most of the time or cost.
 
         Returns:
             The row of the cell's run in `gains()`; None if no run is expected to save enough.
         """
         gains = self.gains()
         runs = gains[gains["kind"] == "run"]
-        if not self.recommended["num_reached"]:
+        if not self.recommended["num_reached"] or _is_only_bounded(self.recommended):
             return runs.iloc[self.choice.place]
         best = runs.sort_values("gain").iloc[-1]
         return None if best["gain"] < LEAST_GAIN else best
@@ -203,6 +203,11 @@ class Prediction:
             return (
                 f"the recommended cell itself, to its target, which is {_saves(cell)} and shows "
                 "whether the prediction holds"
+            )
+        if _is_only_bounded(self.recommended):
+            return (
+                "the recommended cell again, with more evaluations ("
+                f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
             )
         return f"{cell_name(cell)} with a new seed, which is {_saves(cell)}"
 
@@ -394,6 +399,11 @@ def _basis(cell: pd.Series[Any]) -> str:
     """Return a text that says whether runs of the cell itself reached the target, did not reach it,
     or do not exist.
     """
+    if _is_only_bounded(cell):
+        return (
+            "Predicted: its own runs reached the target at their first evaluation, which gives "
+            "only an upper bound of the time"
+        )
     if cell["num_reached"]:
         return "Measured"
     return (
@@ -401,6 +411,11 @@ def _basis(cell: pd.Series[Any]) -> str:
         if cell["num_runs"]
         else "Predicted without a run of this cell"
     )
+
+
+def _is_only_bounded(cell: pd.Series[Any]) -> bool:
+    """Return whether all runs of a cell that reached the target did so at the first evaluation."""
+    return bool(cell["num_reached"]) and math.isnan(cell["measured_seconds"])
 
 
 def _saves(gain: pd.Series[Any]) -> str:

@@ -407,13 +407,21 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     of = runs[runs["reached"].eq(True) & runs["is_bound"].eq(True)]
     if of.empty:
         return ""
-    fewest = float(of["examples_to_target"].astype(float).min())
     return (
         f"{counted(len(of), 'run')} reached {target} at the first evaluation, so only an upper "
-        "bound of the steps is known. Evaluate more often (evaluate_every_examples="
-        f"{max(1, round(fewest / _WANTED_EVALUATIONS))}; a program of your own: call run.evaluated "
-        "more often), or choose a target that is harder to reach."
+        f"bound of the steps is known. Evaluate more often ({more_evaluations(of)}), or choose a "
+        "target that is harder to reach."
     )
+
+
+def more_evaluations(runs: pd.DataFrame) -> str:
+    """Return the setting with which the runs that reached the target at their first evaluation
+    would be evaluated several times before, and what a program of one's own does instead.
+    """
+    at_once = runs.loc[runs["is_bound"].eq(True), "examples_to_target"]
+    fewest = float(at_once.astype(float).min())
+    every = max(1, round(fewest / _WANTED_EVALUATIONS))
+    return f"evaluate_every_examples={every}; a program of your own: call run.evaluated more often"
 
 
 def _best_of(runs: pd.DataFrame, target: Target) -> str:
