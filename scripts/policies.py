@@ -3,17 +3,20 @@ several workers.
 
     python scripts/policies.py results/measured/truth --target-accuracy 0.65
 
-Beside what `truth.py` reads the folder has `policies`, the tables of a study whose runs differ in
-`batching` and seed, and `batchnorm`, of fixed batches in passes. All are of single workers; on N
-workers the same steps take what `steps` says of each batch, between measured ones interpolated in
-logarithms. The best fixed batch is chosen for each N by the seeds that all fixed batches have, and
-ratios of time are of equal seeds: below 1 the policy is sooner. Written there: `policies.csv`.
+The folder has `policies`, the tables of a study whose runs differ in `batching`, learning-rate
+rule and seed. If the folder has `steps` too, as `truth.py` reads it, the runs are of single
+workers. On N workers the same steps then take what `steps` says of each batch, between measured
+ones interpolated in logarithms, and `batchnorm` has fixed batches in passes. Otherwise each run
+took the seconds that it recorded, and fixed batches are among the runs. The best fixed batch is
+chosen for each N by the seeds that all fixed batches have, and ratios of time are of equal seeds:
+below 1 the policy is sooner. Written there: `policies.csv`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,16 +105,42 @@ def times(truth: Measured, study: Study) -> pd.DataFrame:
         own = study.batches[study.batches["run_id"] == run_id]
         if own.empty:  # its batch never changed
             own = pd.DataFrame({"epochs_done": [0.0], "global_batch": [batch]})
-        rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
-        rule += ", AdaScale" * (lr_rule == "adascale") + f", passes of {one_pass}" * (
-            one_pass < batch
-        )
+        rule = named(policy, lr_rule, batch) + f", passes of {one_pass}" * (one_pass < batch)
         for workers in [1] if policy == "goodput" else of_passes if one_pass < batch else counts:
             seconds = (
                 seconds_to(truth, own, float(epochs), workers) if epochs == epochs else math.inf
             )
             rows.append((rule, seed, workers, seconds, accuracy))
     return pd.DataFrame(rows, columns=["rule", "seed", "num_workers", "seconds", "accuracy"])
+
+
+def named(policy: str, lr_rule: str, batch: int) -> str:
+    rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
+    return rule + ", AdaScale" * (lr_rule == "adascale")
+
+
+def recorded_times(study: Study, target: Target) -> pd.DataFrame:
+    """The table of `times` for runs that trained on their own workers, by the seconds that they
+    recorded; `accuracy` is that of the last evaluation of a run that trained all planned epochs.
+    """
+    reached = to_target(study, target)
+    names = ["seconds_to_target", "is_bound"]
+    runs = study.runs.drop(columns=names, errors="ignore").join(reached[names], on="run_id")
+    if (early := runs["is_bound"].eq(True)).any():
+        sys.exit(
+            f"{sorted(runs.loc[early, 'run_id'])}: {target} was reached at the first evaluation, "
+            "so the seconds are not known. Choose a target that is harder to reach."
+        )
+    policies = study.runs["batching"].replace("", np.nan).fillna("fixed")
+    rules = map(named, policies, runs["lr_rule"], runs["global_batch"])
+    last = study.evaluations.drop_duplicates("run_id", keep="last").set_index("run_id")
+    is_whole = last["epochs_done"].astype(float) == runs["planned_epochs"].max()
+    accuracy = last["test_accuracy"].astype(float).where(is_whole)
+    return runs[["seed", "num_workers"]].assign(
+        rule=list(rules),
+        seconds=runs["seconds_to_target"].astype(float).fillna(math.inf),
+        accuracy=runs["run_id"].map(accuracy),
+    )
 
 
 def compared(known: pd.DataFrame) -> pd.DataFrame:
@@ -174,7 +203,8 @@ def _paired(differences: pd.Series) -> tuple[float, float, float, float]:
     )
 
 
-def main(folder: Path, target: Target) -> None:
+def emulated_times(folder: Path, target: Target) -> pd.DataFrame:
+    """The table of `times` of all rules, of runs of single workers; see the module's docstring."""
     truth = measured(folder, target)
     of_grid = truth.study.runs
     alone = replace(truth.study, runs=of_grid[of_grid["num_workers"] == 1])
@@ -184,10 +214,16 @@ def main(folder: Path, target: Target) -> None:
     policies = times(truth, load(folder / "policies", mix=True))
     known = pd.concat([policies, to_target_alone.assign(accuracy=math.nan)])
     # A seed of a rule that was run to the target and again beyond it counts once.
-    known = known.sort_values("accuracy", key=pd.isna, kind="stable").drop_duplicates(
+    return known.sort_values("accuracy", key=pd.isna, kind="stable").drop_duplicates(
         ["rule", "seed", "num_workers"]
     )
-    table = compared(known)
+
+
+def main(folder: Path, target: Target) -> None:
+    if (folder / "steps").is_dir():
+        table = compared(emulated_times(folder, target))
+    else:
+        table = compared(recorded_times(load(folder / "policies", mix=True), target))
     table.to_csv(folder / "policies.csv", index=False, float_format="%.6g")
     print(table.round(3).to_string(index=False))
 
