@@ -52,12 +52,17 @@ def bordered(images: Tensor, device: torch.device) -> Tensor:
     """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
     column to the right, which are black: (N, C, H + 1, W + 1).
     """
-    count, channels, height, width = images.shape
-    found = torch.zeros(count, channels, height + 1, width + 1, dtype=images.dtype, device=device)
+    found = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
     parts = found[..., :-1, :-1].split(_CHUNK)
     for to, part in zip(parts, images.split(_CHUNK), strict=True):
         to.copy_(part)
     return found
+
+
+def bordered_shape(images: Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of what `bordered` returns for images (N, C, H, W)."""
+    count, channels, height, width = images.shape
+    return count, channels, height + 1, width + 1
 
 
 def crop_and_flip(
