@@ -25,6 +25,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import gpus, memory
 from bsweep.core.ranks import Place
+from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
@@ -44,6 +45,7 @@ from bsweep.strategies.single import Single
 from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
+from tests.data.test_streaming import on_a_gpu
 from tests.launch.test_failures import ACCELERATOR_ERROR
 from tests.support.gpus import on_gpus
 from tests.support.operations import Operations
@@ -122,6 +124,26 @@ def test_passes_add_few_operations_to_those_of_the_model(
     with Operations() as operations:
         outputs.backward(gradient)
     assert num_forward + len(operations.launched) == own
+
+
+@pytest.mark.parametrize(("stem", "of_fp32"), [("cifar", 153), ("imagenet", 164)])
+def test_half_precision_adds_few_operations_to_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str, of_fp32: int
+) -> None:
+    """In the numerics that GPUs use by default, counted on a CPU: the meta device has no autocast.
+    One operation casts the weights, one their gradients, two the outputs and their gradient; fp16
+    scales the loss. In channels_last the last pooling of the cifar stem takes three more.
+    """
+    monkeypatch.setattr(datasets, "placed", on_a_gpu)
+    words = (*IMAGES, "model=resnet18", f"model.stem={stem}", "channels_last=true")
+    for precision, more in (("fp32", 0), ("bf16", 4), ("fp16", 5)):
+        job = prepared(tmp_path, *words, f"precision={precision}")
+        job = replace(job, half_weights=HalfWeights(job.model, job.vector))
+        batch = torch.arange(8)
+        for _ in range(2):  # The first step makes constants.
+            with Operations() as operations:
+                step.compute_passes(job, batch, batch, job.inputs.crops(1, seed=0))
+        assert len(operations.launched) <= of_fp32 + more, operations.launched
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
