@@ -37,7 +37,7 @@ from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
@@ -585,10 +585,12 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert all(module.training for module in job.model.modules())
 
 
-def test_a_process_captures_no_more_after_a_broken_capture(
+def test_numerics_whose_capture_broke_off_are_not_captured_again(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each capture that breaks off would cost memory for good."""
+    """Each capture that breaks off would cost memory for good. Other numerics, such as those that a
+    calibration chooses, have their graphs.
+    """
     tried: list[int] = []
 
     def tries(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -602,6 +604,13 @@ def test_a_process_captures_no_more_after_a_broken_capture(
     assert "earlier in this process" not in first[0].message
     assert "earlier in this process" in second[0].message
     assert "not permitted when stream is capturing" in second[0].message
+    other = replace(
+        job, numerics=replace(job.numerics, channels_last=not job.numerics.channels_last)
+    )
+    monkeypatch.setattr(graphs, "capture", calls_again([]))
+    assert graph_capture.captured(other)[0].graphs
+    assert graph_capture.captured(job)[0].graphs is None
+    assert graph_capture.broken_capture(), "the process should train no other point"
     demanding = replace(job, config=replace(job.config, graph=True))
     with pytest.raises(ValueError, match=r"graph=true, but .*type the command again"):
         graph_capture.captured(demanding)
@@ -622,7 +631,9 @@ def test_memory_lost_in_a_capture_ends_the_attempt(
         assert (read_json(RunPaths(tmp_path / "run").meta) or {}) == notes
     assert status_of(found.value) == "out_of_memory"
     assert spoils_process(found.value)
-    assert graph_capture.has_lost_memory()
+    other = prepared(tmp_path / "other", *SMALL, "precision=fp32")
+    assert "out of memory" in graph_capture.captured(other)[1][0].message
+    assert graph_capture.lost_memory()
     _, records = trained(tmp_path / "run")
     (warning,) = (record["message"] for record in records if record["type"] == "event")
     assert "an earlier attempt" in warning
@@ -776,24 +787,53 @@ def test_jobs_of_a_gpus_calibration_share_the_time_that_is_left(
     assert given == [4.0, 5.5, 2.0]
 
 
+@pytest.mark.parametrize(("fits", "note"), [(0, "without_graph"), (8, "lost_in_calibration")])
 def test_memory_lost_in_a_calibration_ends_the_attempt(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    fits: int,
+    note: str,
 ) -> None:
-    """On all workers, after they told one another what they timed; the next attempt goes on."""
-    may_capture(is_full)
+    """On all workers, after they told one another what they timed. The answer has the batches that
+    fit, and the next attempt takes it and has a graph; without any, it calibrates without graphs.
+    """
+    passes: list[int] = []
+    training = Inputs.training
+
+    def counted(inputs: Inputs, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
+        passes.append(len(indices))
+        return training(inputs, indices, crops)
+
+    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
+        work()
+        return (calls_again([]) if passes[-1] <= fits else is_full)(work, pool)
+
+    may_capture(capture)
+    monkeypatch.setattr(Inputs, "training", counted)
     monkeypatch.setattr(choose_numerics, "_rounds", choose_numerics._rounds_of_graphs)
-    paths, words = RunPaths(tmp_path), ("precision=auto", "channels_last=auto")
-    request = Calibration(1, wanted_batches=(8, 32), compile=False)
-    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    monkeypatch.setattr(choose_numerics, "_MOST_SECONDS", 1e4)
+    monkeypatch.setattr(choose_numerics, "_MOST_ROUNDS", 2)
+    words = (*TINY, "model=tiny_cnn", "precision=auto", "channels_last=auto")
+    path = tmp_path / "calibration.json"
+    calibration_file.write_calibration(path, Calibration(1, wanted_batches=(8, 32)))
     with pytest.raises(OutOfMemoryInCapture, match="CUDA out of memory"):
-        prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
-    assert read_json(paths.meta) == {"without_graph": True}
-    assert calibration_file.read_calibration(tmp_path / "calibration.json") == request
-    graph_capture._broken.clear()  # as in the new process of the next attempt
-    prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
-    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+        prepared(tmp_path, *words)
+    paths = RunPaths(tmp_path)
+    assert read_json(paths.meta) == {note: True}
+    found = calibration_file.read_calibration(path)
     assert found
-    assert found.measured_batches == (8, 32)
+    assert found.measured_batches == ((8,) if fits else ())
+    graph_capture._broken.clear()  # as in the new process of the next attempt
+    if fits:
+        write_json(paths.meta, {})
+    passes.clear()
+    job = prepared(tmp_path, *words)
+    again = calibration_file.read_calibration(path)
+    assert again
+    assert again.measured_batches == (found.measured_batches or (8, 32))
+    assert bool(passes) == (not fits)
+    assert bool(graph_capture.captured(job)[0].graphs) == bool(fits)
 
 
 @pytest.mark.parametrize("more", [on_gpus("local_batch=64")])

@@ -96,7 +96,6 @@ def agree(
             answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
         else:
             answer = _measure(config, found, dataset, device, lone_job, strategy)
-            graph_capture.refuse_lost_memory(config, paths, strategy)
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
         # A point on other hardware may have written the first calibration meanwhile.
@@ -106,6 +105,8 @@ def agree(
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration_file.write_calibration(path, found)
+        has_answer = not found.is_open
+        graph_capture.refuse_lost_memory(config, paths, strategy, has_answer=has_answer)
     return calibration_file.numerics_for(config, found, default)
 
 
@@ -193,7 +194,8 @@ def _measure(
         return _of_slowest([calibration_file.parse(each) for each in every])
 
     answer = timed(*candidates, batches=batches)
-    if wanted.compile != "auto" or not answer.timed:
+    is_cut_short = bool(graph_capture.lost_by_a_worker(strategy))
+    if wanted.compile != "auto" or not answer.timed or is_cut_short:
         return answer
     best = answer.ranked(config)[0][0]
     pair = timed(best, replace(best, compiled=True), batches=_ends(answer.measured_batches))
