@@ -741,9 +741,11 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
 
 
 def test_a_calibration_on_a_gpu_times_replayed_steps(
-    tmp_path: Path, may_capture: Callable[[Capture], None]
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale."""
+    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale. Of long steps,
+    a round has few.
+    """
     replays: list[object] = []
     may_capture(calls_again(replays))
     words = (*TINY, "model=tiny_cnn", "local_batch=32")
@@ -758,11 +760,13 @@ def test_a_calibration_on_a_gpu_times_replayed_steps(
     before = fp16.vector.parameters.clone()
     of_run = compose(*words, "num_workers=2")
     job = replace(fp16, config=of_run)
-    for most_seconds, rounds in ((1e6, 12), (0.0, 3)):
+    for most_seconds, rounds, of_round, num_steps in ((1e6, 12, 1e6, 20), (0.0, 3, 0.0, 1)):
         replays.clear()
+        monkeypatch.setattr(choose_numerics, "_SECONDS_OF_ROUND", of_round)
         seconds = choose_numerics._rounds_of_graph(job, 8, most_seconds)
         assert len(seconds) == rounds - 1
-        assert replays == [1, 2] + [1] * rounds * 20, "two to compare, then rounds"
+        in_rounds = 1 + (rounds - 1) * num_steps
+        assert replays == [1, 2] + [1] * in_rounds, "two to compare, then rounds"
     assert fp16.vector.parameters.equal(before)
 
 
@@ -846,7 +850,8 @@ def test_a_gpus_calibration_compares_compiled_and_other_steps(tmp_path: Path, mo
     assert found
     assert found.measured_batches == (8, 64)
     assert {one.numerics.precision for one in found.timed} == {"bf16", "fp16"}
-    assert [one.numerics.compiled for one in found.timed] == [False, False, True]
+    assert {one.numerics.channels_last for one in found.timed} == {True, False}
+    assert [one.numerics.compiled for one in found.timed] == [False] * 4 + [True]
 
 
 def test_a_probe_measures_nothing_after_a_capture_cost_memory(
