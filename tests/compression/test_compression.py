@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import compression
+from bsweep import compression, models
 from bsweep.compression import powersgd
-from bsweep.compression.base import Codec
+from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import Layers, pack, unpack
 from bsweep.compression.topk import largest
@@ -32,6 +32,7 @@ from bsweep.config.compression import AnyCompression
 from bsweep.config.parsing import conf_dir
 from bsweep.numerics.vector import Vector
 from tests.support.operations import Operations
+from tests.support.running import compose
 
 T = TypeVar("T")
 NAMES = sorted(
@@ -277,6 +278,9 @@ def test_codes_come_back_from_the_bytes_they_were_packed_in(bits: int, count: in
     codes = torch.randint(2**bits, (count,), dtype=torch.uint8)
     packed = pack(codes, bits)
     assert len(packed) == math.ceil(count * bits / 8)
+    for number, code in enumerate(codes.tolist()):  # those that share a byte are far apart
+        lane, place = divmod(number, len(packed))
+        assert packed[place] >> (lane * bits) & (2**bits - 1) == code
     assert torch.equal(unpack(packed, bits, count), codes)
 
 
@@ -436,16 +440,33 @@ def of_layers(number: int, device: str) -> Vector:
     return Vector(nn.Sequential(nn.Linear(20, 19, bias=False), *layers).to(device))
 
 
-@pytest.mark.parametrize("name", ["powersgd", "signsgd"])
-def test_kernels_are_as_many_however_many_layers_there_are(name: str) -> None:
-    counts = []
-    for number in (4, 40):
-        vector = of_layers(number, "meta")
-        codec = build(name, vector)
+def operations_of(name: str, vector: Vector, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Those of one worker's exchange on a device that computes nothing and has no generator."""
+    monkeypatch.setattr(Setting, "generator", lambda *_: torch.Generator())
+    codec = build(name, vector)
+    for _ in range(2):  # The first exchange makes constants.
         with Operations() as operations:
             codec.exchange(vector.gradients, SimulatedGroup(Board(1)))
-        counts.append(len(operations.launched))
+    return len(operations.launched)
+
+
+@pytest.mark.parametrize("name", ["powersgd", "signsgd", "terngrad"])
+def test_kernels_are_as_many_however_many_layers_there_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [operations_of(name, of_layers(number, "meta"), monkeypatch) for number in (4, 40)]
     assert counts[0] == counts[1]
+
+
+# PowerSGD multiplies each of 21 matrices four times; its bases are 110 of the others.
+@pytest.mark.parametrize(("name", "most"), [("powersgd", 227), ("signsgd", 33), ("terngrad", 34)])
+def test_an_exchange_of_a_resnet18_is_few_operations(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = compose("local_batch=8", "model=resnet18").model
+    vector = Vector(models.build(card, num_classes=10, shape=(3, 32, 32)).to("meta"))
+    assert len(vector.slices) == 62
+    assert operations_of(name, vector, monkeypatch) <= most
 
 
 @pytest.mark.parametrize("device", ["meta", *DEVICES])

@@ -152,6 +152,17 @@ def test_what_fits_is_kept_on_the_device(
     assert meta.train_inputs.device == meta.train_labels.device
 
 
+@pytest.mark.parametrize(("free", "fits"), [(2 * 90 * (75 + 8) - 1, False), (2 * 90 * 83, True)])
+def test_the_border_counts_among_what_must_fit(
+    free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 90 images of 3 x 5 x 5 bytes with it, and 3 x 4 x 4 without it."""
+    monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
+    found = placed(synthetic(), torch.device("meta"), "auto", True)
+    assert (found.bordered is not None) == fits
+    assert found.bordered is None or found.bordered.nbytes == 90 * 75
+
+
 def test_cropped_images_have_a_border_where_they_stay_on_the_device() -> None:
     dataset, meta = synthetic(), torch.device("meta")
     for wanted in ("cuda", "cpu"):

@@ -247,3 +247,23 @@ def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
     assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx(
         [0.5, 0.5]
     )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_saved_state_comes_back_in_the_tensors_of_the_state(name: str) -> None:
+    """A CUDA graph refers to them, and fills them with zeros before the run resumes."""
+    config = compose("local_batch=8", f"optimizer={name}", "optimizer.lr=0.01").optimizer
+    vectors = [Vector(make_model()) for _ in range(3)]
+    saved, into, fresh = (optim.build(config, vector) for vector in vectors)
+    for vector, optimizer in zip(vectors, (saved, into), strict=False):
+        vector.gradients.fill_(1 if optimizer is saved else 2)
+        optimizer.step()
+    before = optim._state_tensors(into)
+    assert before
+    for optimizer in (into, fresh):
+        optim.load_in_place(optimizer, saved.state_dict())
+        for found, right in zip(
+            optim._state_tensors(optimizer), optim._state_tensors(saved), strict=True
+        ):
+            assert torch.equal(found, right)
+    assert [id(tensor) for tensor in optim._state_tensors(into)] == [*map(id, before)]

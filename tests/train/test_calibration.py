@@ -181,34 +181,96 @@ def test_a_compiled_model_is_timed_only_if_a_point_leaves_it_open(
     assert found.compile == asked
 
 
-def test_gpus_take_their_half_precision_without_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+GPUS_OWN = Numerics("bf16", True)
+FP16, CONTIGUOUS = Numerics("fp16", True), Numerics("bf16", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "compared"),
+    [
+        ((), {}, [GPUS_OWN, CONTIGUOUS, FP16, Numerics("fp16", False)]),
+        ((), {"leaves_out_fp16": True}, [GPUS_OWN, CONTIGUOUS]),
+        (("precision=bf16",), {"precision": "bf16"}, [GPUS_OWN, CONTIGUOUS]),
+        (("channels_last=true",), {"channels_last": True}, [GPUS_OWN, FP16]),
+    ],
+)
+@pytest.mark.parametrize("gain", [0.98, 0.5])
+def test_gpus_compare_half_precisions_and_memory_formats(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    wanted: dict[str, Any],
+    compared: list[Numerics],
+    gain: float,
 ) -> None:
-    """Unless the study has an answer."""
-    point = replace(AUTO, results_dir=str(tmp_path))
+    """What is not faster than their own half precision in channels_last is not chosen."""
+    point = replace(compose("local_batch=8", *words), results_dir=str(tmp_path))
     point.study_dir.mkdir()
-    monkeypatch.setattr(precision, "choose", lambda *_: "bf16")
-    monkeypatch.setattr(choose_numerics, "_measure", lambda *_: pytest.fail("measured"))
+    path = calibration_file.path_of(point)
+    calibration_file.write_calibration(path, Calibration(1, (8,), **wanted))
+    seconds = [1.0, *(gain for _ in compared[1:])]
+
+    def timed(candidates: Any, asked: Calibration, *_: object) -> Calibration:
+        assert [*candidates] == compared
+        each = tuple(Timed(one, (s,)) for one, s in zip(compared, seconds, strict=True))
+        return replace(asked, measured_batches=(8,), timed=each)
+
+    monkeypatch.setattr(
+        precision,
+        "choose",
+        lambda config, _: "bf16" if config.precision == "auto" else config.precision,
+    )
+    monkeypatch.setattr(choose_numerics, "_timed", timed)
     strategy: Any = SimpleNamespace(gather_json=lambda own: [own], rank=0, members=(0,))
-    images: Any = SimpleNamespace(train_inputs=torch.zeros(1, 3, 8, 8))
-    of: dict[str, Any] = {
-        "settled_by": "gpu",
-        "torch": torch.__version__,
-        "example_shape": (3, 8, 8),
-    }
-    asked, answered = Calibration(1, (8, 64)), measured(fp32=(0.1, 0.2))
-    for found, chosen, kept in (
-        (asked, BF16_LAST, replace(asked, settled=BF16_LAST, **of)),
-        (answered, FP32, answered),
+    images: Any = SimpleNamespace(train_inputs=torch.zeros(9, 3, 8, 8), train_labels=range(9))
+    none: Any = None
+    paths = RunPaths(point.study_dir / "run")
+    chosen = choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none)
+    assert chosen == compared[gain < 0.9]
+    assert (calibration_file.read_calibration(path) or Calibration(1, (1,))).timed
+
+
+def test_fp16_is_left_out_if_a_point_refuses_it(tmp_path: Path) -> None:
+    """So that all points of a study have the same precision."""
+    found = Calibration(
+        1,
+        (8,),
+        measured_batches=(8,),
+        timed=(Timed(GPUS_OWN, (0.2,)), Timed(FP16, (0.1,))),
+    )
+    assert calibration_file.numerics_for(AUTO, found, FP32) == FP16
+    for number, words in enumerate(
+        (("strategy=parameter_server", "num_workers=2"), ("strategy=single", "graph=step"))
     ):
-        calibration_file.write_calibration(calibration_file.path_of(point), found)
-        none: Any = None
-        paths = RunPaths(point.study_dir / "run")
-        assert (
-            choose_numerics.agree(point, paths, images, strategy, torch.device("cuda"), none)
-            == chosen
-        )
-        assert calibration_file.read_calibration(calibration_file.path_of(point)) == kept
+        refusing = compose("local_batch=8", *words)
+        assert calibration_file.numerics_for(refusing, found, FP32) == GPUS_OWN
+        for points, left_out in (((AUTO,), False), ((AUTO, refusing), True)):
+            study = f"s{number}{left_out}"
+            asking = [replace(one, results_dir=str(tmp_path), study=study) for one in points]
+            asking[0].study_dir.mkdir()
+            calibration_file.request(asking, 10_000)
+            asked = calibration_file.read_calibration(calibration_file.path_of(asking[0]))
+            assert asked
+            assert asked.leaves_out_fp16 == left_out
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(6.0, [8, 256]), (2.0, [8, 16, 64, 256])])
+def test_gpus_calibrate_as_many_batches_as_they_have_time_to_prepare(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    """Where a step takes hardly any time, and the graph of each batch so many seconds."""
+    clock = SimpleNamespace(now=0.0)
+
+    def rounds(job: Any, batch: int, most_seconds: float) -> list[float]:
+        clock.now += seconds
+        return [1e-6 * batch] * 2
+
+    monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(choose_numerics, "_rounds_of_graph", rounds)
+    jobs: list[Any] = [SimpleNamespace(device=torch.device("cuda"), compiled=None)]
+    strategy: Any = SimpleNamespace(gather_json=lambda own: [own])
+    found, _ = choose_numerics._times(lambda: jobs, (8, 16, 64, 256), strategy)
+    assert [*found] == expected
 
 
 HERE, ELSEWHERE = {"cpu": "one", "cores": 2}, {"cpu": "other", "cores": 2}

@@ -25,6 +25,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import gpus, memory
 from bsweep.core.ranks import Place
+from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
@@ -34,8 +35,9 @@ from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics
+from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
@@ -44,6 +46,7 @@ from bsweep.strategies.single import Single
 from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
+from tests.data.test_streaming import on_a_gpu
 from tests.launch.test_failures import ACCELERATOR_ERROR
 from tests.support.gpus import on_gpus
 from tests.support.operations import Operations
@@ -122,6 +125,26 @@ def test_passes_add_few_operations_to_those_of_the_model(
     with Operations() as operations:
         outputs.backward(gradient)
     assert num_forward + len(operations.launched) == own
+
+
+@pytest.mark.parametrize(("stem", "of_fp32"), [("cifar", 153), ("imagenet", 164)])
+def test_half_precision_adds_few_operations_to_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str, of_fp32: int
+) -> None:
+    """In the numerics that GPUs use by default, counted on a CPU: the meta device has no autocast.
+    One operation casts the weights, one their gradients, two the outputs and their gradient; fp16
+    scales the loss. In channels_last the last pooling of the cifar stem takes three more.
+    """
+    monkeypatch.setattr(datasets, "placed", on_a_gpu)
+    words = (*IMAGES, "model=resnet18", f"model.stem={stem}", "channels_last=true")
+    for precision, more in (("fp32", 0), ("bf16", 4), ("fp16", 5)):
+        job = prepared(tmp_path, *words, f"precision={precision}")
+        job = replace(job, half_weights=HalfWeights(job.model, job.vector))
+        batch = torch.arange(8)
+        for _ in range(2):  # The first step makes constants.
+            with Operations() as operations:
+                step.compute_passes(job, batch, batch, job.inputs.crops(1, seed=0))
+        assert len(operations.launched) <= of_fp32 + more, operations.launched
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -283,6 +306,34 @@ def in_step(folder: Path, *overrides: str) -> RunConfig:
     """In float64, which a GPU's graph of a whole step excludes."""
     folder.mkdir(exist_ok=True)
     return replace(compose(*POINT, *SMALL, *overrides), graph="step")
+
+
+@pytest.mark.parametrize("graph", ["auto", "step"])
+def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    graph: Any,
+) -> None:
+    """By a model that is not trained: where gradients are almost zero, the rounding of kernels that
+    add in varying order is larger than a tenth of them.
+    """
+    compared: list[Tensor] = []
+    check = graph_capture._check
+
+    def noted(job: Job, *others: Any) -> None:
+        compared.append(job.vector.parameters.clone())
+        check(job, *others)
+
+    may_capture(replays_later)
+    monkeypatch.setattr(graph_capture, "_check", noted)
+    more = ("checkpoint_every=1", "optimizer=adamw", "optimizer.lr=0.01", "epochs=3")
+    config, paths = replace(in_step(tmp_path, *more), graph=graph), RunPaths(tmp_path)
+    at_once = worker.train(config, paths, Place()).vector.parameters.clone()
+    resumed = worker.train(config, paths, Place()).vector.parameters
+    assert checkpoints(paths), "the second resumed"
+    assert torch.equal(at_once, resumed)
+    assert torch.equal(*compared)
 
 
 @pytest.mark.parametrize("graph", ["auto", "step"])
@@ -534,10 +585,12 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert all(module.training for module in job.model.modules())
 
 
-def test_a_process_captures_no_more_after_a_broken_capture(
+def test_numerics_whose_capture_broke_off_are_not_captured_again(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each capture that breaks off would cost memory for good."""
+    """Each capture that breaks off would cost memory for good. Other numerics, such as those that a
+    calibration chooses, have their graphs.
+    """
     tried: list[int] = []
 
     def tries(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -551,6 +604,13 @@ def test_a_process_captures_no_more_after_a_broken_capture(
     assert "earlier in this process" not in first[0].message
     assert "earlier in this process" in second[0].message
     assert "not permitted when stream is capturing" in second[0].message
+    other = replace(
+        job, numerics=replace(job.numerics, channels_last=not job.numerics.channels_last)
+    )
+    monkeypatch.setattr(graphs, "capture", calls_again([]))
+    assert graph_capture.captured(other)[0].graphs
+    assert graph_capture.captured(job)[0].graphs is None
+    assert graph_capture.broken_capture(), "the process should train no other point"
     demanding = replace(job, config=replace(job.config, graph=True))
     with pytest.raises(ValueError, match=r"graph=true, but .*type the command again"):
         graph_capture.captured(demanding)
@@ -571,7 +631,9 @@ def test_memory_lost_in_a_capture_ends_the_attempt(
         assert (read_json(RunPaths(tmp_path / "run").meta) or {}) == notes
     assert status_of(found.value) == "out_of_memory"
     assert spoils_process(found.value)
-    assert graph_capture.has_lost_memory()
+    other = prepared(tmp_path / "other", *SMALL, "precision=fp32")
+    assert "out of memory" in graph_capture.captured(other)[1][0].message
+    assert graph_capture.lost_memory()
     _, records = trained(tmp_path / "run")
     (warning,) = (record["message"] for record in records if record["type"] == "event")
     assert "an earlier attempt" in warning
@@ -679,9 +741,11 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
 
 
 def test_a_calibration_on_a_gpu_times_replayed_steps(
-    tmp_path: Path, may_capture: Callable[[Capture], None]
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale."""
+    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale. Of long steps,
+    a round has few.
+    """
     replays: list[object] = []
     may_capture(calls_again(replays))
     words = (*TINY, "model=tiny_cnn", "local_batch=32")
@@ -696,11 +760,13 @@ def test_a_calibration_on_a_gpu_times_replayed_steps(
     before = fp16.vector.parameters.clone()
     of_run = compose(*words, "num_workers=2")
     job = replace(fp16, config=of_run)
-    for most_seconds, rounds in ((1e6, 12), (0.0, 3)):
+    for most_seconds, rounds, of_round, num_steps in ((1e6, 12, 1e6, 20), (0.0, 3, 0.0, 1)):
         replays.clear()
+        monkeypatch.setattr(choose_numerics, "_SECONDS_OF_ROUND", of_round)
         seconds = choose_numerics._rounds_of_graph(job, 8, most_seconds)
         assert len(seconds) == rounds - 1
-        assert replays == [1, 2] + [1] * rounds * 20, "two to compare, then rounds"
+        in_rounds = 1 + (rounds - 1) * num_steps
+        assert replays == [1, 2] + [1] * in_rounds, "two to compare, then rounds"
     assert fp16.vector.parameters.equal(before)
 
 
@@ -725,24 +791,53 @@ def test_jobs_of_a_gpus_calibration_share_the_time_that_is_left(
     assert given == [4.0, 5.5, 2.0]
 
 
+@pytest.mark.parametrize(("fits", "note"), [(0, "without_graph"), (8, "lost_in_calibration")])
 def test_memory_lost_in_a_calibration_ends_the_attempt(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    monkeypatch: pytest.MonkeyPatch,
+    fits: int,
+    note: str,
 ) -> None:
-    """On all workers, after they told one another what they timed; the next attempt goes on."""
-    may_capture(is_full)
+    """On all workers, after they told one another what they timed. The answer has the batches that
+    fit, and the next attempt takes it and has a graph; without any, it calibrates without graphs.
+    """
+    passes: list[int] = []
+    training = Inputs.training
+
+    def counted(inputs: Inputs, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
+        passes.append(len(indices))
+        return training(inputs, indices, crops)
+
+    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
+        work()
+        return (calls_again([]) if passes[-1] <= fits else is_full)(work, pool)
+
+    may_capture(capture)
+    monkeypatch.setattr(Inputs, "training", counted)
     monkeypatch.setattr(choose_numerics, "_rounds", choose_numerics._rounds_of_graphs)
-    paths, words = RunPaths(tmp_path), ("precision=auto", "channels_last=auto")
-    request = Calibration(1, wanted_batches=(8, 32), compile=False)
-    calibration_file.write_calibration(tmp_path / "calibration.json", request)
+    monkeypatch.setattr(choose_numerics, "_MOST_SECONDS", 1e4)
+    monkeypatch.setattr(choose_numerics, "_MOST_ROUNDS", 2)
+    words = (*TINY, "model=tiny_cnn", "precision=auto", "channels_last=auto")
+    path = tmp_path / "calibration.json"
+    calibration_file.write_calibration(path, Calibration(1, wanted_batches=(8, 32)))
     with pytest.raises(OutOfMemoryInCapture, match="CUDA out of memory"):
-        prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
-    assert read_json(paths.meta) == {"without_graph": True}
-    assert calibration_file.read_calibration(tmp_path / "calibration.json") == request
-    graph_capture._broken.clear()  # as in the new process of the next attempt
-    prepared(tmp_path, *TINY, "model=tiny_cnn", *words)
-    found = calibration_file.read_calibration(tmp_path / "calibration.json")
+        prepared(tmp_path, *words)
+    paths = RunPaths(tmp_path)
+    assert read_json(paths.meta) == {note: True}
+    found = calibration_file.read_calibration(path)
     assert found
-    assert found.measured_batches == (8, 32)
+    assert found.measured_batches == ((8,) if fits else ())
+    graph_capture._broken.clear()  # as in the new process of the next attempt
+    if fits:
+        write_json(paths.meta, {})
+    passes.clear()
+    job = prepared(tmp_path, *words)
+    again = calibration_file.read_calibration(path)
+    assert again
+    assert again.measured_batches == (found.measured_batches or (8, 32))
+    assert bool(passes) == (not fits)
+    assert bool(graph_capture.captured(job)[0].graphs) == bool(fits)
 
 
 @pytest.mark.parametrize("more", [on_gpus("local_batch=64")])
@@ -755,7 +850,8 @@ def test_a_gpus_calibration_compares_compiled_and_other_steps(tmp_path: Path, mo
     assert found
     assert found.measured_batches == (8, 64)
     assert {one.numerics.precision for one in found.timed} == {"bf16", "fp16"}
-    assert [one.numerics.compiled for one in found.timed] == [False, False, True]
+    assert {one.numerics.channels_last for one in found.timed} == {True, False}
+    assert [one.numerics.compiled for one in found.timed] == [False] * 4 + [True]
 
 
 def test_a_probe_measures_nothing_after_a_capture_cost_memory(

@@ -4,6 +4,7 @@ rounding, and numbers by layer. They do not wait for results of a GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -42,15 +43,19 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         The packed codes, uint8 (ceil(n * bits / 8),).
     """
     lanes = F.pad(codes, (0, -len(codes) % (8 // bits))).view(8 // bits, -1)
-    packed = lanes[0].clone()
-    for position, lane in enumerate(lanes[1:], start=1):
-        packed |= lane << (position * bits)
-    return packed
+    return (lanes << _shifts(bits, codes.device)).sum(dim=0, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the `count` codes that `pack` has packed into the bytes `packed`."""
-    return torch.cat([(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])[:count]
+    lanes = (packed >> _shifts(bits, packed.device)).bitwise_and_(2**bits - 1)
+    return lanes.view(-1)[:count]
+
+
+@functools.cache
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Return the positions of the codes in a byte, uint8 (8 / bits, 1)."""
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device).view(-1, 1)
 
 
 def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Tensor:

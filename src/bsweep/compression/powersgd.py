@@ -12,6 +12,7 @@ would round a basis differently, and their models would drift apart.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -100,10 +101,7 @@ def orthonormal(matrices: Tensor) -> Tensor:
     column.
     """
     rows, rank = matrices.shape[-2:]
-    numbers = torch.arange(1, rows + 1, dtype=matrices.dtype, device=matrices.device)
-    # The norm of this column is above zero in fp32, too.
-    spare = 1e-15 * torch.outer(numbers, numbers[:rank]).cos()
-    basis = matrices.clone()
+    spare, basis = _spare(rows, rank, matrices.dtype, matrices.device), matrices.clone()
     for number in range(rank):
         before, column = basis[..., :number], basis[..., number : number + 1]
         for _ in range(2):
@@ -112,6 +110,14 @@ def orthonormal(matrices: Tensor) -> Tensor:
             column += spare[:, number : number + 1]
             column /= torch.linalg.vector_norm(column, dim=-2, keepdim=True)
     return basis
+
+
+@functools.cache
+def _spare(rows: int, rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the tiny direction that is added to each column, (rows, rank)."""
+    numbers = torch.arange(1, rows + 1, dtype=dtype, device=device)
+    # The norm of this column is above zero in fp32, too.
+    return 1e-15 * torch.outer(numbers, numbers[:rank]).cos()
 
 
 def _pays(part: Slice, rank: int) -> bool:

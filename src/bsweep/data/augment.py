@@ -38,8 +38,8 @@ def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: An
         device: The device of the result.
 
     Returns:
-        int64 (num_examples, 2): the numbers of the crop's rows and of its columns among those of
-        `_sides`.
+        int64 (num_examples, 2): the line of the table `_sides` with the crop's rows, and the line
+        with its columns.
     """
     bits, number = random_bits(torch.arange(num_examples, device=device), stream), 2 * padding + 1
     # uniform to 1 in 2^27
@@ -52,12 +52,17 @@ def bordered(images: Tensor, device: torch.device) -> Tensor:
     """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
     column to the right, which are black: (N, C, H + 1, W + 1).
     """
-    count, channels, height, width = images.shape
-    found = torch.zeros(count, channels, height + 1, width + 1, dtype=images.dtype, device=device)
+    found = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
     parts = found[..., :-1, :-1].split(_CHUNK)
     for to, part in zip(parts, images.split(_CHUNK), strict=True):
         to.copy_(part)
     return found
+
+
+def bordered_shape(images: Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of what `bordered` returns for images (N, C, H, W)."""
+    count, channels, height, width = images.shape
+    return count, channels, height + 1, width + 1
 
 
 def crop_and_flip(
@@ -92,12 +97,14 @@ def crop_and_flip(
 
 @functools.cache
 def _sides(height: int, width: int, padding: int, device: torch.device) -> Tensor:
-    """Return which rows and columns of an image each possible crop takes.
+    """Return a table of the image's rows and columns that each possible crop shows.
 
     Returns:
-        int64 (3 * (2 * padding + 1), max(H, W)): the rows of each offset, the columns of each
-        offset, and these mirrored. Rows and columns outside of the image are H and W, its black
-        border.
+        int64 (3 * (2 * padding + 1), max(H, W)). A line of the first third lists the image rows
+        that a crop with one vertical offset shows. A line of the second third lists the image
+        columns for one horizontal offset. The last third has the lines of the second in reverse
+        order, for mirrored crops. Where a crop leaves the image, its rows and columns are H and W,
+        the black border.
     """
     offsets, longer = torch.arange(2 * padding + 1, device=device), max(height, width)
 

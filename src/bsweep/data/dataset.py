@@ -117,8 +117,12 @@ def placed(
             (name, tensor) for name in names if (tensor := getattr(dataset, name)) is not None
         ]
         size = sum(tensor.nbytes for _, tensor in tensors)
+        gets_border = is_cropped and split == "train" and device.type != "cpu"
+        if gets_border:
+            images = dataset.train_inputs
+            size += math.prod(augment.bordered_shape(images)) * images.itemsize - images.nbytes
         if size <= room or device.type == "cpu":
-            if is_cropped and split == "train" and device.type != "cpu":
+            if gets_border:
                 moved["bordered"] = augment.bordered(dataset.train_inputs, device)
                 moved["train_inputs"] = moved["bordered"][..., :-1, :-1]
             moved |= {name: tensor.to(device) for name, tensor in tensors if name not in moved}

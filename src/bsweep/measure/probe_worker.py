@@ -170,7 +170,7 @@ def _measure_batches(
     middle = (found[-1].local_batch + batch) // 2
     if (
         found[-1].local_batch < middle
-        and not graph_capture.has_lost_memory()
+        and not graph_capture.lost_memory()
         and (seconds := _step_seconds(job, middle, limit)) is not None
     ):
         found.append(ProbedBatch(middle, seconds))

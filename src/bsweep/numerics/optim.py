@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -195,6 +196,21 @@ def rehearse(optimizer: Optimizer) -> None:
     optimizer.load_state_dict(state)
     with torch.no_grad():
         private("copy_each")(tensors, before)
+
+
+def load_in_place(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer's saved state in the tensors that hold its state now, where there are
+    some: a CUDA graph may refer to them.
+    """
+    before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+    optimizer.load_state_dict(saved)
+    for parameter, state in before.items():
+        loaded = optimizer.state[parameter]
+        for name, tensor in state.items():
+            value = loaded.get(name)
+            is_same_kind = isinstance(tensor, Tensor) and isinstance(value, Tensor)
+            if is_same_kind and tensor.shape == value.shape:
+                loaded[name] = tensor.copy_(value)
 
 
 @contextmanager

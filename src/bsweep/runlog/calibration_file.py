@@ -3,8 +3,8 @@ compile the model, where a setting is `auto`.
 
 A sweep that is long enough requests a calibration (`request`). The workers of its first point
 measure which precision and memory format are the fastest (`bsweep.train.choose_numerics`). They
-write the answer to the study's `calibration.json`. Workers on GPUs measure with `compile=auto`
-only. Otherwise they take the half precision of their GPU, channels last.
+write the answer to the study's `calibration.json`. Without an answer, workers on GPUs take the half
+precision of their GPU, channels last.
 
 On equal hardware, the points of a study use the same answer, even if another one is faster for some
 of them. Otherwise a curve over batch sizes would also show the effect of the precision. So a study
@@ -90,8 +90,8 @@ class Calibration:
     """The content of a calibration file: the request to find the fastest precision and memory
     format, and later the answer.
 
-    `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: on
-    GPUs, if another run of the study has decided already, and if the run itself resumes.
+    `timed` is empty until a worker has measured. `settled` is set if no worker has to measure: if
+    another run of the study has decided already, and if the run itself resumes.
     """
 
     schema: int
@@ -100,10 +100,11 @@ class Calibration:
     precision: str = "auto"  # the setting of these points, "auto" if they differ
     channels_last: Literal["auto", True, False] = "auto"
     compile: Literal["auto", True, False] = False
+    leaves_out_fp16: bool = False  # because one of these points refuses it
     measured_batches: tuple[Count, ...] = ()
     timed: tuple[Timed, ...] = ()
     settled: Numerics | None = None
-    settled_by: Literal["runs", "gpu", "itself"] = "runs"
+    settled_by: Literal["runs", "gpu", "itself"] = "runs"  # "gpu" in files of earlier versions
     # The fraction by which the second shortest time of a step exceeds the shortest: the median over
     # the measurements of a worker, and the largest of all workers.
     noise: NonNegative = 0.0
@@ -131,8 +132,8 @@ class Calibration:
 
     @property
     def was_worth_it(self) -> bool:
-        """True if workers measured the precision and memory format, or took those that are known
-        for their type of GPU.
+        """True if workers measured the precision and memory format, or with earlier versions took
+        those that are known for their type of GPU.
 
         False if the request has no answer yet, or if the answer was taken over from earlier runs.
         """
@@ -157,7 +158,12 @@ class Calibration:
         The best one is the plainest candidate that is slower than the fastest by no more than the
         noise and a small margin. The others follow by time.
         """
-        open_to = [one for one in self.timed if is_open_to(config, one.numerics)] or self.timed
+        open_to = [
+            one
+            for one in self.timed
+            if is_open_to(config, one.numerics)
+            and not (one.numerics.precision == "fp16" and refuses_fp16(config))
+        ] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
         least = min(seconds for _, seconds in timed)
         first = next(pair for pair in timed if pair[1] <= (_INDISTINCT + self.noise) * least)
@@ -210,7 +216,7 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
         if was_asked
         else f"the sweep has fewer than {LEAST_STEPS:,} steps, too few to calibrate"
     )
-    why = why if start["device"] == "cpu" else _BY_GPU
+    why = why if was_asked or start["device"] == "cpu" else _BY_GPU
     return f"Using {_of_start({**start, 'channels_last': start['channels_last'] is True})}: {why}"
 
 
@@ -256,6 +262,7 @@ def asked(path: Path, config: RunConfig, hardware: str) -> Calibration | None:
             precision=first.precision,
             channels_last=first.channels_last,
             compile=first.compile,
+            leaves_out_fp16=first.leaves_out_fp16,
             hardware=hardware,
             instead_of=first.hardware,
             models=first.models,
@@ -269,7 +276,7 @@ def of_other_runs(config: RunConfig, hardware: str) -> Calibration | None:
     """Return a calibration that fixes what the study's runs on the given hardware use; None if it
     has no such runs.
 
-    A point on CPUs needs it if somebody deletes the calibration file after the point was started.
+    A point needs it if somebody deletes the calibration file after the point was started.
 
     Args:
         config: A point of the study.
@@ -342,6 +349,7 @@ def request(
             precision=_common([config.precision for config in asking]),
             channels_last=_common([config.channels_last for config in asking]),
             compile=_compile_of(asking),
+            leaves_out_fp16=any(map(refuses_fp16, asking)),
             settled=settled,
             hardware=hardware,
             instead_of=first.hardware if first else "",
@@ -404,6 +412,13 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
         and config.channels_last in ("auto", numerics.channels_last)
         and config.compile in ("auto", numerics.compiled)
     )
+
+
+def refuses_fp16(config: RunConfig) -> bool:
+    """Return True if `auto` should not become fp16: the strategy cannot train in it, or the graphs
+    of `graph=step` cannot contain its steps.
+    """
+    return bool(config.strategy.can.why_no_fp16) or config.graph == "step"
 
 
 def begun(metrics: Path, config: RunConfig) -> Calibration | None:

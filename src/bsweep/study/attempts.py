@@ -127,6 +127,14 @@ _SKIPPED = {
     "out_of_memory": f"it ran out of memory, {_AGAIN}",
 }
 
+# What another attempt does after the memory of a GPU ran out in a capture, by the note in the
+# run's `meta.json`.
+_AFTER_LOST_MEMORY = {
+    "lost_in_calibration": "in new processes, after a CUDA graph of the calibration ran out of "
+    "memory",
+    "without_graph": "without a CUDA graph, after its capture ran out of memory",
+}
+
 
 def _skipped(config: RunConfig, result: str) -> str:
     """Return why a point with a result is not trained again."""
@@ -169,12 +177,12 @@ def run_point(
             progress.skip(config, _skipped(config, result))
             return result
         outcome = _attempt(config, paths, progress, launch_point, warnings)
-        if outcome.status == "out_of_memory" and read_meta(paths).get("without_graph"):
+        for note, how in _AFTER_LOST_MEMORY.items():
+            if outcome.status != "out_of_memory" or not read_meta(paths).get(note):
+                continue
             progress.once_more()
             event = Event(
-                event="retried",
-                message="once more, without a CUDA graph, after its capture ran out of memory: "
-                f"{outcome.message.splitlines()[0]}",
+                event="retried", message=f"once more, {how}: {outcome.message.splitlines()[0]}"
             )
             outcome = _attempt(config, paths, progress, launch_point, warnings, event)
         for number in range(1, config.launch.num_retries + 1):

@@ -1,11 +1,10 @@
 """The calibration, which decides in which precision and memory format a study's models train, and
 whether torch compiles them.
 
-On CPUs, the workers of the first point that needs it measure which ones are the fastest; on GPUs
-they do so with `compile=auto` only. The calibration times whole steps as the run makes them, but
-without the exchange, which costs the same in all precisions and formats. All workers of the point
-measure at the same time, because they will train at the same time. The slowest worker's time
-counts.
+The workers of the first point that needs it measure which ones are the fastest. The calibration
+times whole steps as the run makes them, but without the exchange, which costs the same in all
+precisions and formats. All workers of the point measure at the same time, because they will train
+at the same time. The slowest worker's time counts.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from bsweep.train.job import Job
 
 _MOST_SECONDS = 15.0  # for all batches together; a batch that would exceed this is left out
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 12
-_STEPS_OF_ROUND = 20  # on GPUs, where a single step may be as short as its launch
+# On GPUs, where a single step may be as short as its launch.
+_MOST_STEPS_OF_ROUND, _SECONDS_OF_ROUND = 20, 0.1
 _HOPELESS = (
     1.5  # a candidate so many times slower than the fastest is not measured again at this batch
 )
@@ -60,7 +60,7 @@ def agree(
     """Choose the run's precision and memory format, the same for all workers, and return them.
 
     All workers call this together. They measure only if a calibration was requested that has no
-    answer yet, and on GPUs only with `compile=auto`.
+    answer yet.
 
     Args:
         config: The configuration of the run.
@@ -87,16 +87,11 @@ def agree(
     hardware = calibration_file.hardware_of(paths.folder)
     known = calibration_file.begun(paths.metrics, config)
     known = known or calibration_file.asked(path, config, hardware)
-    if known is None and not on_gpu and strategy.rank == strategy.members[0]:
+    if known is None and strategy.rank == strategy.members[0]:
         known = calibration_file.of_other_runs(config, hardware)
     found = _of_first(strategy, known)
     if found and found.is_open:
-        if on_gpu and found.compile != "auto":
-            native = precision.choose(replace(config, precision="auto"), device)
-            answer = replace(found, settled=Numerics(native, channels_last=True), settled_by="gpu")
-        else:
-            answer = _measure(config, found, dataset, device, lone_job, strategy)
-            graph_capture.refuse_lost_memory(config, paths, strategy)
+        answer = _measure(config, found, dataset, device, lone_job, strategy)
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)
         # A point on other hardware may have written the first calibration meanwhile.
@@ -106,6 +101,8 @@ def agree(
         found = earlier if earlier and not earlier.is_open else answer
         if strategy.rank == strategy.members[0]:
             calibration_file.write_calibration(path, found)
+        has_answer = not found.is_open
+        graph_capture.refuse_lost_memory(config, paths, strategy, has_answer=has_answer)
     return calibration_file.numerics_for(config, found, default)
 
 
@@ -170,10 +167,10 @@ def _measure(
     """
     native = precision.choose(replace(config, precision="auto"), device)
     precisions = dict.fromkeys(
-        _precisions(config, native, device) if wanted.precision == "auto" else (wanted.precision,)
+        _precisions(wanted, native, device) if wanted.precision == "auto" else (wanted.precision,)
     )
-    # GPUs compute half precision in channels_last.
-    both = (True,) if device.type == "cuda" else (False, True)
+    # The first is chosen if the other is not faster.
+    both = (True, False) if device.type == "cuda" else (False, True)
     formats: tuple[bool, ...] = both if wanted.channels_last == "auto" else (wanted.channels_last,)
     if dataset.train_inputs.dim() != 4:  # only images (4 dimensions) have several memory formats
         formats = formats[:1]
@@ -193,21 +190,23 @@ def _measure(
         return _of_slowest([calibration_file.parse(each) for each in every])
 
     answer = timed(*candidates, batches=batches)
-    if wanted.compile != "auto" or not answer.timed:
+    is_cut_short = bool(graph_capture.lost_by_a_worker(strategy))
+    if wanted.compile != "auto" or not answer.timed or is_cut_short:
         return answer
     best = answer.ranked(config)[0][0]
     pair = timed(best, replace(best, compiled=True), batches=_ends(answer.measured_batches))
     return _with_compiled(answer, pair) if pair.timed else answer
 
 
-def _precisions(config: RunConfig, native: str, device: torch.device) -> tuple[str, ...]:
+def _precisions(wanted: Calibration, native: str, device: torch.device) -> tuple[str, ...]:
     """Return the precisions to be compared, the first of which is chosen if none is faster.
 
-    On GPUs, torch takes cuDNN's kernels of BatchNorm for fp16, and others for bf16.
+    On GPUs, torch takes cuDNN's kernels of BatchNorm for fp16, and others for bf16. There fp32 is
+    not compared, which has no fast products.
     """
     if device.type == "cpu":
         return "fp32", native
-    return (native,) if config.strategy.can.why_no_fp16 else (native, "fp16")
+    return (native,) if wanted.leaves_out_fp16 else (native, "fp16")
 
 
 def _with_compiled(answer: Calibration, pair: Calibration) -> Calibration:
@@ -317,10 +316,13 @@ def _times(
     every = [each["seconds"] for each in strategy.gather_json({"seconds": own})]
     per_example, spent = map(max, zip(*every, strict=True))
     costs: dict[int, float] = {}
+    # A GPU takes most of the time to choose kernels and to capture graphs, for each batch again.
+    least = spent if any(job.device.type == "cuda" for job in jobs) else 0.0
     # An example takes no longer in a larger batch, so this estimate is an upper bound.
     for batch in reversed(larger):
-        if spent + sum(costs.values()) + per_example * batch <= _MOST_SECONDS:
-            costs[batch] = per_example * batch
+        cost = max(least, per_example * batch)
+        if spent + sum(costs.values()) + cost <= _MOST_SECONDS:
+            costs[batch] = cost
     with _as_far_as_memory_goes():  # after running out of memory, a process measures nothing more
         for batch in [*costs]:
             del costs[batch]
@@ -422,19 +424,22 @@ def _rounds_of_graph(job: Job, batch: int, most_seconds: float) -> list[float]:
     precision.round_products(job.precision)
     job = lone.as_trained(replace(job, config=config, policy=batching.build(config)))
     examples, clock = job.inputs.first(batch), StepClock(job.device, [])
+    num_steps = 1  # in the first round, which is not used
     for number in range(_MOST_ROUNDS):
-        clock.seconds()  # waits for the GPU: the host may be rounds ahead of it
-        # The first round is not used.
+        passed = clock.seconds()  # waits for the GPU: the host may be rounds ahead of it
+        if number == 1:
+            fitting = int(_SECONDS_OF_ROUND / max(1e-9, passed[0]))
+            num_steps = max(1, min(_MOST_STEPS_OF_ROUND, fitting))
         if number > _LEAST_ROUNDS and time.monotonic() > until + _compiling([job]):
             break
         with clock.step():
-            for _ in range(_STEPS_OF_ROUND):
+            for _ in range(num_steps):
                 step.train_step(job, examples, examples, 1)
         job.heartbeat()
-    seconds = [each / _STEPS_OF_ROUND for each in clock.seconds()]
+    seconds = [each / num_steps for each in clock.seconds()[1:]]
     if job.graphs:
         job.graphs.drop()
-    return seconds[1:]
+    return seconds
 
 
 def _step_seconds(job: Job, batch: int) -> float:

@@ -100,12 +100,14 @@ def train(
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
-        cursor = checkpointing.load(job)  # before a graph refers to the optimizer's state
         try:
             job, warnings = graph_capture.captured(job)
         except OutOfMemoryInCapture:
             graph_capture.leave_out_next_time(config, paths, job.strategy)
             raise
+        # Graphs are compared before this: the gradients of a trained model are hardly more than the
+        # rounding of kernels, which may add in varying order.
+        cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
         job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
         with graph_capture.dropped_at_end(job):
