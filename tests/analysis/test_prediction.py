@@ -115,6 +115,27 @@ def test_a_run_that_was_slowed_moves_a_prediction_little() -> None:
     assert np.median(found) == pytest.approx(math.log(truth.step_seconds(*cells[2])), abs=0.05)
 
 
+def test_a_fit_to_fewer_runs_takes_over_their_weights() -> None:
+    truth = Truth(scatter=0.0, jitter=0.0)
+    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
+    timings = [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(3)]
+    slow = Timing(cells[2], 3 * truth.step_seconds(*cells[2]))
+    whole = fit_step_time([*timings, slow], num_draws=DRAWS)
+    part = [one for one in [*timings, slow] if one.cell.num_workers == 1]
+    found = fit_step_time(part, num_draws=DRAWS, weights=whole.weights)
+    assert found.weights == {key: whole.weights[key] for key in found.weights}
+    assert found.weights[("step", cells[2]), math.log(slow.seconds)] < 0.3
+    steps = {64.0: [3000.0, 3100.0, 9000.0], 256.0: [1500.0, 1450.0], 512.0: [1200.0]}
+    of = fit_steps({batch: cell_runs(values) for batch, values in steps.items()}, num_draws=DRAWS)
+    without = {batch: cell_runs(values[1:]) for batch, values in steps.items() if values[1:]}
+    again = fit_steps(without, num_draws=DRAWS, weights=of.weights)
+    assert again.weights == {
+        (batch, math.log(value)): of.weights[batch, math.log(value)]
+        for batch, values in steps.items()
+        for value in values[1:]
+    }
+
+
 def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Generator]]:
     """Laws drawn as the priors have them: with what the law misses, in steps and in seconds."""
     for seed in range(number):

@@ -21,7 +21,7 @@ d^2 / 12, the variance of a uniform error, to the noise of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from bsweep.analysis.prediction.sampler import Array, posterior
+
+# The weights of runs, by a cell and the logarithm of its run's value.
+Weights = Mapping[tuple[Hashable, float], float]
 
 FREEDOM = 4.0  # degrees of freedom of the noise
 _PILOTS, _PILOT_DRAWS = 2, 150  # samples of the posterior from which the weights of runs come
@@ -112,6 +115,27 @@ def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -
     return Cells(known, own, count, weight, means, withins, resolution, censored)
 
 
+def weights_of(keys: Iterable[Hashable], cells: Cells) -> Weights:
+    """Return the weights of the cells' runs, given the keys of the cells in order."""
+    return {
+        (key, float(value)): float(weight)
+        for key, runs, weights in zip(keys, cells.runs, cells.weights, strict=True)
+        for value, weight in zip(runs.exact, weights, strict=True)
+    }
+
+
+def weighted(keys: Iterable[Hashable], runs: Iterable[CellRuns], weights: Weights) -> Cells:
+    """Return the runs of several cells with weights that were found before, given the keys of the
+    cells in order.
+    """
+    known = tuple(runs)
+    found = [
+        np.array([weights[key, float(value)] for value in cell.exact])
+        for key, cell in zip(keys, known, strict=True)
+    ]
+    return cells_of(known, found)
+
+
 def fitted(
     cells: Cells,
     expected: Callable[[Array, Sequence[int]], tuple[Array, Array, Array]],
@@ -119,6 +143,8 @@ def fitted(
     num_draws: int,
     seed: int,
     chosen: Sequence[int] | None = None,
+    *,
+    is_weighted: bool = False,
 ) -> tuple[Cells, Array]:
     """Return the cells with the weights of their runs, and draws from the posterior of a model's
     parameters.
@@ -131,18 +157,20 @@ def fitted(
         num_draws: The number of draws.
         seed: The seed of the random numbers.
         chosen: Places of the cells from which the parameters come; None for all.
+        is_weighted: True if the runs have their weights already, so that none are estimated.
     """
     places = list(range(len(cells.runs)) if chosen is None else chosen)
-    for pilot in range(_PILOTS + 1):
+    num_pilots = 0 if is_weighted else _PILOTS
+    for pilot in range(num_pilots + 1):
         part = cells_of([cells.runs[one] for one in places], [cells.weights[one] for one in places])
 
         def height(points: Array, part: Cells = part) -> Array:
             model, sigma, tau = expected(points, places)
             return log_likelihood(part, model, sigma, tau)
 
-        draws = num_draws if pilot == _PILOTS else min(num_draws, _PILOT_DRAWS)
+        draws = num_draws if pilot == num_pilots else min(num_draws, _PILOT_DRAWS)
         points = posterior(height, num_parameters, draws, seed)
-        if pilot < _PILOTS:
+        if pilot < num_pilots:
             rng = np.random.default_rng([seed, 4, pilot])
             cells = _weighed(cells, *expected(points, range(len(cells.runs))), rng)
     return cells, points

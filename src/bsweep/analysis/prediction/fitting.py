@@ -13,8 +13,8 @@ import pandas as pd
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
-from bsweep.analysis.prediction.forecast import Forecast, forecast, measured_log
-from bsweep.analysis.prediction.sampler import NUM_DRAWS
+from bsweep.analysis.prediction.forecast import drawn, measured_log
+from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import CELL, Observed, missing
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, fit_steps
@@ -47,6 +47,7 @@ def fit(
     num_draws: int = NUM_DRAWS,
     *,
     searched: Sequence[int] = (),
+    like: Fits | None = None,
 ) -> Fits:
     """Fit one formula to the steps that runs took to the target and one to the seconds of their
     steps, and estimate the critical batch size.
@@ -62,6 +63,7 @@ def fit(
         searched: The global batch sizes of a search. Any number of batch sizes is then enough, and
             the median of the critical batch's wide prior is the geometric mean of these sizes. So
             the prior does not depend on which of them was run first.
+        like: Fits to these runs and timings and to others, whose weights of runs are used.
 
     Raises:
         ValueError: If there are too few points. The message says what is missing.
@@ -76,7 +78,8 @@ def fit(
     prior = Known(float(np.exp(np.mean(np.log(sizes)))), CRITICAL_FACTOR) if searched else None
     runs = seen.steps()
     num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
-    alone = fit_steps(runs, prior, num_draws) if num_reached > 1 else None
+    weights = like.steps.weights if like else None
+    alone = fit_steps(runs, prior, num_draws, weights=weights) if num_reached > 1 else None
     lacking = f"not identifiable: {2 - num_reached} batch size is missing"
     by_steps = (
         critical_batch.from_steps(alone)
@@ -84,18 +87,23 @@ def fit(
         else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
     )
     help_ = elsewhere if num_reached < ENOUGH_BATCHES else None
-    steps = alone if alone and not help_ else fit_steps(runs, help_ or prior, num_draws)
-    all_timings = [*seen.timings(), *timings]
-    step_time = fit_step_time(all_timings, num_draws, across_from=seen.across_from())
+    steps = alone
+    if steps is None or help_:
+        steps = fit_steps(runs, help_ or prior, num_draws, weights=weights)
+    step_time = fit_step_time(
+        [*seen.timings(), *timings], num_draws, across_from=seen.across_from(),
+        weights=like.step_time.weights if like else None,
+    )  # fmt: skip
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 
-def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
+def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd.DataFrame:
     """Predict the time to the target of measured cells without the runs of their batch size, and
     without those of their worker count, and return a table of the errors.
 
-    At most 16 batch sizes and worker counts are left out, one after another. A cell has a row for
-    each time that it was left out. The columns are `CELL` and:
+    At most 16 batch sizes and worker counts are left out, one after another. A run counts as much
+    as in the `whole` fits to all runs. A cell has a row for each time that it was left out. The
+    columns are `CELL` and:
 
     - `left_out`: `global_batch` or `num_workers`.
     - `measured_seconds`: the exponential of `measured_log`.
@@ -120,28 +128,29 @@ def leave_out(seen: Observed, timings: Sequence[Timing] = ()) -> pd.DataFrame:
     for name, value in groups:
         others, of = seen.without(name, value), _OF_TIMINGS[name]
         try:
-            fits = fit(others, [one for one in timings if of(one) != value], _LEFT_OUT_DRAWS)
+            of_others = [one for one in timings if of(one) != value]
+            fits = fit(others, of_others, _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
         cells = list(known[known[name] == value].groupby(CELL))
         of_cells = pd.DataFrame([key for key, _ in cells]).to_numpy(int).tolist()
         keys = [(int(batch), int(workers), int(passes)) for batch, workers, passes in of_cells]
-        made = forecast(others, fits.steps, fits.step_time, keys)
+        log_steps, log_step, scatter = drawn(fits.steps, fits.step_time, keys)
+        logs = log_steps + log_step
         rows += [
-            (*key, name, *_missed(of_cell, fits, made, place))
+            (*key, name, *_missed(of_cell, fits, logs[:, place], scatter[:, place]))
             for place, (key, of_cell) in enumerate(cells)
         ]
     names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
     return pd.DataFrame(rows, columns=[*CELL, *names.split()])
 
 
-def _missed(of_cell: pd.DataFrame, fits: Fits, made: Forecast, place: int) -> tuple[float, ...]:
-    """Return by how much a forecast from other cells misses the runs of a cell, in the order of the
-    columns of `leave_out`.
+def _missed(of_cell: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tuple[float, ...]:
+    """Return by how much the draws of a cell's log seconds from other cells miss the cell's runs,
+    in the order of the columns of `leave_out`. `scatter` is that of a single run.
     """
-    logs = made.log_seconds[:, place]
-    scatter = (made.log_run_seconds[:, place] - logs) / np.sqrt(len(of_cell))
-    low, high = np.exp(np.quantile(logs + scatter, critical_batch.INTERVAL))
+    of_mean = logs + scatter / np.sqrt(len(of_cell))
+    low, high = np.exp(np.quantile(of_mean, critical_batch.INTERVAL))
     is_bound = not of_cell["reached"].eq(True).any()
     log = (
         np.log(of_cell["trained_seconds"].astype(float)).mean()

@@ -108,14 +108,8 @@ def forecast(
     - `problem`: why the cell cannot be trained, or empty.
     """
     keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
-    log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
-    log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
+    log_steps, log_step, scatter = drawn(steps, step_time, of)
     log_seconds = log_steps + log_step
-    rng = np.random.default_rng([steps.seed, 3])
-    scatter = sum(
-        sigma[:, None] * rng.standard_t(FREEDOM, log_seconds.shape)
-        for sigma in (steps.sigma, step_time.sigma)
-    )
     local_batches = [key.local_batch for key in keys]
     table = pd.DataFrame(list(of), columns=CELL).assign(local_batch=local_batches)
     table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))
@@ -133,6 +127,24 @@ def forecast(
     table["is_extrapolated"] = table["beyond"] != ""
     table["problem"] = _problems(seen.runs, table)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
+
+
+def drawn(
+    steps: StepsFit, step_time: StepTimeFit, of: Sequence[tuple[int, int, int]]
+) -> tuple[Array, Array, Array]:
+    """Return posterior draws for each cell of a grid, of shape (draws, cells): the logarithms of
+    the steps to the target, those of the seconds of a step, and by how much the log time of one run
+    differs from their sum.
+    """
+    keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
+    log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
+    log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
+    rng = np.random.default_rng([steps.seed, 3])
+    of_steps, of_step = (
+        sigma[:, None] * rng.standard_t(FREEDOM, log_steps.shape)
+        for sigma in (steps.sigma, step_time.sigma)
+    )
+    return log_steps, log_step, of_steps + of_step
 
 
 def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFrame:

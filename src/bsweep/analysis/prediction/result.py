@@ -66,7 +66,7 @@ class Prediction:
         At most 16 batch sizes and worker counts are left out. The table is computed on first use,
         with two fits or more for each of them.
         """
-        return leave_out(self.seen, self.timings)
+        return leave_out(self.seen, self.fitted, self.timings)
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:

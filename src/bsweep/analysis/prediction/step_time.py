@@ -33,10 +33,12 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from scipy.special import ndtr
 
 from bsweep.analysis.prediction import cells
+from bsweep.analysis.prediction.cells import Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.config.values import Count
 from bsweep.core import pollux
@@ -95,6 +97,7 @@ class StepTimeFit:
     effects: Array
     # The cells whose steps or passes were timed. Cells beyond them are extrapolated.
     passed: tuple[Cell, ...]
+    weights: Weights  # of the timings, by kind and cell
     across_from: int | None = None  # the fewest workers that span several nodes, if some do not
     seed: int = 0
 
@@ -133,12 +136,13 @@ class StepTimeFit:
             self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
             self.across_seconds, self.across_worker_seconds, self.overlap
         )  # fmt: skip
-        return _seconds(coefficients, [cell], ["step"], self.across_from)[:, 0]
+        one = np.array([cell], float), np.array(["step"])
+        return _seconds(coefficients, *one, self.across_from)[:, 0]
 
 
 def fit_step_time(
     timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0,
-    *, across_from: int | None = None,
+    *, across_from: int | None = None, weights: Weights | None = None,
 ) -> StepTimeFit:  # fmt: skip
     """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
 
@@ -147,15 +151,17 @@ def fit_step_time(
     determines them well. Each cell still has its own timings in its prediction.
 
     With `across_from`, an exchange among so many workers or more is between nodes, and has
-    parameters of its own.
+    parameters of its own. With the `weights` of another fit to these timings and others, none are
+    estimated.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
         grouped[timing.kind, timing.cell].append(timing.seconds)
     keys = sorted(grouped)
-    of_cells = cells.cells_of(cells.cell_runs(grouped[key]) for key in keys)
-    kinds, of = [kind for kind, _ in keys], [cell for _, cell in keys]
-    clock = np.array([_CLOCK_SPREAD * (kind in ("exposed", "exchange")) for kind in kinds])
+    runs = [cells.cell_runs(grouped[key]) for key in keys]
+    of_cells = cells.weighted(keys, runs, weights) if weights else cells.cells_of(runs)
+    kinds, of = np.array([kind for kind, _ in keys]), np.array([cell for _, cell in keys], float)
+    clock = _CLOCK_SPREAD * np.isin(kinds, ["exposed", "exchange"])
     chosen = cells.evenly(len(keys), _MOST_FITTED)
     typical, middle = _scales(timings)
 
@@ -172,12 +178,13 @@ def fit_step_time(
 
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         *coefficients, sigma, tau = parameters(points)
-        pairs = [of[place] for place in places], [kinds[place] for place in places]
-        seconds = _seconds(tuple(coefficients), *pairs, across_from)
+        seconds = _seconds(tuple(coefficients), of[places], kinds[places], across_from)
         return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
     number_of = 7 if across_from is None else 9
-    of_cells, points = cells.fitted(of_cells, expected, number_of, num_draws, seed, chosen)
+    of_cells, points = cells.fitted(
+        of_cells, expected, number_of, num_draws, seed, chosen, is_weighted=bool(weights)
+    )
     rng = np.random.default_rng([seed, 2])
     effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
     *coefficients, sigma, tau = parameters(points)
@@ -187,7 +194,7 @@ def fit_step_time(
     fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
         timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
-        tau, effects[:, whole], passed, across_from, seed
+        tau, effects[:, whole], passed, cells.weights_of(keys, of_cells), across_from, seed
     )  # fmt: skip
 
 
@@ -263,18 +270,16 @@ _PROBE: TypeAdapter[_Probe] = TypeAdapter(_Probe)
 
 
 def _seconds(
-    coefficients: Sequence[Array], cells: Sequence[Cell], kinds: Sequence[Kind],
-    across_from: int | None,
-) -> Array:  # fmt: skip
+    coefficients: Sequence[Array], cells: Array, kinds: NDArray[np.str_], across_from: int | None
+) -> Array:
     """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
-    `step` or `exchange`. The shape is (draws, cells).
+    `step` or `exchange`. The shape is (draws, cells). Each row of `cells` is a `Cell`.
     """
     fixed, per_example, *exchanges, overlap = (values[:, None] for values in coefficients)
-    batch, workers, passes = np.array(cells, float).T
-    of_kind = np.array(kinds)
+    batch, workers, passes = cells.T
     found: Array = passes * (fixed + per_example * batch)
     for kind in ("step", "exposed", "exchange"):
-        if not (of := (of_kind == kind) & (workers > 1)).any():
+        if not (of := (kinds == kind) & (workers > 1)).any():
             continue
         within, across = (
             one + more * (workers[of] - 2) for one, more in (exchanges[:2], exchanges[2:])
