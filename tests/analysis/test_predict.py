@@ -451,6 +451,18 @@ def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Pat
     assert np.isnan(found[2][512]), "it is a bound"
 
 
+def test_branches_are_those_of_the_checkpoint_with_most_batches(tmp_path: Path) -> None:
+    source = write_target_run(tmp_path / "s", TRUTH, batch=64)
+    other = write_target_run(tmp_path / "s", TRUTH, batch=128)
+    for batch in (128, 256):
+        write_branch(tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1)
+    write_branch(tmp_path / "s", other, TRUTH, batch=512, after=800, seed=1)
+    write_branch(tmp_path / "s", other, TRUTH, batch=512, after=800, seed=2)
+    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
+    assert seen.continued["branch_of"].iloc[-1] == other.name
+    assert set(branches_of(seen)["global_batch"]) == {64, 128, 256}
+
+
 def test_the_distance_of_evaluations_widens_what_steps_say() -> None:
     widths = []
     for spacing in (0.0, 1000.0):

@@ -254,6 +254,23 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
     assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
 
 
+def test_runs_without_memory_stay_among_the_tuned_ones(tmp_path: Path) -> None:
+    for batch in BATCHES:
+        for rule in ("linear", "sqrt"):
+            settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
+            write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
+    settings = {"target_accuracy": TARGET, "optimizer.lr_rule": "sqrt"}
+    write_target_run(
+        tmp_path / "s", EXACT, batch=1024, most_examples=0, settings=settings,
+        status="out_of_memory",
+    )  # fmt: skip
+    (answer,) = analysis.answers(bsweep.load(tmp_path / "s"))
+    assert answer.prediction is not None
+    problems = answer.prediction.cells.set_index("global_batch")["problem"]
+    assert problems[1024] == "out of memory"
+    assert set(problems[list(BATCHES)]) == {""}
+
+
 def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path) -> None:
     for batch, rate, accuracy in ((8, 0.1, 0.8), (8, 0.4, 0.9), (64, 0.1, 0.85)):
         settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}

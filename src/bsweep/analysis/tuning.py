@@ -146,7 +146,8 @@ def tuned(study: Study) -> Study:
 
     The study is unchanged if no cell was run at several rates. Cells of which no run completed or
     diverged are left out. A cell that missed at all of its rates keeps all its runs, because each
-    says that the target takes more than it trained.
+    says that the target takes more than it trained. Runs that ran out of memory stay too, because
+    they say that at no rate does a batch of this size fit.
     """
     table = rates(study)
     if table.empty:
@@ -155,7 +156,8 @@ def tuned(study: Study) -> Study:
     has_best = table.groupby(level=others)["is_best"].transform("any")
     best = table.index[table["is_best"] | ~has_best]
     own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
-    part = part_of(study, pd.Series(own.isin(best), study.runs.index))
+    is_too_large = study.runs["status"] == "out_of_memory"
+    part = part_of(study, pd.Series(own.isin(best), study.runs.index) | is_too_large)
     same = {
         name: value
         for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan))

@@ -223,14 +223,15 @@ def branches_of(seen: Observed) -> pd.DataFrame:
     The target is that of the prediction. It is given beforehand, so it is the same for any number
     of branches. A loss that the branches reached by chance would favour the branch from which it is
     taken. Branches that did not reach the target count as bounds. Branches of different checkpoints
-    would need separate fits; those of one checkpoint are taken, at which the last run of
-    `seen.continued` began.
+    would need separate fits; those of the checkpoint that has branches of the most batch sizes are
+    taken.
     """
     found = seen.continued
     if found.empty:
         return pd.DataFrame({"global_batch": []})
-    source, begun = found["branch_of"].iloc[-1], float(found["branch_steps"].iloc[-1])
-    own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
+    of_checkpoint = found.groupby(["branch_of", found["branch_steps"].astype(float)])
+    source, begun = of_checkpoint["global_batch"].nunique().idxmax()
+    own = of_checkpoint.get_group((source, begun))
     batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")[
         "global_batch"
     ]
