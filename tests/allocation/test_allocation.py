@@ -387,8 +387,9 @@ def test_a_probe_of_something_else_is_refused(change: str, key: str, tmp_path: P
     assert "run `bsweep probe`" in str(caught.value)
 
 
-def test_the_exchange_matters_to_network_aware_alone(tmp_path: Path) -> None:
-    point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=network_aware")
+@pytest.mark.parametrize("name", ["network_aware", "batch_by_memory"])
+def test_the_exchange_matters_where_its_time_or_memory_does(name: str, tmp_path: Path) -> None:
+    point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", f"allocation={name}")
     write_probe(compose(*point), WORKERS)
     with pytest.raises(ConfigError, match=r"compression\.name"):
         fill_in(compose(*point, "compression=fp16"))

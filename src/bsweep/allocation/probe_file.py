@@ -110,7 +110,8 @@ _PROBED_KEYS = ("num_workers", "accumulation_steps", "device", "precision", "cha
 def _exchange_of(config: RunConfig) -> dict[str, Any]:
     """Return the settings of strategy and codec by dotted key.
 
-    A probe must have been made with equal ones only if the allocation uses its time of an exchange.
+    A probe must have been made with equal ones only if the allocation uses its time of an exchange,
+    or fills the memory, of which a strategy and a codec take a part.
     """
     return {
         "strategy.name": config.strategy.name,
@@ -149,7 +150,8 @@ def read_probe(config: RunConfig) -> Probe:
             f"or {remedy} again."
         )
     ours = probed_of(config)
-    ignored = () if config.allocation.asks_exchange else _exchange_of(config)
+    is_asked = config.allocation.asks_exchange or config.allocation.fills_memory
+    ignored = () if is_asked else _exchange_of(config)
     problems = [
         f"{key}={show(ours.get(key))}, but {path} was probed with {show(probe.probed.get(key))}: "
         f"{remedy} again."
