@@ -41,9 +41,9 @@ class AdaScale(Policy):
     """A policy that takes its batch sizes from another policy, and multiplies the learning rate by
     AdaScale's gain.
 
-    Until noise has been measured, the learning rate is that of the other policy. An estimate
-    with a squared gradient of 0 or less is left out, and the gain stays: it would be the largest
-    exactly where it is not known.
+    Until the noise scale is identifiable, the learning rate is that of the other policy. Later the
+    gain stays while it is not: a squared gradient that may be 0 would give the largest gain exactly
+    where the gain is not known.
     """
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
@@ -65,7 +65,7 @@ class AdaScale(Policy):
         return factor * gain(self._noise, self._global_batch, self.config.optimizer.reference_batch)
 
     def observe(self, seen: Seen) -> Sequence[Event]:
-        if seen.noise is not None and seen.noise.squared_norm > 0:
+        if seen.noise is not None and seen.noise.noise_scale is not None:
             self._noise = seen.noise
         return self._policy.observe(seen)
 
