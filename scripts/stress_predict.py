@@ -1,6 +1,6 @@
 """How far predictions hold in nine synthetic worlds, in eight of which one assumption is broken.
 
-    python scripts/stress_predict.py stress_predict.csv [--studies 30]
+    python scripts/stress_predict.py stress_predict.csv [--studies 30] [--drift 1.13]
 
 In each world, searches as those of `bsweep recommend` are played over a grid of 8 batch sizes on 1,
 2 and 4 workers, with three seeds, and the last prediction of each is held against the world. The
@@ -36,11 +36,14 @@ from tests.support.worlds import WORLDS
 _CLOSE, _FAR = 0.05, 0.20  # by which the recommended cell may take longer than the best
 
 
-def study(world: str, number: int) -> dict[str, object]:
-    """Play one search in a world, and return what its prediction was worth."""
+def study(world: str, number: int, drift: float = 1.0) -> dict[str, object]:
+    """Play one search in a world, and return what its prediction was worth.
+
+    Its runs are so many times as slow as the steps that were timed before them.
+    """
     truth = WORLDS[world](number)
     with tempfile.TemporaryDirectory() as folder:
-        search = Played(truth, Path(folder, "s"), number)
+        search = Played(truth, Path(folder, "s"), number, drift=drift)
         prediction = search.search()
     seconds = {cell: truth.seconds(*cell[:2]) for cell in search.grid.cells}
     whole = sum(SEEDS * cell[1] * _trained(search, cell) for cell in seconds)
@@ -92,7 +95,7 @@ def summary(studies: pd.DataFrame) -> pd.DataFrame:
     }).loc[list(dict.fromkeys(studies["world"]))]  # fmt: skip
 
 
-def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
+def stressed(num_studies: int, csv: Path | None = None, drift: float = 1.0) -> pd.DataFrame:
     """Play so many searches in each world, and return a row for each.
 
     With a file, rows that it has are not played again, and each new row is written to it.
@@ -101,7 +104,7 @@ def stressed(num_studies: int, csv: Path | None = None) -> pd.DataFrame:
     played = set(zip(table["world"], table["study"], strict=True))
     for number, world in itertools.product(range(num_studies), WORLDS):
         if (world, number) not in played:
-            row = pd.DataFrame([study(world, number)])
+            row = pd.DataFrame([study(world, number, drift)])
             table = pd.concat([table, row], ignore_index=True) if len(table) else row
             if csv:
                 table.to_csv(csv, index=False, float_format="%.4g")
@@ -115,8 +118,9 @@ def main() -> None:
     )
     parser.add_argument("csv", type=Path)
     parser.add_argument("--studies", type=int, default=30, help="of each world")
+    parser.add_argument("--drift", type=float, default=1.0, help="of runs against timed steps")
     given = parser.parse_args()
-    studies = stressed(given.studies, given.csv)
+    studies = stressed(given.studies, given.csv, given.drift)
     studies.to_csv(given.csv, index=False, float_format="%.4g")
     print(summary(studies).round(3).to_string())
 

@@ -31,7 +31,7 @@ def test_studies_that_have_a_row_are_not_played_again(
 ) -> None:
     csv, played = tmp_path / "studies.csv", []
 
-    def study(world: str, number: int) -> dict[str, object]:
+    def study(world: str, number: int, drift: float) -> dict[str, object]:
         played.append((world, number))
         return {"world": world, "study": number, "regret": 0.5}
 

@@ -39,7 +39,8 @@ _OVERTIME = 2.0  # times the upper end of a run's predicted time, after which it
 class Played:
     """A grid of a known world, of which runs are looked up instead of trained.
 
-    `spent` is in worker-seconds. `begun` holds the interrupted runs by cell: seed, seconds and
+    The seconds of runs are `drift` times those of the steps that were timed before. `spent` is in
+    worker-seconds. `begun` holds the interrupted runs by cell: seed, seconds and
     folder.
     """
 
@@ -47,6 +48,7 @@ class Played:
     folder: Path
     seed: int
     objective: str = "fastest"
+    drift: float = 1.0
     spent: float = 0.0
     used: dict[Key, int] = field(default_factory=dict)
     begun: dict[Key, tuple[int, float, Path]] = field(default_factory=dict)
@@ -64,7 +66,7 @@ class Played:
         most = cache(lambda: self.grid.share(fit_step_time(self.timings, DRAWS), None))
         while (cell := next_probe(cells, costs, most)) is not None:
             batch, workers, _ = cell
-            seconds = self.step_seconds(cell) * self.truth.of_run(rng, workers)
+            seconds = self.step_seconds(cell) * self.truth.of_run(rng, workers) / self.drift
             costs[cell] = 10 * seconds * workers
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
         self.spent = self.probed = sum(costs.values())
