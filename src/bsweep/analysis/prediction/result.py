@@ -150,7 +150,7 @@ class Prediction:
         time = "" if self.objective.minimize == "seconds" else f", {number(best['seconds'])} s"
         first = (
             f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, "
-            f"{self.amount}{time}{sure}. {_basis(best)}. It is the best cell with probability "
+            f"{self.amount}{time}{sure}. {self._basis()}. It is the best cell with probability "
             f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
             f"{choice.probability_close:.2f}."
         )
@@ -166,8 +166,8 @@ class Prediction:
         choice, best = self.choice, self.recommended
         first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
         sure = (
-            f"{_basis(best)}. The best cell with probability {choice.probability_best:.2f}, within "
-            f"{100 * CLOSE:.0f} % of the best with {choice.probability_close:.2f}."
+            f"{self._basis()}. The best cell with probability {choice.probability_best:.2f}, "
+            f"within {100 * CLOSE:.0f} % of the best with {choice.probability_close:.2f}."
         )
         if choice.probability_in_time is not None:
             sure += f" In time with probability {choice.probability_in_time:.2f}."
@@ -210,6 +210,24 @@ class Prediction:
                 f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
             )
         return f"{cell_name(cell)} with a new seed, which is {_saves(cell)}"
+
+    def _basis(self) -> str:
+        """Return a text that says whether runs of the recommended cell reached the target, did not
+        reach it, or do not exist, and then whether there are runs of its batch size.
+        """
+        cell = self.recommended
+        if _is_only_bounded(cell):
+            return (
+                "Predicted: its own runs reached the target at their first evaluation, which gives "
+                "only an upper bound of the time"
+            )
+        if cell["num_reached"]:
+            return "Measured"
+        if cell["num_runs"]:
+            return f"Its own {counted(cell['num_runs'], 'run')} did not reach the target"
+        if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
+            return "Predicted from runs of this batch size on other workers"
+        return "Predicted without a run of this batch size"
 
     def _others(self) -> str:
         places, measured, safe = self.choice.alternatives, self.choice.measured, ""
@@ -393,24 +411,6 @@ _ADVERB = {
     "money": "Cheapest",
     "joules": "Least energy",
 }
-
-
-def _basis(cell: pd.Series[Any]) -> str:
-    """Return a text that says whether runs of the cell itself reached the target, did not reach it,
-    or do not exist.
-    """
-    if _is_only_bounded(cell):
-        return (
-            "Predicted: its own runs reached the target at their first evaluation, which gives "
-            "only an upper bound of the time"
-        )
-    if cell["num_reached"]:
-        return "Measured"
-    return (
-        f"Its own {counted(cell['num_runs'], 'run')} did not reach the target"
-        if cell["num_runs"]
-        else "Predicted without a run of this cell"
-    )
 
 
 def _is_only_bounded(cell: pd.Series[Any]) -> bool:
