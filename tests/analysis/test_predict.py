@@ -572,6 +572,24 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
     assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
 
 
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ((128, 2), "Measured."),
+        ((32, 2), "Predicted from runs of this batch size on other workers."),
+        ((64, 1), "Predicted without a run of this batch size."),
+    ],
+)
+def test_the_kind_of_evidence_is_told(
+    prediction: bsweep.analysis.Prediction, cell: tuple[int, int], says: str
+) -> None:
+    cells = prediction.cells[["global_batch", "num_workers"]].to_numpy().tolist()
+    choice = replace(prediction.choice, place=cells.index([*cell]))
+    named = replace(prediction, choice=choice)
+    assert says in named.sentence()
+    assert says in named.brief()[1]
+
+
 def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     rng = np.random.default_rng(0)
     logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
