@@ -229,7 +229,11 @@ def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
         np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)])
     )
     assert np.isnan(cell["train_seconds_ci95"])
-    assert [line for line in analysis.caveats(study) if line.startswith("1 run repeats a seed")]
+    assert [
+        line
+        for line in analysis.caveats(study)
+        if line.startswith("Runs that repeat a seed of the same cell: 1.")
+    ]
     curve = analysis.epoch_curves(study)
     assert curve["n"].tolist() == [2] * 3
 

@@ -56,6 +56,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "same", meta={**META, "commit": "f" * 40})
     write(folder / "slow", 1.1, settings={"optimizer.lr": 0.2})
     write(folder / "once", 1.1, seeds=1)
+    for name, times in (("partly", 1.0), ("partly_slow", 1.1)):
+        write(folder / name, times, batches=(16,))
+        write(folder / name, times, batches=(64,), seeds=2)
     write(folder / "moved", 1.1, meta=OTHER_CPU)
     write(folder / "apart", batches=(8, 128))
     write(folder / "fewer", batches=(64,))
@@ -238,7 +241,24 @@ def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
         ("before slow --fail-if-slower 5%", 1, "slower by more than 5 %: slow, "),
         ("slow before --fail-if-slower 5%", 0, ""),
         ("before same --fail-if-slower 0.5%", 0, ""),
-        ("before once --fail-if-slower 5%", 0, "cannot tell for 2 of 2 cells: a test takes times"),
+        (
+            "before once --fail-if-slower 5%",
+            BAD_CONFIG,
+            "worker, local batch 64): a test takes times of 3 seeds in each study. Run more seeds.",
+        ),
+        (
+            "before once --fail-if-slower 5%",
+            BAD_CONFIG,
+            "cannot tell for 2 cells (once, Horovod, 1 worker, local batch 16; once, ",
+        ),
+        ("before once", 0, ""),
+        (
+            "before partly --fail-if-slower 5%",
+            BAD_CONFIG,
+            "cannot tell for 1 cell (partly, Horovod, 1 worker, local batch 64): a test takes",
+        ),
+        ("before partly_slow --fail-if-slower 5%", 1, "slower by more than 5 %: partly_slow, "),
+        ("before partly_slow --fail-if-slower 5%", 1, "cannot tell for 1 cell (partly_slow, "),
         ("before moved --fail-if-slower 5%", BAD_CONFIG, "--across-hardware"),
         ("before moved --fail-if-slower 5% --across-hardware", 1, "slower by more than 5 %"),
         ("before fewer", 0, ""),
@@ -278,7 +298,7 @@ def test_the_command_exits_with(
     output = capsys.readouterr()
     assert said in output.err + caplog.text
     assert len(output.out.splitlines()) <= 5
-    is_compared = any(study in line for study in ("moved", "fewer", "rarer"))
+    is_compared = any(study in line for study in ("moved", "fewer", "rarer", "once", "partly"))
     assert bool(output.out) == (code != BAD_CONFIG or is_compared)
 
 

@@ -56,7 +56,9 @@ def collapse(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysis.Study) -> None:
     (one,) = fairness(collapse)
-    assert one.rate == "one rate for all (0.1)", "the best on average: 0.86 of 0.83 and 0.73"
+    assert one.rate == "one learning rate for all (0.1)", (
+        "the best on average: 0.86 of 0.83 and 0.73"
+    )
     assert one.one_rate is not None
     assert one.best_rates is not None
     assert (one.one_rate.worse, one.one_rate.better) == (8, 64)
@@ -64,12 +66,12 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
     assert one.best_rates.low < 0 < one.best_rates.high
     assert abs(one.best_rates.value) < 0.01
     (line,) = analysis.fairness_words(collapse)
-    assert "With one rate for all (0.1) the test accuracy of local batch 8 is 0.1" in line
+    assert "With one learning rate for all (0.1), the test accuracy of local batch 8 is 0.1" in line
     assert (
         "With the best rate of each batch size (each seed at the rate that the other seeds find "
         "best), no difference between batch sizes is significant" in line
     )
-    assert "may be an effect of the learning rate" in line
+    assert "may come from the learning rate" in line
     assert "best rate of local batch 8 is the lowest tried" in line
     assert "best rate of local batch 64 and 256 is the highest tried" in line
 
@@ -87,7 +89,8 @@ def test_an_effect_that_no_rate_mends_survives(tmp_path: Path) -> None:
     assert one.best_rates is not None
     assert one.best_rates.worse == 256
     assert one.best_rates.low < 0.1 < one.best_rates.high
-    assert ": a batch effect remains." in analysis.fairness_words(study)[0]
+    said = "So the batch size has an effect that its best learning rate does not undo."
+    assert said in analysis.fairness_words(study)[0]
 
 
 def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
@@ -121,13 +124,10 @@ def test_too_few_seeds_and_rates_are_counted(tmp_path: Path) -> None:
         tmp_path / "s", {key: COLLAPSE[key] for key in ((8, 0.025), (8, 0.4), (64, 0.4))}, seeds=1
     )
     (line,) = analysis.fairness_words(study)
-    assert (
-        "cannot tell whether a batch effect remains at the best learning rate of each batch size"
-        in line
-    )
+    assert "cannot tell whether batch sizes differ at the best learning rate of each" in line
     assert "2 more seeds of local batch 8 and 64" in line
     assert "2 more rates of local batch 64; 1 more rate of local batch 8" in line
-    assert "effect remains." not in line
+    assert "does not undo" not in line
 
 
 def test_one_rate_for_all_says_nothing_of_rates(tmp_path: Path) -> None:

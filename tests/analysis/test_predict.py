@@ -328,7 +328,7 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     assert "Left out: cells with a batch size whose runs, or those of a smaller" in repr(prediction)
     assert bsweep.predict(study, TARGET, batches=[64, 1024, 2048]).cells["is_unreached"].iloc[-1]
     unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
-    assert "Its own 2 runs did not reach the target." in unreached.sentence(), (
+    assert "No run of this cell reached the target (2 runs)." in unreached.sentence(), (
         "where there is nothing else"
     )
     assert any(

@@ -411,7 +411,7 @@ def test_the_law_does_not_explain_the_papers_collapse_at_batch_8() -> None:
     }
     (line,) = rates.contradictions(cells, 0.08, "per_worker")
     assert line.startswith(
-        "batch 32 did not reach the target in 2500000 examples, batch 64 at most 2500000."
+        "batch 32 did not reach the target in 2500000 examples, batch 64 needed at most 2500000."
     )
     assert "causes are the learning rate (rule: per_worker), generalisation and BatchNorm" in line
     kept = {batch: of for batch, of in cells.items() if batch > 32}

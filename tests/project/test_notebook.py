@@ -44,7 +44,7 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write_run(folder / "mine", local_batch=512, status="diverged", num_epochs_done=1)
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
     pictures, text = pictures_and_text(folder)
-    assert pictures == 7
+    assert pictures == 8
     assert "mine\nFastest to a test accuracy of 0.8: global batch 512 on 2 workers" in text
     assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
@@ -55,11 +55,30 @@ def test_without_any_study_it_shows_the_published_numbers(
 ) -> None:
     monkeypatch.delenv("BSWEEP_STUDY", raising=False)
     pictures, text = pictures_and_text(tmp_path)
-    assert pictures == 3, "it has no epochs to draw"
+    assert pictures == 4, "it has no epochs to draw"
     assert (
         "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers"
         in text
     )
+
+
+def test_github_shows_the_pictures_of_a_tour_that_was_run() -> None:
+    """`python scripts/tour.py` keeps them. GitHub runs no scripts, and no large files."""
+    path = RESULTS / "figures.ipynb"
+    assert path.stat().st_size < 1_500_000
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    assert len(notebook.cells) == 10
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    shown = {
+        name: sum("image/png" in one.get("data", {}) for one in of) for name, of in outputs.items()
+    }
+    assert shown["explore"] == 1
+    assert sum(shown.values()) >= 7
+    assert all(outputs.values())
+    text = path.read_text()
+    assert "iframe" not in text
+    assert '"output_type": "error"' not in text
+    assert str(Path.home()) not in text
 
 
 def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
@@ -107,7 +126,9 @@ def test_a_study_is_explored_and_asked_for_its_best_cell(
 
 def test_without_scripts_a_picture_shows_a_study(tmp_path: Path, browser: Any) -> None:
     study = write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,))
-    shown = bsweep.explore(study)._repr_html_()
+    explored = bsweep.explore(study)
+    shown = explored._repr_html_()
+    assert (explored._repr_png_() or b"").startswith(b"\x89PNG"), "for what shows no HTML"
     told = re.sub(r"<iframe.*</iframe>", "", shown, flags=re.DOTALL)  # as GitHub does
     (tmp_path / "cell.html").write_text(f"<!doctype html><body>{told}</body>")
     page = browser.new_page(java_script_enabled=False)

@@ -63,7 +63,7 @@ def test_a_report_opens_with_the_recommended_cell_and_its_interval(
         f"Fastest to a test accuracy of {TARGET:g}",
         "Run next",
     ]
-    assert "The best cell with probability" in told[1]
+    assert "It is the best cell with probability" in told[1]
     assert len(told) == 3
     first = text[text.index("<p class=headline>") :].partition("</p>")[0]
     assert f"Fastest to a test accuracy of {TARGET:g}: global batch " in first
@@ -362,7 +362,7 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     assert bsweep.predict(study, 0.8).target.part == "validation"
     write_run(tmp_path / "s", local_batch=16)
     mixed = bsweep.load(tmp_path / "s")
-    assert "their accuracies and losses do not compare" in analysis.caveats(mixed)[-1]
+    assert "their accuracies and losses cannot be compared" in analysis.caveats(mixed)[-1]
     assert "test or validation accuracy" in next(tables(mixed)).cells
 
 
@@ -406,7 +406,7 @@ def test_skipped_checks_are_named_with_their_options(
     assert in_short[2].startswith("Run next: ")
     assert in_short[3] == "The page has 3 further recommendations."
     assert len(in_short) == 4
-    assert last.startswith("2 further parts of the study were not analysed.")
+    assert last.startswith("Further parts of the study that were not analysed: 2.")
     command, _, parts = last.partition(" with ")
     assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
     ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]

@@ -142,7 +142,7 @@ def test_the_page_answers_in_words(page: Path) -> None:
         "At equal local batches 2 workers train 1.87 times as many examples a second as 1: an "
         "efficiency" in text
     )
-    assert "Some cells have only two seeds" in text
+    assert "Some cells have only 2 seeds" in text
     assert "26 runs: " in text
     assert "1 out of memory" in text
     assert "1 diverged" in text
@@ -413,7 +413,10 @@ def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
             "Faster, but less accurate: local batch 256 on 1 worker (global batch 256), with "
             "0.8529 in 239.1 s."
         ),
-        "Each cell has one seed: repeat with other seeds before trusting small differences.",
+        (
+            "Each cell has one seed. Repeat the runs with other seeds before you trust small "
+            "differences."
+        ),
     ]
 
 
@@ -429,7 +432,7 @@ def test_what_has_not_learned_is_named_and_never_recommended(tmp_path: Path) -> 
         "Faster, but less accurate: local batch 16 on 1 worker (global batch 16), with 0.1100 in"
     )
     assert not_learned == (
-        "2 of 4 cells have not learned (test accuracy not above chance): local batch 64 on 1 "
+        "2 of 4 cells did not learn (test accuracy not above chance): local batch 64 on 1 "
         "worker and local batch 256 on 1 worker."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import importlib.util
 import json
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,19 +24,22 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import orjson
+import psutil
 import pytest
 
 from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
+from bsweep.serve.guard import Guard
 from bsweep.study.attendance import claim_of_run
 from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study
 
 HOSTILE = "<b>two"
 ODD = b"\xff\x1bthree"  # not UTF-8, and a code for terminals
-PATIENCE = 60.0
+PATIENCE = 240.0
+UPDATED = "study.version > wanted && document.body.dataset.drawn && !document.body.style.minHeight"
 
 
 class Server:
@@ -61,18 +67,24 @@ class Server:
         return answer.status, answer.read().decode(), answer.headers
 
     @contextmanager
-    def events(self, path: str) -> Iterator[queue.Queue[tuple[float, dict[str, Any]]]]:
-        """Yield a queue of the news of a path's events, each with the time at which it came."""
+    def events(
+        self, path: str, name: str = "news", **headers: str
+    ) -> Iterator[queue.Queue[tuple[float, dict[str, Any]]]]:
+        """Yield a queue of what a path's events of a name tell, each with the time at which it
+        came.
+        """
         found: queue.Queue[tuple[float, dict[str, Any]]] = queue.Queue()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        connection.request("GET", self.root + path)
+        connection.request("GET", self.root + path, headers=headers)
         answer = connection.getresponse()
         assert answer.headers["content-type"].startswith("text/event-stream")
 
         def read() -> None:
             with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
-                for line in answer:
-                    if line.startswith(b"data: {"):
+                event = ""
+                for line in map(bytes.decode, answer):
+                    event = line[7:-1] if line.startswith("event: ") else event
+                    if line.startswith("data: ") and event == name:
                         found.put((time.time(), json.loads(line[6:])))
 
         threading.Thread(target=read, daemon=True).start()
@@ -86,7 +98,7 @@ class Server:
 
 @contextmanager
 def watching(folder: Path, *words: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "bsweep", "watch", *words, "--port", "0"]
+    command = [sys.executable, "-m", "bsweep", "watch", "--port", "0", *words]
     log = folder / "watch.log"
     with log.open("w") as output:
         process = popen(command, folder, output=output)
@@ -122,6 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
         ({"Host": "evil.example:{port}"}, 403),
         ({"Host": "localhost"}, 403),
+        ({"Host": "localhost:1"}, 403),
         ({"Host": "192.0.2.1:{port}"}, 403),
         ({"Host": "localhost:{port}@evil.example"}, 403),
         ({"Origin": "http://evil.example"}, 403),
@@ -144,6 +157,30 @@ def test_without_the_token_nothing_is_answered(root: str, server: Server) -> Non
     assert status == 403
     assert "token" in body
     assert "one" not in body
+
+
+def test_no_websocket_is_opened(server: Server) -> None:
+    sent: list[Any] = []
+
+    async def ask() -> None:
+        async def app(*_: Any) -> None:
+            raise AssertionError("the guard let it through")
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        guard = Guard(app, "token", 80, {"localhost"}, is_open=False)
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "websocket", "path": "/token/", "headers": headers}
+        await guard(scope, receive, send)
+
+    asyncio.run(ask())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    assert server.ask("studies/one/events?", root="/wrong/", **upgrade)[0] == 403
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
@@ -223,7 +260,8 @@ def test_a_new_record_reaches_a_reader_within_two_seconds(tmp_path: Path) -> Non
             time.sleep(0.1)
         with (
             watching(tmp_path, "results/live") as server,
-            server.events("studies/live/events?report") as events,
+            server.events("studies/live/events?report=-1") as events,
+            server.events("studies/live/events?report=0", "curves") as grown,
         ):
             shown: list[tuple[float, dict[str, Any]]] = []
             while not shown or shown[-1][1].get("counts") != {"completed": 2}:
@@ -233,9 +271,8 @@ def test_a_new_record_reaches_a_reader_within_two_seconds(tmp_path: Path) -> Non
         sweep.wait()
     began, first = shown[0]
     assert len(first["points"]) == 2
-    curves = [curve for _, told in shown if "study" not in told for curve in told.values()]
+    curves = [curve for _, told in grown.queue for curve in told.values()]
     assert max(len(curve["test_accuracy"]) for curve in curves) > 3
-    shown = [(at, told) for at, told in shown if "study" in told]
     late = []
     for metrics in tmp_path.glob("results/live/*/metrics.jsonl"):
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -284,16 +321,99 @@ def test_the_missing_extra_is_named(
     assert "starlette, uvicorn not installed: pip install 'bsweep[watch]'" in caplog.text
 
 
-def test_another_host_needs_the_token_and_is_warned_of(tmp_path: Path) -> None:
+def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s", "--host", "0.0.0.0") as server:
         assert "nothing is encrypted" in server.log.read_text()
-        assert server.ask()[0] == 200
-        assert server.ask(root="/")[0] == 403
-        name = f"{socket.gethostname()}:{server.port}"
-        assert server.ask(Host=name)[0] == 200
-        assert server.ask(Host=f"192.0.2.1:{server.port}")[0] == 200
-        assert server.ask(Host=f"evil.example:{server.port}")[0] == 403
+        printed = [urlsplit(one) for one in re.findall(r"http://\S+", server.log.read_text())]
+        own = {
+            one.address
+            for of in psutil.net_if_addrs().values()
+            for one in of
+            if one.family == socket.AF_INET
+        }
+        assert {parts.hostname for parts in printed} == own
+        for parts in printed:
+            assert asked(parts.geturl()) == 200
+            assert asked(parts.geturl().replace(parts.path, "/")) == 403
+        for name, status in (
+            (socket.gethostname(), 200),
+            ("192.0.2.1", 200),
+            ("evil.example", 403),
+        ):
+            assert server.ask(Host=f"{name}:{server.port}")[0] == status
+
+
+def asked(address: str) -> int:
+    """Return the status of the answer to the address, asked as a browser does."""
+    with suppress(urllib.error.HTTPError), urllib.request.urlopen(address, timeout=5) as answer:
+        return int(answer.status)
+    return 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: str) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    with watching(tmp_path, "s", "--host", host) as server:
+        assert "nothing is encrypted" not in server.log.read_text()
+        assert asked(server.address) == 200
+
+
+def test_a_given_name_is_known_in_the_browser(tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        pytest.skip(f"the name {name} of this machine has no address")
+    with watching(tmp_path, "s", "--host", name.upper()) as server:
+        assert server.address.startswith(f"http://{name.upper()}:")
+        assert asked(server.address) == 200
+
+
+def test_no_name_is_looked_up_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise AssertionError("a name was looked up")
+
+    for name in ("getfqdn", "gethostname", "getaddrinfo", "gethostbyaddr"):
+        monkeypatch.setattr(socket, name, refuse)
+    answered: list[str] = []
+
+    async def app(scope: Any, *_: Any) -> None:
+        answered.append(scope["path"])
+
+    guard = Guard(app, "token", 80, {"mine"}, is_open=True)
+    scope = {"type": "http", "method": "GET", "path": "/token/", "headers": [(b"host", b"mine")]}
+    asyncio.run(guard(scope, None, None))  # type: ignore[arg-type]
+    assert answered == ["/token/"]
+
+
+def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    with watching(tmp_path, "s") as server:
+        server.ask("studies/s/")
+        told = orjson.loads(server.ask("studies/s/document.json")[1])
+        path = f"studies/s/events?report={told['version']}"
+        with server.events(path) as news, server.events(path, "document") as documents:
+            assert documents.get(timeout=PATIENCE)[1] == {"version": told["version"], "problem": ""}
+            first = news.get(timeout=PATIENCE)[1]
+        assert first["points"] == []
+        run = write_run(study, local_batch=16)
+        missed = {"Last-Event-ID": str(first["version"])}
+        with server.events(path, **missed) as news, server.events(path, "curves", **missed) as of:
+            assert [point["run_id"] for point in news.get(timeout=PATIENCE)[1]["points"]] == [
+                run.name
+            ]
+            assert list(of.get(timeout=PATIENCE)[1]) == [run.name]
+        ends = time.monotonic() + PATIENCE
+        while (
+            orjson.loads(server.ask("studies/s/document.json")[1])["version"] < first["version"] + 1
+        ):
+            server.ask("studies/s/")  # as a page that is loaded again
+            assert time.monotonic() < ends
+        with server.events(path, "document", **missed) as documents:
+            assert documents.get(timeout=PATIENCE)[1]["version"] > first["version"]
+        assert server.ask("studies/s/events?report=x")[0] == 400
 
 
 def until(page: Any, expression: str) -> None:
@@ -329,3 +449,70 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
         until(page, "document.body.innerText.includes('1 completed, 1 running')")
         page.close()
     assert said == []
+
+
+def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -> None:
+    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
+    failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
+    with watching(tmp_path, "s") as server:
+        page = browser.new_page()
+        address = f"{server.address}studies/s/"
+        page.goto(f"{address}#run={failed.name}")
+        page.wait_for_selector("body[data-drawn]")
+        until(page, "byId('live').textContent.includes('failed')")
+        page.evaluate(
+            "for (const one of document.querySelectorAll('#run details')) one.open = true"
+        )
+        page.evaluate("scrollTo(0, 300); document.querySelector('#run pre').scrollTop = 40")
+        state = (
+            "[[...document.querySelectorAll('#run details')].map((one) => one.open), scrollY,"
+            " document.querySelector('#run pre').scrollTop]"
+        )
+        before = page.evaluate(state)
+        assert before == [[True, True], 300, 40]
+        write_run(study, local_batch=1024)
+        page.evaluate("wanted = study.version; void 0")
+        other = browser.new_page()
+        other.goto(address)  # a page that is loaded renews the document of all
+        other.close()
+        until(
+            page,
+            UPDATED,
+        )
+        assert page.evaluate(state) == before
+        page.evaluate("go({ run: '' })")
+        until(page, "document.body.dataset.drawn")
+        page.click('details[data-menu="global_batch"] summary')
+        page.type('details[data-menu="global_batch"] input', "16")
+        page.evaluate("wanted = study.version; void 0")
+        write_run(study, local_batch=2048)
+        time.sleep(6)
+        other = browser.new_page()
+        other.goto(address)
+        other.close()
+        until(
+            page,
+            UPDATED,
+        )
+        assert page.evaluate("document.activeElement.value") == "16"
+        assert page.evaluate("document.activeElement.closest('details').open")
+        page.close()
+
+
+def test_a_page_of_an_earlier_server_says_what_to_do(tmp_path: Path, browser: Any) -> None:
+    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    pages = [browser.new_page() for _ in range(2)]
+    with watching(tmp_path, "s") as server:
+        port = str(server.port)
+        for page, path in zip(pages, ("studies/s/", "studies/s/points/"), strict=True):
+            page.goto(server.address + path)
+            until(page, "document.body.innerText.includes('completed')")
+    for page in pages:
+        until(page, "document.body.innerText.includes('does not answer')")
+    with watching(tmp_path, "s", "--port", port):
+        for page in pages:
+            until(page, "document.body.innerText.includes('Open the address that it has printed')")
+    pages[0].select_option("#lang", "ko")
+    until(pages[0], "byId('live').textContent.includes('서버')")
+    for page in pages:
+        page.close()

@@ -252,8 +252,24 @@ def test_commands_work_on_an_imported_study(grid: Path, capsys: pytest.CaptureFi
     assert predict.run([str(grid), "--target-accuracy", "0.9"]) == 0
     assert "to a test accuracy of 0.9" in capsys.readouterr().out
     assert study_commands.status([str(grid)]) == 0
-    assert "12 points: 12 completed" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{grid}: 12 points: 12 completed\n"
     assert any("bsweep did not measure this run" in one for one in bsweep.load(grid).warnings)
+
+
+def test_no_command_repeats_imported_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*curve("a", 8, ("status", "finished")), *curve("b", 16, ("status", "killed"))]
+    import_to(tmp_path, write_csv(tmp_path / "runs.csv", rows), *CURVES)
+    study = str(tmp_path / "mine")
+    assert study_commands._resume([study]) == 0
+    assert study_commands.status([study]) == 0
+    said = capsys.readouterr().out
+    assert "nothing is left to do: 1 completed, 1 interrupted" in said
+    assert "again" not in said
+    with pytest.raises(ValueError, match="the 1 run with the state interrupted is imported"):
+        study_commands._retry([study, "--status", "interrupted"])
+    assert not caplog.records
 
 
 @pytest.mark.nightly

@@ -545,7 +545,7 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
             )
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
-    assert line.startswith("4 runs were timed while other runs shared the machine")
+    assert line.startswith("4 runs shared the machine with other runs")
     assert "--beside" in line
     assert not any("launch.parallel" in warning for warning in whole.warnings)
     cells, of_whole = analysis.cells(study.runs), analysis.cells(whole.runs)
@@ -682,8 +682,5 @@ def test_a_report_says_how_many_times_are_left_out(
     ((study, command),) = written
     assert study.runs["train_seconds"].isna().all() == (not flags)
     assert command.endswith(" ".join(["/s", *flags]))
-    said = (
-        "1 run was timed while other runs shared the machine (launch.parallel): its times are "
-        "left out"
-    )
+    said = "1 run shared the machine with other runs (launch.parallel). The times of such runs are"
     assert capsys.readouterr().err.count(said) == (not flags)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from bsweep.cli import study_commands
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.records import SCHEMA, Step
@@ -95,6 +98,43 @@ def test_completed_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.Monkey
     for _ in range(3):
         watched.look()
     assert seen == ["b32_w1_horovod_s0"]
+
+
+def test_status_reads_what_has_ended_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
+    run = write_run(study, local_batch=32, status=None, num_epochs_done=0)
+    read, seen, slept = states.state_of_run, Counter[str](), []
+    claim = ExitStack()
+    claim.enter_context(claimed(claim_of_run(run)))
+
+    def counted(folder: Path) -> states.State:
+        seen[folder.name] += 1
+        return read(folder)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            claim.close()
+        else:
+            step(run, 0.5)
+
+    monkeypatch.setattr(states, "state_of_run", counted)
+    monkeypatch.setattr(study_commands.time, "sleep", sleep)
+    assert study_commands.status([str(study), "--watch", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["counts"].get("running", 0) for one in told] == [1, 1, 0]
+    assert {point["run_id"]: point["epochs_done"] for point in told[1]["points"]}[run.name] == 0.5
+    assert seen == {"b8_w1_horovod_s0": 1, "b16_w1_horovod_s0": 1, run.name: 3}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_without_a_study_is_refused(tmp_path: Path, is_there: bool) -> None:
+    if is_there:
+        (tmp_path / "s").mkdir()
+    with pytest.raises(ValueError, match="no run and no command" if is_there else "no such study"):
+        Watched(tmp_path / "s")
 
 
 def test_a_study_that_is_removed_is_a_problem_until_it_is_back(tmp_path: Path) -> None:

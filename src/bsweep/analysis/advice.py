@@ -21,7 +21,9 @@ from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
-from bsweep.core.words import counted, listed
+from bsweep.config.target import score_said
+from bsweep.core.sentences import joined, said
+from bsweep.core.words import listed
 
 _MAX_NAMED = 3
 
@@ -83,18 +85,20 @@ def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
     """
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        yield (
-            f"{pending} of {counted(len(study.runs), 'run')} may still finish and change the "
-            "conclusions below."
+        yield said(
+            "{n} of {all:run} may still finish and change the conclusions below.",
+            n=pending,
+            all=len(study.runs),
         )
     if measured.empty:
-        cells = counted(len(tables.cells(study.runs)), "cell")
-        yield f"No run of {cells} has completed, so there is nothing to compare yet."
+        cells = len(tables.cells(study.runs))
+        yield said("No run of {n:cell} has completed, so nothing can be compared yet.", n=cells)
 
 
 def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator[str]:
     """Yield the conclusions on a group of cells, each after the group's name if it has one."""
-    yield from (f"{name}{name and ': '}{line}" for line in _conclusions(study, group) if line)
+    for line in filter(None, _conclusions(study, group)):
+        yield said("{where}: {line}", where=name, line=line) if name else line
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
@@ -106,11 +110,14 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     if len(times) and exchanging["strategy"].nunique() > 1:
         has_gpus = exchanging["device"].ne("cpu").any()
         is_short = has_gpus and times.eq(PLAIN_HOROVOD.cycle_time_ms).any()
-        on_gpus = f"; {GPU_CYCLE_MS:g} ms on GPUs instead of the default" if is_short else ""
-        yield (
+        values = " or ".join(map("{:g}".format, sorted(times.unique())))
+        yield said(
             "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
-            f"strategy.cycle_time_ms ({' or '.join(map('{:g}'.format, sorted(times.unique())))} "
-            f"ms{on_gpus}); other strategies have no such cycle."
+            "strategy.cycle_time_ms ({values} ms{on_gpus}). Other strategies have no such cycle.",
+            values=values,
+            on_gpus=said("; {ms} ms on GPUs instead of the default", ms=f"{GPU_CYCLE_MS:g}")
+            if is_short
+            else "",
         )
 
 
@@ -122,12 +129,15 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
         n: The number of seeds of each measured cell.
     """
     if n.max() == 1:
-        yield "Each cell has one seed: repeat with other seeds before trusting small differences."
-    elif n.min() < MIN_SEEDS_FOR_INTERVAL:
-        fewest = "one seed" if n.min() == 1 else "two seeds"
-        yield (
-            f"Some cells have only {fewest}: repeat with other seeds before trusting small "
+        yield said(
+            "Each cell has one seed. Repeat the runs with other seeds before you trust small "
             "differences."
+        )
+    elif n.min() < MIN_SEEDS_FOR_INTERVAL:
+        yield said(
+            "Some cells have only {n:seed}. Repeat their runs with other seeds before you trust "
+            "small differences.",
+            n=n.min(),
         )
 
 
@@ -152,23 +162,34 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     """
     part, has_learned = evaluated_part(study.runs), cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
+    score = score_said("test_accuracy", part)
     if learned.empty:
-        no_cell_has = (
-            "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
+        if len(cells) == 1:
+            yield said(
+                "The only cell has not learned ({score} not above chance), so no cell is "
+                "recommended.",
+                score=score,
+            )
+            return
+        yield said(
+            "None of {n:cell} has learned ({score} not above chance), so no cell is recommended.",
+            n=len(cells),
+            score=score,
         )
-        yield (
-            f"{no_cell_has} learned ({part} accuracy not above chance), so no cell is recommended."
-        )
-        if len(cells) > 1:
-            yield _times(study, cells)
+        yield _times(study, cells)
         return
     yield from (_after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate)(
         study, learned
     )
     yield from _more_workers(cells)
     if len(others):
-        have = f"{len(others)} of {len(cells)} cells {'has' if len(others) == 1 else 'have'}"
-        yield f"{have} not learned ({part} accuracy not above chance): {_some(others['brief'])}."
+        yield said(
+            "{n} of {all:cell} did not learn ({score} not above chance): {cells}.",
+            all=len(cells),
+            n=len(others),
+            score=score,
+            cells=_some(others["brief"]),
+        )
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
@@ -178,8 +199,18 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
         return ""
     ends = (by_time.iloc[0], by_time.iloc[-1])
     shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
+    return said(
+        "Training{length} took {shortest} to {longest}.",
+        length=_for(study),
+        shortest=shortest,
+        longest=longest,
+    )
+
+
+def _for(study: Study) -> str:
+    """Return in words how long the runs of a study train; empty if their lengths differ."""
     trained = length_of(study)
-    return f"Training{f' for {trained}' if trained else ''} took {shortest} to {longest}."
+    return said(" for {length}", length=trained) if trained else ""
 
 
 def _gains(study: Study) -> Iterator[str]:
@@ -189,58 +220,76 @@ def _gains(study: Study) -> Iterator[str]:
     Speed does not depend on learning, so cells that have not learned count as well.
     """
     for row in sharding_gains(study).reset_index().to_dict("records"):
-        faster = f"{100 * abs(row['gain']):.0f} % {'faster' if row['gain'] > 0 else 'slower'}"
-        workers = words("num_workers", row["num_workers"])
-        yield (
-            f"With an equal part of the parameters on each server, VGG-16 trains {faster} than "
-            f"with whole layers on each server, on {workers}."
-        )
+        values = {"percent": f"{100 * abs(row['gain']):.0f}", "n": row["num_workers"]}
+        if row["gain"] > 0:
+            yield said(
+                "With an equal part of the parameters on each server, VGG-16 trains {percent} % "
+                "faster than with whole layers on each server, on {n:worker}.",
+                **values,
+            )
+        else:
+            yield said(
+                "With an equal part of the parameters on each server, VGG-16 trains {percent} % "
+                "slower than with whole layers on each server, on {n:worker}.",
+                **values,
+            )
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     metric = next(
         (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
     )
-    accuracy_name = {
-        "test_accuracy": f"{evaluated_part(study.runs)} accuracy",
-        "train_accuracy": "training accuracy",
-    }.get(metric or "", "")
+    accuracy_name = (
+        score_said("test_accuracy", evaluated_part(study.runs))
+        if metric == "test_accuracy"
+        else said("training accuracy")
+    )
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:
         if metric:
             yield from _most_accurate(learned.dropna(subset=metric), metric, accuracy_name)
         return
-    best, trained = candidates.iloc[0], length_of(study)
-    result = f"{_shown(best, 'train_seconds')} s of training{f' for {trained}' if trained else ''}"
-    result += f" and {accuracy_name} {_both(best, metric)}" if metric else ""
-    within = f" within {ACCURACY_MARGIN:g} of the best {accuracy_name}"
-    rivals = _rivals(candidates, best)
+    best, rivals = candidates.iloc[0], [_rivals(candidates, candidates.iloc[0])]
+    seconds = _shown(best, "train_seconds")
+    result = said("{seconds} s of training{length}", seconds=seconds, length=_for(study))
+    if metric:
+        scored = {"score": accuracy_name, "accuracy": _both(best, metric)}
+        result = said("{result} and {score} {accuracy}", result=result, **scored)
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
-        rivals += (
-            f" Its accuracy is known only to ± {best[f'{metric}_ci95']:.2g}: less accurate cells "
-            "may be as good."
-        )
+        rivals.append(said(
+            "Its accuracy is known only to ± {half}: less accurate cells may be as good.",
+            half=f"{best[f'{metric}_ci95']:.2g}",
+        ))  # fmt: skip
+    named = {"cell": best["words"], "result": result, "seeds": _seeds(best["n"])}
     if not metric or len(learned) < 2:
-        yield f"Fastest: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
+        yield joined([said("Fastest: {cell}, with {result} ({seeds}).", **named), *rivals])
         return
-    most_accurate = learned.sort_values(
-        [metric, "train_seconds"], ascending=[False, True], kind="stable"
-    ).iloc[0]
-    fastest = learned.sort_values("train_seconds", kind="stable").iloc[0]
-    rivals += " No cell is more accurate." if most_accurate.name == best.name else ""
-    yield f"Fastest{within}: {best['words']}, with {result} ({_seeds(best['n'])}).{rivals}"
-    for adjective, row in (
-        ("Most accurate", most_accurate),
-        ("Faster, but less accurate", fastest),
-    ):
-        if row.name != best.name:
-            seconds = (
-                f" in {_shown(row, 'train_seconds')} s"
-                if row["train_seconds"] == row["train_seconds"]
-                else ""
-            )
-            yield f"{adjective}: {row['words']}, with {_both(row, metric)}{seconds}."
+    fastest = learned.sort_values("train_seconds", kind="stable")
+    most_accurate = fastest.sort_values(metric, ascending=False, kind="stable").iloc[0]
+    if most_accurate.name == best.name:
+        rivals.append(said("No cell is more accurate."))
+    first = said(
+        "Fastest within {margin} of the best {score}: {cell}, with {result} ({seeds}).",
+        margin=f"{ACCURACY_MARGIN:g}",
+        score=accuracy_name,
+        **named,
+    )
+    yield joined([first, *rivals])
+    if most_accurate.name != best.name:
+        yield said("Most accurate: {cell}.", cell=_scored(most_accurate, metric))
+    if fastest.index[0] != best.name:
+        yield said("Faster, but less accurate: {cell}.", cell=_scored(fastest.iloc[0], metric))
+
+
+def _scored(row: pd.Series[Any], metric: str) -> str:
+    """Return a cell's name with its accuracy and, if it is known, its training time."""
+    values = {"cell": row["words"], "accuracy": _both(row, metric)}
+    if pd.isna(row["train_seconds"]):
+        return said("{cell}, with {accuracy}", **values)
+    return said(
+        "{cell}, with {accuracy} in {seconds} s", seconds=_shown(row, "train_seconds"), **values
+    )
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
@@ -249,9 +298,12 @@ def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iter
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
-        yield (
-            f"Most accurate: {row['words']}, with {accuracy_name} {_both(row, metric)} "
-            f"({_seeds(row['n'])})."
+        yield said(
+            "Most accurate: {cell}, with {score} {accuracy} ({seeds}).",
+            cell=row["words"],
+            score=accuracy_name,
+            accuracy=_both(row, metric),
+            seeds=_seeds(row["n"]),
         )
 
 
@@ -267,9 +319,13 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
             " to ".join(dict.fromkeys(f"{end:.{places}f}" for end in (values.min(), values.max())))
             for values, places in ((rows["speedup"], 2), (100 * rows["efficiency"], 0))
         )
-        yield (
-            f"At equal local batches {words('num_workers', workers)} train {speedup} times as many "
-            f"examples a second as {base}: an efficiency of {efficiency} %."
+        yield said(
+            "At equal local batches {n:worker} train {speedup} times as many examples a second as "
+            "{base}: an efficiency of {efficiency} %.",
+            n=workers,
+            speedup=speedup,
+            base=base,
+            efficiency=efficiency,
         )
     yield tables.unequal_threads(cells)
 
@@ -284,10 +340,15 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
         if len(cells) < 2:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]
-        after = f"after {number(best['elapsed_seconds'])} s of training in each cell"
-        shown = f"{_shown(best, 'train_loss')} ({_seeds(best['n'])})"
-        rivals = _rivals(cells, best, "train_loss")
-        yield f"Lowest training loss {after}: {best['words']}, with {shown}.{rivals}"
+        first = said(
+            "Lowest training loss after {seconds} s of training in each cell: {cell}, with {loss} "
+            "({seeds}).",
+            seconds=number(best["elapsed_seconds"]),
+            cell=best["words"],
+            loss=_shown(best, "train_loss"),
+            seeds=_seeds(best["n"]),
+        )
+        yield joined([first, _rivals(cells, best, "train_loss")])
 
 
 def _shown(row: pd.Series[Any], metric: str) -> str:
@@ -304,11 +365,16 @@ def _both(row: pd.Series[Any], metric: str) -> str:
     median = _shown(row, "best_median") if metric == "test_accuracy" else "-"
     if median in (last, "-"):
         return last
-    return f"{last} in the last evaluation (best median of three evaluations: {median})"
+    return said(
+        "{last} in the last evaluation (best median of three evaluations: {median})",
+        last=last,
+        median=median,
+    )
 
 
 def _seeds(n: int) -> str:
-    return {1: "one seed", 2: "two seeds"}.get(n, f"mean of {n} seeds, 95 % interval")
+    few = {1: said("one seed"), 2: said("two seeds")}
+    return few.get(n) or said("mean of {n} seeds, 95 % interval", n=n)
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
@@ -319,13 +385,12 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     rivals = cells[
         (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
     ]
-    time_or_loss = "time" if metric == "train_seconds" else "loss"
-    those = "that" if len(rivals) == 1 else "those"
-    return (
-        f" The interval of its {time_or_loss} overlaps {those} of {_some(rivals['brief'])}."
-        if len(rivals)
-        else ""
-    )
+    if rivals.empty:
+        return ""
+    others = _some(rivals["brief"])
+    if metric == "train_seconds":
+        return said("The interval of its time overlaps that of {others}.", others=others)
+    return said("The interval of its loss overlaps that of {others}.", others=others)
 
 
 def _some(names: pd.Series[str]) -> str:

@@ -24,6 +24,7 @@ from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apa
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
+from bsweep.core.sentences import joined, said
 from bsweep.core.words import counted
 
 MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.
@@ -85,7 +86,7 @@ def recommendations(study: Study) -> list[str]:
     """
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [
-        f"{answer.where}: {line}" if answer.where else line
+        said("{where}: {line}", where=answer.where, line=line) if answer.where else line
         for answer in found
         for line in answer.sentences
     ]
@@ -138,10 +139,15 @@ def _not_looked_at(study: Study) -> list[str]:
     target = _target(study)
     option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
-    were = (
-        f"{counted(len(more), 'further part')} of the study {'was' if len(more) == 1 else 'were'}"
-    )
-    return [f"{were} not analysed. To analyse one of them: {command} with {options}."]
+    return [
+        said(
+            "Further parts of the study that were not analysed: {n}. To analyse one of them: "
+            "{command} with {options}.",
+            n=len(more),
+            command=command,
+            options=options,
+        )
+    ]
 
 
 def doubts(study: Study) -> list[str]:
@@ -158,11 +164,12 @@ def doubts(study: Study) -> list[str]:
     for answer in answers(study):
         for text in answer.prediction.warnings if answer.prediction is not None else ():
             found.setdefault(text, []).append(answer.where)
-    return [f"{_for_what(where)}: {text}" for text, where in found.items()]
-
-
-def _for_what(where: list[str]) -> str:
-    return f"prediction ({'; '.join(where)})" if any(where) else "prediction"
+    return [
+        said("prediction ({parts}): {warning}", parts="; ".join(where), warning=text)
+        if any(where)
+        else said("prediction: {warning}", warning=text)
+        for text, where in found.items()
+    ]
 
 
 def what_is_missing(study: Study) -> list[str]:
@@ -181,10 +188,10 @@ def what_is_missing(study: Study) -> list[str]:
     places: dict[str, list[str]] = {}
     for answer in answers(study):
         if answer.prediction is None:
-            places.setdefault(" ".join(answer.sentences), []).append(answer.where)
+            places.setdefault(joined(answer.sentences), []).append(answer.where)
     is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
     return [
-        line if is_all else f"{'; '.join(filter(None, where))}: {line}"
+        line if is_all else said("{where}: {line}", where="; ".join(filter(None, where)), line=line)
         for line, where in places.items()
     ]
 
@@ -232,22 +239,24 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
     try:
         found = predict(part, **given)  # type: ignore[arg-type]
     except ValueError as error:
-        return Answer(where, None, (_missing(part, target, str(error)),))
+        return Answer(where, None, (_missing(part, target, error.args[0]),))
     sentences = filter(None, (found.sentence(), _of_rates(part, found)))
     return Answer(where, found, tuple(sentences))
 
 
 def _of_rates(study: Study, found: Prediction) -> str:
     if study.runs["lr_rule"].eq(TUNED).any():
-        chosen = f"cell uses the best of its learning rates, by {best_by(study)}"
-    elif found.seen.rates:
-        chosen = "batch size uses the best of its learning rates, by the steps to the target"
-    else:
-        return ""
-    return (
-        f"Each {chosen}. The same runs found that rate, so its time may look a little better than "
-        "it is."
-    )
+        return said(
+            "Each cell uses the best of its learning rates, by {score}. The same runs found that "
+            "rate, so its time may look a little better than it is.",
+            score=best_by(study),
+        )
+    if found.seen.rates:
+        return said(
+            "Each batch size uses the best of its learning rates, by the steps to the target. The "
+            "same runs found that rate, so its time may look a little better than it is."
+        )
+    return ""
 
 
 def _missing(study: Study, target: Target | None, problem: str) -> str:
@@ -261,23 +270,24 @@ def _missing(study: Study, target: Target | None, problem: str) -> str:
     """
     runs = study.runs
     if names := unsynchronised(study, runs):
-        shown = " or ".join(words("variant", name) for name in names)
-        return (
-            f"No recommendation of a batch size: workers with {shown} do not take every step "
-            "together, but the law of steps over batch sizes needs workers that do, as with "
-            "strategy=horovod."
+        return said(
+            "No recommendation of a batch size: workers with {variants} do not take every step "
+            "together, but the formula for the steps at each batch size needs workers that do, as "
+            "with strategy=horovod.",
+            variants=" or ".join(words("variant", name) for name in names),
         )
     if of_one_batch(runs).empty:
-        return (
+        return said(
             "No recommendation of a batch size: all runs have a policy that may change their batch "
             "size, but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
-            f"batching=fixed local_batch=... study={study.name}."
+            "batching=fixed local_batch=... study={study}.",
+            study=study.name,
         )
     if runs["global_batch"].nunique() == 1:
-        return f"No recommendation of a batch size{_of_one_size(study, target)}"
+        return _of_one_size(study, target)
     if not problem:
         return _no_target(study)
-    return f"No recommendation of a batch size: {problem[0].lower()}{problem[1:]}"
+    return said("No recommendation of a batch size: {problem}", problem=problem)
 
 
 def _of_one_size(study: Study, target: Target | None) -> str:
@@ -286,21 +296,30 @@ def _of_one_size(study: Study, target: Target | None) -> str:
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
-    why_one_size = f": all runs have a global batch of {batch}"
     if len(counts) == 1:
-        why_one_size = (
-            f" or a worker count: there is only one cell (global batch {batch} on "
-            f"{words('num_workers', counts[0])})"
+        why = said(
+            "No recommendation of a batch size or a worker count: there is only one cell (global "
+            "batch {batch} on {n:worker}).",
+            batch=batch,
+            n=counts[0],
+        )
+    else:
+        why = said(
+            "No recommendation of a batch size: all runs have a global batch of {batch}.",
+            batch=batch,
         )
     sizes = _around(int(runs["local_batch"].iloc[0]))
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
-    return (
-        f"{why_one_size}. Run at least one more batch size (two to check the fit): bsweep run "
-        f"local_batch={sizes} study={study.name}, with the other settings unchanged. Or let bsweep "
-        f"train only the cells that it needs: bsweep recommend {grid} "
-        f"{target.option if target else '--target-accuracy ...'}, also with the other settings "
-        "unchanged."
+    remedy = said(
+        "Run at least one more batch size (two to check the fit): bsweep run local_batch={sizes} "
+        "study={study}, with the other settings unchanged. Or let bsweep train only the cells that "
+        "it needs: bsweep recommend {grid} {option}, also with the other settings unchanged.",
+        sizes=sizes,
+        study=study.name,
+        grid=grid,
+        option=target.option if target else "--target-accuracy ...",
     )
+    return joined([why, remedy])
 
 
 def _no_target(study: Study) -> str:
@@ -311,13 +330,16 @@ def _no_target(study: Study) -> str:
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:
-        return (
+        return said(
             "No recommendation of a batch size: a time to an accuracy needs two evaluations of a "
-            f"run, but {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
-            "epochs (evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
-            f"study={study.name}."
+            "run, but {few} of {n:run} have fewer. Evaluate within epochs "
+            "(evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
+            "study={study}.",
+            few=few,
+            n=len(evaluated),
+            study=study.name,
         )
-    return (
+    return said(
         "No recommendation of a batch size: fewer than half of the cells reach an accuracy above "
         "chance in all their runs. Train for longer, or at learning rates that suit each batch, "
         "as with optimizer.lr_rule=linear."

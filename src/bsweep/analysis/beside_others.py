@@ -16,6 +16,7 @@ import pandas as pd
 
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study
+from bsweep.core.sentences import said
 
 _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit in a column's name
 
@@ -56,12 +57,11 @@ def left_out(provenance: pd.DataFrame) -> str:
     count = len(timed_beside(provenance))
     if not count:
         return ""
-    runs = "1 run was" if count == 1 else f"{count} runs were"
-    its = "its times are" if count == 1 else "their times are"
-    return (
-        f"{runs} timed while other runs shared the machine (launch.parallel): {its} left out of "
-        "figures, tables and predictions; accuracies and losses are kept. To include the times, "
-        "use bsweep report --beside, or bsweep.load(..., beside=True) in Python."
+    return said(
+        "{n:run} shared the machine with other runs (launch.parallel). The times of such runs are "
+        "left out of figures, tables and predictions; accuracies and losses are kept. To include "
+        "the times, use bsweep report --beside, or bsweep.load(..., beside=True) in Python.",
+        n=count,
     )
 
 

@@ -118,7 +118,7 @@ RUNS = (
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
     Column("batching", "any", "batching", role="setting", source="batching.name", is_always=False),
-    Column("placement", "any", role="placement", said="{}"),
+    Column("placement", "any", "where the workers ran", role="placement", said="{}"),
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),

@@ -18,6 +18,7 @@ from bsweep.analysis.supported import supported_target
 from bsweep.analysis.targets import to_target
 from bsweep.analysis.tuning import tuned
 from bsweep.config.target import SETTINGS, Target
+from bsweep.core.sentences import said
 
 
 @once
@@ -41,13 +42,17 @@ def common_target(study: Study) -> tuple[Target, str] | None:
         return (named[0], "") if len(named) == 1 else None
     target, why = supported
     if not named:
-        return target, f"The runs name no target: {why}"
+        return target, said("The runs name no target: {why}", why=why)
     problem = (
-        f"The runs name {len(named)} targets."
+        said("The runs name {n} targets.", n=len(named))
         if len(named) > 1
-        else f"No run reached {named[0]}. {best_seen(study, named[0])}."
+        else said(
+            "No run reached {target}. {best}.",
+            target=named[0].said,
+            best=best_seen(study, named[0]),
+        )
     )
-    return target, f"{problem} {why[:1].upper()}{why[1:]}"
+    return target, said("{problem} So {why}", problem=problem, why=why)
 
 
 def best_seen(study: Study, target: Target) -> str:
@@ -63,7 +68,11 @@ def best_seen(study: Study, target: Target) -> str:
     """
     found = target.sign * to_target(study, target)[["best", "last"]].astype(float)
     median, last = (number(float(target.sign * value)) for value in found.max())
-    return f"The best median of three evaluations is {median} (best last evaluation: {last})"
+    return said(
+        "The best median of three evaluations is {median} (best last evaluation: {last})",
+        median=median,
+        last=last,
+    )
 
 
 def _named(study: Study) -> list[Target]:

@@ -236,7 +236,7 @@ class Comparison:
             "cells": self.cells.assign(**verdicts).to_dict("records"),
             "missing": self.missing.to_dict("records"),
             "warnings": self.warnings,
-        })  # fmt: skip
+        }, in_english=True)  # fmt: skip
         return found
 
 

@@ -31,7 +31,9 @@ from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import ALPHA, MIN_SEEDS_FOR_INTERVAL, half_width
 from bsweep.analysis.tuning import rates, scores_by_seed
-from bsweep.core.words import counted, listed
+from bsweep.config.target import score_said
+from bsweep.core.sentences import joined, said
+from bsweep.core.words import listed
 
 ENOUGH_RATES = 3  # a best rate between two others takes three rates of a batch size
 _MOST_GROUPS = 4  # groups that have sentences
@@ -180,15 +182,16 @@ def rate_words(table: pd.DataFrame) -> str:
     rule.
     """
     if table["learning_rate"].nunique() == 1:
-        return f"one rate for all ({table['learning_rate'].iloc[0]:g})"
-    said = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
+        rate = f"{table['learning_rate'].iloc[0]:g}"
+        return said("one learning rate for all ({rate})", rate=rate)
+    parts = {"lr": "base rate {}", "lr_rule": "{}", "optimizer.reference_batch": "at batch {}"}
     values = {
         name: setting_text(table.index.get_level_values(name)[0])
         for name in RATES
         if name in levels(table)
     }
-    rule = ", ".join(said[name].format(value.replace("_", " ")) for name, value in values.items())
-    return f"one rule for all ({rule})"
+    rule = ", ".join(parts[name].format(value.replace("_", " ")) for name, value in values.items())
+    return said("one learning-rate rule for all ({rule})", rule=rule)
 
 
 def _by_batch(table: pd.DataFrame) -> list[tuple[int, tuple[Hashable, ...]]]:
@@ -284,98 +287,121 @@ def fairness_words(study: Study) -> list[str]:
         One line for each compared group of cells.
     """
     part = evaluated_part(study.runs)
-    return [" ".join(_sentences(one, part)) for one in fairness(study)]
+    return [joined(_sentences(one, part)) for one in fairness(study)]
 
 
 def _sentences(one: Fairness, part: str) -> Iterator[str]:
-    group_name = f"{one.apart}: " if one.apart else ""
+    if one.apart:
+        yield said("{where}:", where=one.apart)
     if one.best_rates is None or one.lacking_seeds:
-        why = "fewer than two batch sizes have a score of every seed."
-        if one.lacking_seeds:
-            why = (
-                f"an interval needs {MIN_SEEDS_FOR_INTERVAL} seeds of each batch size. Run "
-                f"{_batches(one.lacking_seeds, 'more seed')} at each rate (as in seed=0,1,2)."
-            )
-        yield (
-            f"{group_name}These runs cannot tell whether a batch effect remains at the best "
-            f"learning rate of each batch size: {why}"
+        yield said(
+            "These runs cannot tell whether batch sizes differ at the best learning rate of each."
         )
+        if one.lacking_seeds:
+            yield said(
+                "An interval needs {n} seeds of each batch size. Run {batches} at each rate (as in "
+                "seed=0,1,2).",
+                n=MIN_SEEDS_FOR_INTERVAL,
+                batches=joined([
+                    said("{n:more seed} of local batch {batches}", n=n, batches=listed(batches))
+                    for n, batches in _by_number(one.lacking_seeds)
+                ], "; "),
+            )  # fmt: skip
+        else:
+            yield said("Fewer than two batch sizes have a score of every seed.")
     else:
         before, after = one.one_rate, one.best_rates
         if before is not None and not np.isnan(before.low):
-            yield f"{group_name}With {one.rate} {_said(before, one.metric, part)}."
-            group_name = ""
-        yield (
-            f"{group_name}With the best rate of each batch size (each seed at the rate that the "
-            f"other seeds find best), {_said(after, one.metric, part)}{_so(before, after)}."
+            yield said(
+                "With {rate}, {difference}.",
+                rate=one.rate,
+                difference=_said(before, one.metric, part),
+            )
+        yield said(
+            "With the best rate of each batch size (each seed at the rate that the other seeds "
+            "find best), {difference}.",
+            difference=_said(after, one.metric, part),
         )
+        if after.is_told:
+            yield said("So the batch size has an effect that its best learning rate does not undo.")
+        elif before is not None and before.is_told:
+            yield said(
+                "So the difference at one rate or rule for all may come from the learning rate."
+            )
     yield from _caveats(one)
 
 
 def _said(of: Difference, metric: str, part: str) -> str:
-    if metric == "seconds_to_target":
-        low, value, high = (number(float(np.exp(part))) for part in (of.low, of.value, of.high))
-        difference = (
-            f"local batch {of.worse} takes {value} times as long to the target as {of.better}"
+    is_time = metric == "seconds_to_target"
+    ends = (of.low, of.value, of.high)
+    low, value, high = (number(float(np.exp(end)) if is_time else end) for end in ends)
+    values = {"worse": of.worse, "better": of.better, "value": value}
+    difference = (
+        said("local batch {worse} takes {value} times as long to the target as {better}", **values)
+        if is_time
+        else said(
+            "the {score} of local batch {worse} is {value} below that of {better}",
+            score=score_said("test_accuracy", part),
+            **values,
         )
-    else:
-        low, value, high = (number(part) for part in (of.low, of.value, of.high))
-        difference = (
-            f"the {part} accuracy of local batch {of.worse} is {value} below that of {of.better}"
-        )
-    interval = f"95 % interval {low} to {high}, simultaneous for all pairs"
-    if of.is_told:
-        return f"{difference} ({interval})"
-    return (
-        f"no difference between batch sizes is significant (the largest: {difference}, {interval})"
     )
-
-
-def _so(before: Difference | None, after: Difference) -> str:
-    if after.is_told:
-        return ": a batch effect remains"
-    if before is not None and before.is_told:
-        return (
-            ". So the difference under one rate or rule for all may be an effect of the learning "
-            "rate"
+    numbers = {"difference": difference, "low": low, "high": high}
+    if of.is_told:
+        return said(
+            "{difference} (95 % interval {low} to {high}, which holds for all pairs at once)",
+            **numbers,
         )
-    return ""
+    return said(
+        "no difference between batch sizes is significant (the largest: {difference}, 95 % "
+        "interval {low} to {high}, which holds for all pairs at once)",
+        **numbers,
+    )
 
 
 def _caveats(one: Fairness) -> Iterator[str]:
     """Yield sentences on what limits a comparison of batch sizes, such as few learning rates."""
     if one.missed:
-        how = "reached the target" if one.metric == "seconds_to_target" else "stayed finite"
-        yield (
-            f"Not compared: local batch {listed(one.missed)}, because not all seeds {how} even at "
-            "the best rate. The batch size may be the cause, unless an untried rate does better."
+        is_time = one.metric == "seconds_to_target"
+        yield said(
+            "Not compared: local batch {batches}, because not all seeds {did} even at the best "
+            "rate. The batch size may be the cause, unless an untried rate does better.",
+            batches=listed(one.missed),
+            did=said("reached the target") if is_time else said("stayed finite"),
         )
     if one.lacking_rates:
-        yield (
-            "The best rate of a batch size should lie between two other tried rates. Run "
-            f"{_batches(one.lacking_rates, 'more rate')} (optimizer.lr=...)."
-        )
-    for end in ("lowest", "highest"):
-        at = [
+        yield said(
+            "The best rate of a batch size should lie between two other tried rates. Run {batches} "
+            "(optimizer.lr=...).",
+            batches=joined([
+                said("{n:more rate} of local batch {batches}", n=n, batches=listed(batches))
+                for n, batches in _by_number(one.lacking_rates)
+            ], "; "),
+        )  # fmt: skip
+    at = {
+        end: listed([
             batch
             for batch in one.edges
             if one.edges[batch] == end and batch not in one.lacking_rates
-        ]
-        if at:
-            yield (
-                f"The best rate of local batch {listed(at)} is the {end} tried: a better rate may "
-                "lie beyond it."
-            )
+        ])
+        for end in ("lowest", "highest")
+    }  # fmt: skip
+    if at["lowest"]:
+        yield said(
+            "The best rate of local batch {batches} is the lowest tried: a better rate may lie "
+            "below it.",
+            batches=at["lowest"],
+        )
+    if at["highest"]:
+        yield said(
+            "The best rate of local batch {batches} is the highest tried: a better rate may lie "
+            "above it.",
+            batches=at["highest"],
+        )
 
 
-def _batches(lacking: Mapping[int, int], noun: str) -> str:
-    """Return a text on how many more seeds or learning rates each batch size needs, such as `2 more
-    seeds of local batch 8 and 16; 1 more seed of local batch 32`.
+def _by_number(lacking: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each number of seeds or rates that batch sizes lack, the largest first, with these
+    batch sizes.
     """
-    counts = sorted(set(lacking.values()), reverse=True)
-    parts = [
-        f"{counted(count, noun)} of local batch "
-        f"{listed([batch for batch in lacking if lacking[batch] == count])}"
-        for count in counts
-    ]
-    return "; ".join(parts)
+    for number_of in sorted(set(lacking.values()), reverse=True):
+        yield number_of, [batch for batch in lacking if lacking[batch] == number_of]

@@ -18,6 +18,7 @@ from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
+from bsweep.core.sentences import first_said, said
 from bsweep.core.words import counted, escaped, first_of
 
 if TYPE_CHECKING:
@@ -179,7 +180,10 @@ def study_of(
     runs = runs.sort_values(
         ["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True
     )
-    lost = [f"{run_id}: left out: {why}" for run_id, why in (skipped or {}).items()]
+    lost = [
+        said("{run} is left out: {why}", run=run_id, why=why)
+        for run_id, why in (skipped or {}).items()
+    ]
     warnings = (*lost, *_warnings(runs, provenance))
     name = escaped(folder.resolve().name)
     known = {"runs": runs, "provenance": provenance, **typed}
@@ -219,29 +223,32 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     """
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
-        yield (
-            f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or out "
-            "of disk space). If no sweep is at work, start the same sweep again."
+        yield said(
+            "{runs}: unfinished (still training, killed with the launcher, or out of disk space). "
+            "If no sweep is at work, start the same sweep again.",
+            runs=first_said(unfinished),
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
-        names = "; ".join(hardware)
-        yield (
+        yield said(
             "Runs on different hardware have separate curves, and their times cannot be compared: "
-            f"{names}."
+            "{hardware}.",
+            hardware="; ".join(hardware),
         )
     for difference, values in mixture(runs, provenance).items():
+        numbers = {"difference": difference, "values": in_words(values)}
         if difference == "torch" or difference.startswith("precision"):
-            yield f"Runs of different {difference} have separate curves: {in_words(values)}."
+            yield said("Runs of different {difference} have separate curves: {values}.", **numbers)
         elif difference != "hardware":
-            yield f"Runs of different {difference} are shown together: {in_words(values)}."
-    if "commit" in provenance and provenance["commit"].nunique() > 1:
-        yield (
-            f"The runs come from {provenance['commit'].nunique()} different commits of bsweep: see "
-            "the provenance table."
+            yield said("Runs of different {difference} are shown together: {values}.", **numbers)
+    if "commit" in provenance and (commits := provenance["commit"].nunique()) > 1:
+        yield said(
+            "The runs come from {n} different commits of bsweep. The provenance table names them.",
+            n=commits,
         )
-    said: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
         for line in text.split("\n") if text else ():
-            said.setdefault(line, []).append(run_id)
-    yield from (f"{first_of(run_ids)}: {line}" for line, run_ids in said.items())
+            told.setdefault(line, []).append(run_id)
+    for line, run_ids in told.items():
+        yield said("{runs}: {warning}", runs=first_said(run_ids), warning=line)

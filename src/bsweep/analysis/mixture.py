@@ -59,9 +59,9 @@ def refuse(folder: Path, found: Mixture) -> None:
     raise ValueError(
         "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
         + "\nRemove the folders of the smaller group and run the same sweep again, or move them "
-        "to a study of their own. Or use all runs together by bsweep report --mix (mix=True in "
-        "Python): runs of different hardware, precision or torch then get separate curves, runs of "
-        "different Horovod or bsweep do not."
+        "to a study of their own. Or use all runs together by --mix of bsweep report and bsweep "
+        "watch (mix=True in Python): runs of different hardware, precision or torch then get "
+        "separate curves, runs of different Horovod or bsweep do not."
     )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
+from bsweep.core.sentences import said
 from bsweep.core.words import counted
 
 _NAMES = {
@@ -169,9 +170,9 @@ def length_of(study: Study) -> str:
     """
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()
-        return counted(lengths[0], "round") if len(lengths) == 1 else ""
+        return said("{n:round}", n=lengths[0]) if len(lengths) == 1 else ""
     lengths = study.runs["planned_epochs"].dropna().unique()
-    return counted(lengths[0], "epoch") if len(lengths) == 1 else ""
+    return said("{n:epoch}", n=lengths[0]) if len(lengths) == 1 else ""
 
 
 def _variant(text: str) -> str:

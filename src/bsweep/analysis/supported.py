@@ -26,14 +26,10 @@ from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
-from bsweep.core.words import counted
+from bsweep.core.sentences import said
 
 _STEP = 0.01
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
-_IN_WORDS = {
-    "test_accuracy": "highest {}, in whole percents,",
-    "test_loss": "lowest {}, in hundredths,",
-}
 
 
 def part_of(study: Study, kept: pd.Series[bool]) -> Study:
@@ -74,10 +70,21 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     if not math.isfinite(score):
         return None
     target = Target(metric, round(abs(score), 2), evaluated_part(study.runs))
-    return target, (
-        f"{target} was chosen, because it is the {_IN_WORDS[metric].format(target.score)} that "
-        f"{int((cells >= score - 1e-9).sum())} of {counted(len(cells), 'cell')} reach in all their "
-        "runs."
+    reached = {"n": int((cells >= score - 1e-9).sum()), "all": len(cells)}
+    if metric == "test_accuracy":
+        return target, said(
+            "{target} was chosen: the highest {score}, in whole percents, that {n} of {all:cell} "
+            "reach in all their runs.",
+            target=target.said,
+            score=target.score,
+            **reached,
+        )
+    return target, said(
+        "{target} was chosen: the lowest {score}, in hundredths, that {n} of {all:cell} reach in "
+        "all their runs.",
+        target=target.said,
+        score=target.score,
+        **reached,
     )
 
 

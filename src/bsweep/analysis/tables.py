@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from bsweep.analysis.columns import heading
 from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loaded import Study
@@ -25,6 +26,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
+from bsweep.core.sentences import said
 from bsweep.core.words import counted
 
 METRICS = [
@@ -509,30 +511,36 @@ def caveats(study: Study) -> list[str]:
     Returns:
         One sentence for each element.
     """
-    changing = [_CHANGING.get(name, f"{name} changes") for name in entangled(study.runs)]
-    lines = [
-        f"{change} together with the batch size or the number of workers, so curves show both "
-        "effects."
-        for change in changing
+    lines: list[str] = [
+        said(
+            "{change} together with the batch size or the number of workers, so curves show both "
+            "effects.",
+            change=_CHANGING.get(name) or said("{setting} changes", setting=heading(name)),
+        )
+        for name in entangled(study.runs)
     ]
     completed = study.runs["status"] == "completed"
     repeated = int(
         by_cell(study.runs[completed]).set_index("seed", append=True).index.duplicated().sum()
     )
     if repeated:
-        lines.append(
-            f"{repeated} {'run repeats' if repeated == 1 else 'runs repeat'} a seed of the same "
-            "cell: repetitions are averaged first, because n and the intervals count seeds."
-        )
+        lines.append(said(
+            "Runs that repeat a seed of the same cell: {n}. They are averaged first, because n and "
+            "the intervals count seeds.",
+            n=repeated,
+        ))  # fmt: skip
     if " " in evaluated_part(study.runs):
-        lines.append(
+        lines.append(said(
             "Some runs were evaluated on validation examples (data.validation_share), others on "
-            "the test set: their accuracies and losses do not compare."
-        )
+            "the test set: their accuracies and losses cannot be compared."
+        ))  # fmt: skip
     return lines
 
 
-_CHANGING = {"threads": "The threads of a worker change", "lr": "The base learning rate changes"}
+_CHANGING = {
+    "threads": said("The number of threads of a worker changes"),
+    "lr": said("The base learning rate changes"),
+}
 
 
 def cell_means(

@@ -26,8 +26,9 @@ def run(arguments: Sequence[str]) -> int:
     return the exit code.
 
     Returns:
-        0; 1 if --fail-if-slower finds a slower cell; 2 if it cannot tell because the hardware
-        differs, a cell is missing, or fewer runs of a cell reach the target.
+        0; 1 if --fail-if-slower finds a slower cell; 2 if it cannot tell for a cell: because the
+        hardware differs, the cell is missing, it has too few seeds for a test, or fewer of its runs
+        reach the target.
     """
     parser = argparse.ArgumentParser(
         prog="bsweep compare", description="Compare studies with the first one, the reference."
@@ -78,6 +79,7 @@ def _share(text: str) -> float:
 def _judge(found: Comparison, share: float) -> int:
     """Say which cells are slower by more than `share` with certainty, and return the exit code."""
     from bsweep.analysis.comparison import RARER
+    from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 
     cells, limit = found.cells, f"{100 * share:g} %"
     slower = [
@@ -91,16 +93,22 @@ def _judge(found: Comparison, share: float) -> int:
     ]
     if slower:
         logger.error(f"bsweep: slower by more than {limit}: {first_of(slower, comma='; ')}")
-        return 1
-    of_cells = f"of {counted(len(cells), 'cell')}"
     is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
-    is_rarer = found.verdicts("seconds_to_target") == RARER
+    is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
+    is_refused = cells["is_across_hardware"] & ~is_timed
     unknown = [
         (found.missing, "no run completed. Run the cells that are missing"),
-        (cells[is_rarer], "fewer runs reach the target. Run more seeds"),
         (
-            cells[cells["is_across_hardware"] & ~is_timed],
+            cells[found.verdicts("seconds_to_target") == RARER],
+            "fewer runs reach the target. Run more seeds",
+        ),
+        (
+            cells[is_refused],
             "the hardware differs. To compare the times all the same, use --across-hardware",
+        ),
+        (
+            cells[~is_tested & ~is_refused],
+            f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds",
         ),
     ]
     for rows, why in unknown:
@@ -110,12 +118,4 @@ def _judge(found: Comparison, share: float) -> int:
                 f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(rows), 'cell')} "
                 f"({named}): {why}."
             )
-    if any(len(rows) for rows, _ in unknown):
-        return BAD_CONFIG
-    is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
-    if untested := int((~is_tested).sum()):
-        logger.warning(
-            f"bsweep: --fail-if-slower {limit} cannot tell for {untested} {of_cells}: a test takes "
-            "times of three seeds in each study."
-        )
-    return 0
+    return 1 if slower else BAD_CONFIG if any(len(rows) for rows, _ in unknown) else 0

@@ -11,6 +11,9 @@ from bsweep.core.terminal import BAD_CONFIG
 
 logger = terminal.logger(__name__)
 
+MIX = "mix runs of different hardware, versions or precision"
+BESIDE = "also use times of runs beside other runs (launch.parallel)"
+
 
 def run(arguments: Sequence[str]) -> int:
     """Write the figures, tables and page of a study, print the path of the page, and return the
@@ -21,14 +24,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     parser.add_argument("--out", type=Path, help="folder for the report (default: STUDY/report)")
-    parser.add_argument(
-        "--mix", action="store_true", help="mix runs of different hardware, versions or precision"
-    )
-    parser.add_argument(
-        "--beside",
-        action="store_true",
-        help="also use times of runs beside other runs (launch.parallel)",
-    )
+    parser.add_argument("--mix", action="store_true", help=MIX)
+    parser.add_argument("--beside", action="store_true", help=BESIDE)
     parser.add_argument(
         "--columns",
         default="",

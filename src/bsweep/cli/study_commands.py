@@ -17,6 +17,7 @@ from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.core.words import counted
 from bsweep.study import attendance, commands, overview, states
 from bsweep.study.commands import Command
+from bsweep.study.watching import Watched
 
 logger = terminal.logger(__name__)
 
@@ -34,10 +35,9 @@ def status(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     end_with_reader()
-    said = ""
+    said, watched = "", Watched(options.study)
     while True:
-        sweeps = attendance.sweeps(options.study)
-        rows, source = overview.of_study(options.study)
+        rows, source, sweeps = watched.rows(), watched.estimated_by, watched.sweeps
         if options.json:
             indent = None if options.watch else 1
             text = overview.as_json(rows, source, indent, study=str(options.study), sweeps=sweeps)
@@ -54,6 +54,9 @@ def status(arguments: Sequence[str]) -> int:
             time.sleep(_WATCH_SECONDS)
         except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep
             return 0
+        watched.look()
+        if watched.problem:
+            raise ValueError(watched.problem)
 
 
 def stop(arguments: Sequence[str]) -> int:
@@ -129,7 +132,7 @@ def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
         .study
     )
     rows, _ = overview.of_study(study_dir)
-    left = {row.run_id for row in rows if row.is_left}
+    left = {row.run_id for row in rows if row.is_left and not row.state.is_imported}
     if not left:
         print(
             f"{study_dir}: nothing is left to do: "
@@ -153,6 +156,11 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
     options = parser.parse_args(arguments)
     wanted = [status for status in options.status.split(",") if status]
     known = (*states.FAILURES, "interrupted", "damaged", "completed")
+    if not wanted:
+        raise ValueError(
+            f"--status {options.status!r} names no state. Known: {', '.join(known)}. Separate "
+            "several by commas."
+        )
     for status in wanted:
         if status not in known:
             raise ValueError(
@@ -160,7 +168,14 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
                 f"{', '.join(known)}."
             )
     rows, _ = overview.of_study(options.study)
-    chosen = {row.run_id for row in rows if row.state.status in wanted}
+    found = [row for row in rows if row.state.status in wanted]
+    chosen = {row.run_id for row in found if not row.state.is_imported}
+    if found and not chosen:
+        raise ValueError(
+            f"{options.study}: nothing to retry: the {counted(len(found), 'run')} with the state "
+            f"{' or '.join(wanted)} {'is' if len(found) == 1 else 'are'} imported, and no command "
+            "of bsweep leads to an imported run."
+        )
     if not chosen:
         here = states.counted(row.state.status for row in rows)
         raise ValueError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
+from bsweep.cli.report import BESIDE, MIX
 from bsweep.core import terminal
 from bsweep.core.extras import refuse_missing
 
@@ -34,24 +36,29 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="the address to listen at (default: 127.0.0.1, which only this machine reaches)",
+        help="the address to listen at, or its name (default: 127.0.0.1, which only this machine "
+        "reaches)",
     )
+    parser.add_argument("--mix", action="store_true", help=MIX)
+    parser.add_argument("--beside", action="store_true", help=BESIDE)
     options = parser.parse_args(arguments)
     refuse_missing("bsweep watch", ("starlette", "uvicorn"), "watch")
-    from bsweep.serve.server import is_loopback, serve
+    from bsweep.analysis import load
+    from bsweep.serve.server import serve
 
-    if not is_loopback(options.host):
-        logger.warning(
-            f"bsweep: --host {options.host}: other machines reach this server. Whoever knows the "
-            "address with its token can read the studies, and the network can read it on the way: "
-            "nothing is encrypted. Safer: leave out --host, and forward the port by ssh -L."
-        )
+    load_study = functools.partial(load, mix=options.mix, beside=options.beside)
     try:
-        serve(options.studies, options.host, options.port, _announce)
+        serve(options.studies, options.host, options.port, _announce, load_study)
     except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep
         return 0
     return 0
 
 
-def _announce(address: str) -> None:
-    print(f"{address}\nCtrl-C ends this server, not the sweep.", flush=True)
+def _announce(addresses: Sequence[str], is_open: bool) -> None:
+    if is_open:
+        logger.warning(
+            "bsweep: other machines reach this server (--host). Whoever knows an address with its "
+            "token can read the studies, and the network can read it on the way: nothing is "
+            "encrypted. Safer: leave out --host, and forward the port by ssh -L."
+        )
+    print(*addresses, "Ctrl-C ends this server, not the sweep.", sep="\n", flush=True)

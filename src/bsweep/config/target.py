@@ -11,8 +11,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bsweep.core.sentences import Sentence, said
+
 SETTINGS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 """By metric of a target: the key of a configuration that names such a target."""
+
+
+def score_said(metric: str, part: str) -> Sentence:
+    """Return a metric of a target in words, such as `validation accuracy`."""
+    is_loss = metric == "test_loss"
+    if part == "test":
+        return said("test loss") if is_loss else said("test accuracy")
+    if part == "validation":
+        return said("validation loss") if is_loss else said("validation accuracy")
+    return said("test or validation loss") if is_loss else said("test or validation accuracy")
 
 
 @dataclass(frozen=True)
@@ -29,9 +41,14 @@ class Target:
         return f"a {self.score} of {self.value:g}"
 
     @property
-    def score(self) -> str:
+    def score(self) -> Sentence:
         """The metric in words, such as `validation accuracy`."""
-        return f"{self.part} {self.metric.removeprefix('test_')}"
+        return score_said(self.metric, self.part)
+
+    @property
+    def said(self) -> Sentence:
+        """The target in words, such as `a test accuracy of 0.9`, that a page can translate."""
+        return said("a {score} of {value}", score=self.score, value=f"{self.value:g}")
 
     @property
     def option(self) -> str:

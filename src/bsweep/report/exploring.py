@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import io
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from bsweep import plots
 from bsweep.analysis import Study, load
@@ -35,26 +35,32 @@ class Exploration:
     def __repr__(self) -> str:
         return f"The interactive page of {self._study.name}; a notebook shows it."
 
-    def _repr_html_(self) -> str:
+    @cached_property
+    def _picture(self) -> tuple[bytes, str] | None:
+        """The study's first figure as PNG, with its caption; None if it has no figure."""
         figure_of = next(iter(plots.figures(self._study).values()), None)
-        picture = ""
-        if figure_of:
-            figure, buffer = figure_of(self._study), io.BytesIO()
-            figure.savefig(buffer, format="png", dpi=100)
-            data = base64.b64encode(buffer.getvalue()).decode()
-            said = html.escape(plots.caption(figure))
+        if figure_of is None:
+            return None
+        figure, buffer = figure_of(self._study), io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue(), plots.caption(figure)
+
+    def _repr_png_(self) -> bytes | None:
+        return self._picture[0] if self._picture else None
+
+    def _repr_html_(self) -> str:
+        picture, name = "", html.escape(self._study.name)
+        if self._picture:
+            data, said = base64.b64encode(self._picture[0]).decode(), html.escape(self._picture[1])
             picture = f'<img alt="{said}" src="data:image/png;base64,{data}">'
         # Where the frame is run, the picture goes. Browsers show no `data:` address of some MB.
         return (
-            f'<div>{picture}<iframe title="{html.escape(self._study.name)}" '
+            f'<div>{picture}<iframe title="{name}" '
             f'srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {_HEIGHT}px; border: 0" '
             "onload=\"const picture = this.parentNode.querySelector('img'); "
             'if (picture) picture.remove()"></iframe></div>'
         )
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
 
 def explore(study: Study | str | Path) -> Exploration:

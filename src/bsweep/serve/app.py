@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bsweep.analysis import load
+from bsweep.analysis import Study
 from bsweep.core.words import escaped
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
@@ -56,8 +57,8 @@ _POINTS = """<p id="said" role="status">Loading ...</p><progress id="done" aria-
 class Feed:
     """A study that several readers follow, and at which one of them looks for all."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.watched = name, Watched(folder)
+    def __init__(self, name: str, folder: Path, load: Callable[[Path], Study]) -> None:
+        self.name, self.watched, self._load = name, Watched(folder), load
         self.document: dict[str, Any] = {}
         self.document_version = -1  # the version of the study that the document shows
         self.problem = ""  # why there is no newer document
@@ -109,11 +110,15 @@ class Feed:
                 return
             self._tried = version
             try:
-                self.document = await asyncio.to_thread(_document, self.watched.folder)
+                made = await asyncio.to_thread(self._new_document)
+                self.document = {**made, "version": version}
                 self.document_version, self.problem = version, ""
             except (ValueError, OSError) as error:
                 self.problem = str(error)
             self._made, self._cost = time.monotonic(), time.monotonic() - began
+
+    def _new_document(self) -> dict[str, Any]:
+        return document_of(self._load(self.watched.folder))
 
     @property
     def pause(self) -> float:
@@ -123,17 +128,17 @@ class Feed:
         return max(_LOOK_SECONDS, 100 * self._cost)
 
 
-def _document(folder: Path) -> dict[str, Any]:
-    return document_of(load(folder))
-
-
 class Pages:
     """The pages that the server answers with: an index of the studies, and for each study its
     interactive page, its points, their events, and all of it as JSON. All paths begin with a token.
     """
 
     def __init__(
-        self, studies: Sequence[Path], token: str, is_ending: Callable[[], bool] = lambda: False
+        self,
+        studies: Sequence[Path],
+        token: str,
+        is_ending: Callable[[], bool],
+        load: Callable[[Path], Study],
     ) -> None:
         """Look at the studies for the first time.
 
@@ -142,6 +147,7 @@ class Pages:
             token: The first part of each path.
             is_ending: A function that returns True when the server ends, so that open connections
                 end.
+            load: A function that returns the study in a folder.
 
         Raises:
             ValueError: If a folder holds no study.
@@ -151,7 +157,7 @@ class Pages:
             name, number = escaped(folder.resolve().name), 1
             while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
                 number += 1
-            self._feeds[called] = Feed(called, folder)
+            self._feeds[called] = Feed(called, folder, load)
         self._root, self._is_ending = f"/{token}", is_ending
 
     def application(self) -> Starlette:
@@ -182,7 +188,8 @@ class Pages:
             f'<p data-study="{_shown(name)}"></p></li>'
             for name in self._feeds
         )
-        return _page("bsweep", "index", f"<ul>{items}</ul>", self._root, "events")
+        body = f'<p id="said" role="status"></p><ul>{items}</ul>'
+        return _page("bsweep", "index", body, self._root, "events")
 
     async def _study(self, request: Request) -> Response:
         feed = self._feed(request)
@@ -209,7 +216,10 @@ class Pages:
     async def _events(self, request: Request) -> Response:
         feed = self._feed(request)
         shown = feed if "report" in request.query_params else None
-        news = _news([feed], self._is_ending, shown)
+        known = request.headers.get("last-event-id") or request.query_params.get("report") or "-1"
+        if not re.fullmatch(r"-?[0-9]{1,15}", known):
+            raise HTTPException(400, f"{known} is no version of a study.")
+        news = _news([feed], self._is_ending, shown, int(known))
         return StreamingResponse(news, media_type="text/event-stream")
 
     async def _all_events(self, _: Request) -> Response:
@@ -237,46 +247,54 @@ async def _news(
     feeds: Sequence[Feed],
     is_ending: Callable[[], bool],
     shown: Feed | None = None,
+    known: int = -1,
     *,
     with_points: bool = True,
 ) -> AsyncIterator[str]:
-    """Yield server-sent events: `news` of each study, all of it first, and then what changes. For
-    an interactive page also `curves` of runs that finished an epoch, and `document` when the page's
-    document is new.
+    """Yield server-sent events: `news` of each study, first what has changed since the version that
+    the reader knows, and then what changes. For an interactive page also `curves` of runs that
+    finished an epoch, and `document`, the version of the page's document and why there is no newer
+    one, first and when it changes.
+
+    News has its version as its id, which a browser sends when it connects again.
 
     Args:
         feeds: The studies.
         is_ending: A function that returns True when this is to end.
         shown: The study whose interactive page is shown, if one is.
+        known: The version of the study that the reader knows; -1 for none.
         with_points: Tell which points have changed, too.
     """
-    seen = dict.fromkeys((feed.name for feed in feeds), -1)
-    said_at, known = time.monotonic(), shown.document_version if shown else 0
+    seen = dict.fromkeys((feed.name for feed in feeds), known)
+    told: set[str] = set()  # the studies of which there was news
+    said_at, document = time.monotonic(), {}
     renewing: asyncio.Task[None] | None = None
     while not is_ending():
         for feed in feeds:
             await feed.look()
             before = seen[feed.name]
-            if feed.watched.version > before:
+            if feed.watched.version > before or feed.name not in told:
+                told.add(feed.name)
                 news = feed.news(before)
                 names = [point["run_id"] for point in news["points"]]
                 if not with_points:
                     del news["points"], news["gone"]
-                yield _event("news", news)
+                yield _event("news", news, news["version"] if with_points else None)
                 seen[feed.name], said_at = news["version"], time.monotonic()
                 if shown and before >= 0 and (curves := await feed.curves(names, before)):
                     yield _event("curves", curves)
         if shown:
             if renewing is None or renewing.done():
                 renewing = asyncio.create_task(shown.renew(shown.pause))
-            if shown.document_version > known:
-                known = shown.document_version
-                yield _event("document", known)
+            if (now := {"version": shown.document_version, "problem": shown.problem}) != document:
+                document = now
+                yield _event("document", document)
         if time.monotonic() - said_at >= _SILENT_SECONDS:
             yield ": still here\n\n"
             said_at = time.monotonic()
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _event(name: str, data: object) -> str:
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+def _event(name: str, data: object, number: int | None = None) -> str:
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n"

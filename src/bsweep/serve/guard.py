@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import socket
+from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 _HEADERS = {
     "cache-control": "no-store",
@@ -31,22 +32,28 @@ _HEADERS = {
 class Guard:
     """An ASGI application that passes on only what may be answered by another one."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int, *, is_open: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str, port: int, names: Collection[str], *, is_open: bool
+    ) -> None:
         """Guard an application.
 
         Args:
             app: The application, all of whose paths begin with the token.
             token: The first part of the path.
             port: The port at which the server listens.
-            is_open: True if other machines may ask, too.
+            names: The names by which a browser may call this machine, in lower case.
+            is_open: True if other machines may ask, too. Then a browser may also call this machine
+                by any address, which no web page can choose as it can choose a name.
         """
-        self._app, self._token, self._port, self._is_open = app, token, port, is_open
+        self._app, self._token, self._port = app, token, port
+        self._names, self._is_open = names, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it with 403 or 405."""
+        """Answer a request, or refuse it with 403 or 405. WebSockets are refused."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return await WebSocketClose(1008)(scope, receive, send)
 
         async def send_with_headers(message: dict[str, object]) -> None:
             if message["type"] == "http.response.start":
@@ -68,7 +75,10 @@ class Guard:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_known(host):
-            return 403, "This server is not known by that name (Host)."
+            return 403, (
+                f"This server is not known as {host} (Host). Open the address that `bsweep watch` "
+                "printed, or start it with --host and the name that you want to type."
+            )
         if origin is not None and origin != f"http://{host}":
             return 403, "Pages of other servers are not answered (Origin)."
         given = scope["path"].split("/")[1]
@@ -79,15 +89,12 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """Return True if a Host header names this machine by an address or by its own name."""
+        """Return True if a Host header names this machine and the port of the server."""
         with suppress(ValueError):
             parts = urlsplit(f"//{host}")
-            if parts.port != self._port or parts.hostname is None:
+            if (parts.port or 80) != self._port or parts.hostname is None:
                 return False
-            if parts.hostname == "localhost":
-                return True
-            own_names = {socket.gethostname().lower(), socket.getfqdn().lower()}
-            if self._is_open and parts.hostname in own_names:
+            if parts.hostname in self._names:
                 return True
             address = ipaddress.ip_address(parts.hostname)
             return self._is_open or address.is_loopback

@@ -1,24 +1,92 @@
 // Keeps the interactive page of a study up to date, see `bsweep.serve.app`.
-// The report's own script has `study`, `rows` and `update`.
-{
+// The report's own script has `study`, `rows`, `words` and `update`.
+function beAlive() {
   const said = document.createElement("p"), points = document.createElement("a");
   said.id = "live";
   said.setAttribute("role", "status");
   points.href = "points/";
-  points.textContent = "Points";
   byId("summary").after(said, points);
-  const ask = async () => update(await (await fetch("document.json")).json());
-  const source = new EventSource("events?report");
-  source.addEventListener("document", ask);
+  let news = null, trouble = "live_connects", problem = "";
+  const say = () => {
+    points.textContent = words("live_points");
+    if (trouble || news.problem) said.textContent = trouble ? words(trouble) : news.problem;
+    else {
+      const counts = Object.entries(news.counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
+      const left = isNumber(news.seconds_left) ? news.seconds_left / Math.max(1, news.sweeps.length) : 0;
+      said.textContent = [
+        words("live_counts", { counts }),
+        left > 0 ? words("live_left", { time: duration(left) }) : "",
+        news.sweeps.length ? "" : words("live_no_sweep"),
+        problem ? words("live_stale", { problem }) : "",
+      ].filter(Boolean).join(" ");
+    }
+  };
+  const duration = (seconds) => {
+    const minutes = Math.floor(Math.round(seconds) / 60), hours = Math.floor(minutes / 60);
+    if (hours) return words("hours_minutes", { hours, minutes: minutes % 60 });
+    return minutes ? words("minutes", { minutes }) : words("whole_seconds", { seconds: Math.round(seconds) });
+  };
+  // What is made anew by `update` is found again by its place within what has an id.
+  const NEW = "details, pre, input[data-filter]";
+  const places = () => new Map([...document.querySelectorAll("[id]")].flatMap((host) =>
+    [...host.querySelectorAll(NEW)].filter((one) => one.parentElement.closest("[id]") === host)
+      .map((one, at) => [`${host.id} ${at} ${one.tagName}`, one])));
+  let last = Promise.resolve();
+  const show = (told) => {  // the newer data, while what the reader opened, typed and scrolled to stays
+    last = last.then(async () => {
+      const before = [...places()].map(([place, one]) => ({
+        place, isOpen: one.open, left: one.scrollLeft, top: one.scrollTop,
+        typed: one === document.activeElement && one.type === "number" ? one.value : null,
+      }));
+      const [x, y] = [scrollX, scrollY];
+      document.body.style.minHeight = `${document.body.scrollHeight}px`;
+      await update(told());
+      const now = places();
+      for (const { place, isOpen, left, top, typed } of before) {
+        const one = now.get(place);
+        if (!one) continue;
+        if (isOpen) one.open = true;
+        [one.scrollLeft, one.scrollTop] = [left, top];
+        if (typed !== null) {
+          one.value = typed;
+          one.focus({ preventScroll: true });
+        }
+      }
+      document.body.style.minHeight = "";
+      scrollTo(x, y);
+    });
+    return last;
+  };
+  const source = new EventSource(`events?report=${study.version}`);
+  source.addEventListener("document", async (event) => {
+    const told = JSON.parse(event.data);
+    problem = told.problem;
+    if (news) say();
+    if (told.version === study.version) return;
+    const answer = await fetch("document.json").catch(() => null);  // no answer: `onerror` says so
+    if (answer?.ok) {
+      const newer = await answer.json();
+      await show(() => newer);
+    }
+  });
   source.addEventListener("news", (event) => {
-    const news = JSON.parse(event.data);
-    said.textContent = news.problem || news.said + (news.sweeps.length ? "" : "; no sweep is at work");
+    [news, trouble] = [JSON.parse(event.data), ""];
+    say();
   });
   source.addEventListener("curves", (event) => {
     const curves = JSON.parse(event.data);
-    const known = (rows || []).filter((row) => curves[row.run_id]);
-    for (const row of known) study.curves[row.at] = curves[row.run_id];
-    if (known.length) update(study);
+    if (rows.some((row) => curves[row.run_id])) {
+      show(() => ({ ...study, curves: study.curves.map((curve, at) => curves[study.runs.run_id[at]] ?? curve) }));
+    }
   });
-  source.onerror = () => { said.textContent = "The server does not answer; this page tries again."; };
+  source.onerror = () => {
+    trouble = source.readyState === EventSource.CLOSED ? "live_moved" : "live_lost";
+    say();
+  };
+  new MutationObserver(say).observe(document.documentElement, { attributeFilter: ["lang"] });
+  say();
 }
+(function wait() {
+  if (study) beAlive();
+  else setTimeout(wait, 20);
+})();

@@ -1,4 +1,4 @@
-"""The server of studies' pages: its address, and its run until it is interrupted."""
+"""The server of studies' pages: its addresses, and its run until it is interrupted."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import uvicorn
 
+from bsweep.analysis import Study
 from bsweep.serve.app import Pages
 from bsweep.serve.guard import Guard
 
 
-def serve(studies: Sequence[Path], host: str, port: int, announce: Callable[[str], None]) -> None:
+def serve(
+    studies: Sequence[Path],
+    host: str,
+    port: int,
+    announce: Callable[[Sequence[str], bool], None],
+    load: Callable[[Path], Study],
+) -> None:
     """Serve the pages of studies until the process is interrupted.
 
     Args:
         studies: The studies' folders.
-        host: The address at which to listen.
+        host: The address at which to listen, or a name of it.
         port: The port; 0 takes a free one.
-        announce: A function that is called with the address of the index, token included, once
-            requests are answered.
+        announce: A function that is called once requests are answered. It gets the addresses to
+            type, token included, and True if other machines reach the server.
+        load: A function that returns the study in a folder.
 
     Raises:
         ValueError: If a folder holds no study, or the address or port cannot be had.
@@ -31,14 +40,17 @@ def serve(studies: Sequence[Path], host: str, port: int, announce: Callable[[str
     """
     token = secrets.token_urlsafe(16)
     server: uvicorn.Server
-    app = Pages(studies, token, is_ending=lambda: server.should_exit).application()
+    app = Pages(studies, token, lambda: server.should_exit, load).application()
     with _listening(host, port) as listening:
-        port = listening.getsockname()[1]
-        guard = Guard(app, token, port, is_open=not is_loopback(host))
+        own = ipaddress.ip_address(listening.getsockname()[0])
+        port, is_open = listening.getsockname()[1], not own.is_loopback
+        names = {"localhost", host.lower(), *(_own_names() if is_open else ())}
+        guard = Guard(app, token, port, names, is_open=is_open)
         options = {"log_level": "critical", "access_log": False, "server_header": False}
         server = _Server(uvicorn.Config(guard, **options, timeout_graceful_shutdown=3))  # type: ignore[arg-type]
-        shown = f"[{host}]" if ":" in host else host
-        server.says = lambda: announce(f"http://{shown}:{port}/{token}/")
+        hosts = _own_addresses(own.version) if own.is_unspecified else [host]
+        shown = [f"[{one}]" if ":" in one else one for one in hosts]
+        server.says = lambda: announce([f"http://{one}:{port}/{token}/" for one in shown], is_open)
         server.run(sockets=[listening])
 
 
@@ -50,18 +62,27 @@ class _Server(uvicorn.Server):
         self.says()
 
 
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches an address or a name of a host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _own_names() -> set[str]:
+    """Return the names that this machine gives itself; a name server may be asked."""
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+def _own_addresses(version: int) -> list[str]:
+    """Return the addresses by which this machine is reached, those that others reach first."""
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    found = [
+        ipaddress.ip_address(one.address)
+        for of in psutil.net_if_addrs().values()
+        for one in of
+        if one.family == family and "%" not in one.address  # a link's own address
+    ]
+    return [str(one) for one in sorted(found, key=lambda one: one.is_loopback)]
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((address[0], port, *address[2:]), family=family)
     except OverflowError:
         raise ValueError(f"--port {port}: give a port from 0 to 65535.") from None
     except OSError as error:

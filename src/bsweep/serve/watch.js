@@ -44,7 +44,10 @@ function say(news) {
 }
 
 function update(news) {
+  const said = document.getElementById("said");
+  said.classList.toggle("stopped", news.problem !== "");
   if (isIndex) {
+    said.textContent = "";
     for (const place of document.querySelectorAll("[data-study]")) {
       if (place.dataset.study === news.study) place.textContent = say(news);
     }
@@ -52,9 +55,7 @@ function update(news) {
   }
   for (const point of news.points) points.set(point.run_id, point);
   for (const name of news.gone) points.delete(name);
-  const said = document.getElementById("said");
   said.textContent = say(news);
-  said.classList.toggle("stopped", news.problem !== "");
   const progress = document.getElementById("done");
   progress.max = Math.max(1, points.size);
   progress.value = news.counts.completed || 0;
@@ -67,8 +68,9 @@ function update(news) {
 const source = new EventSource(document.body.dataset.events);
 source.addEventListener("news", (event) => update(JSON.parse(event.data)));
 source.onerror = () => {
-  const said = document.getElementById("said") || document.querySelector("h1");
+  const said = document.getElementById("said");
   said.classList.add("stopped");
-  said.title = "The server does not answer; this page tries again.";
+  said.textContent = source.readyState === EventSource.CLOSED
+    ? "The server was started again. Open the address that it has printed."
+    : "The server does not answer. This page tries again.";
 };
-source.onopen = () => points.clear();

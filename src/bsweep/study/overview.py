@@ -101,10 +101,10 @@ def of_study(study_dir: Path) -> tuple[list[Row], str]:
         ValueError: If the study does not exist or is empty.
     """
     if not study_dir.is_dir():
-        raise ValueError(_no_study(study_dir))
+        raise ValueError(no_study(study_dir))
     found, known = states.read_states(study_dir), points_of(study_dir)
     if not found and not known:
-        raise ValueError(_no_study(study_dir))
+        raise ValueError(no_study(study_dir))
     rows, by = of_states(study_dir, found, known)
     return rows, by.source
 
@@ -132,7 +132,7 @@ def of_states(
     by = Estimate(timed(known.values(), found))
     rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
     return rows + [
-        _row(study_dir, run_id, found, None, by) for run_id in found if run_id not in known
+        _row(study_dir, run_id, found, None, by) for run_id in sorted(found.keys() - known.keys())
     ], by
 
 
@@ -145,7 +145,8 @@ def _row(
     return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
 
 
-def _no_study(study_dir: Path) -> str:
+def no_study(study_dir: Path) -> str:
+    """Return a message on a folder that holds no study."""
     if study_dir.is_dir():
         return (
             f"{study_dir} holds no run and no command: give the folder of a study, such as "
@@ -171,7 +172,7 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
     interrupted, have failed, are damaged or lost a worker.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
-    if unknown := sum(row.planned is None for row in rows):
+    if unknown := sum(row.planned is None and not row.state.is_imported for row in rows):
         lines.append(
             f"  {study_dir / 'commands.jsonl'} has no command for {counted(unknown, 'run')}: type "
             "the commands again, or points that have not begun stay unknown"

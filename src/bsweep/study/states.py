@@ -50,6 +50,7 @@ class State:
     num_examples: float | None = None  # of the complete epochs; None while the run is under way
     test_accuracy: float | None = None  # of the last epoch that was evaluated
     test_loss: float | None = None
+    is_imported: bool = False  # `bsweep import` made it, so no command of bsweep repeats it
 
     def says(self, num_epochs: int | None = None) -> str:
         """Return the status of a run as text; for a running or interrupted run, add the epoch that
@@ -112,6 +113,7 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
         can_resume=summary["status"] not in RESULTS and bool(checkpoints(paths)),
         lost_workers=tuple(summary.get("lost_workers", ())),
         beside_others=bool(meta.get("beside_others")),
+        is_imported="imported_from" in meta,
         num_examples=(summary["images_per_second"] or 0) * (summary["train_seconds"] or 0) or None,
         **{name: summary[name] for name in _SCORES},
     )

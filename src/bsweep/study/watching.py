@@ -37,7 +37,6 @@ class Watched:
         Raises:
             ValueError: If the study does not exist or is empty.
         """
-        overview.of_study(study_dir)  # raises ValueError
         self.folder = study_dir
         self.version = 0
         self.problem = ""
@@ -51,6 +50,9 @@ class Watched:
         self._estimated = -_ESTIMATE_SECONDS
         self._is_outdated = True
         self.look()
+        if not self._rows:
+            is_unreadable = self.problem and study_dir.is_dir()
+            raise ValueError(self.problem if is_unreadable else overview.no_study(study_dir))
 
     def look(self) -> bool:
         """Read what has changed since the last look, and return True if anything has."""
@@ -74,6 +76,11 @@ class Watched:
 
     def rows(self) -> list[Row]:
         return list(self._rows.values())
+
+    @property
+    def estimated_by(self) -> str:
+        """A text on the points that the estimates are based on; empty without an estimate."""
+        return self._by.source
 
     def state(self, run_id: str) -> State:
         return self._found.get(run_id, NEW)

@@ -37,7 +37,7 @@ from bsweep.analysis.prediction.selection import (
 )
 from bsweep.analysis.prediction.step_time import Timing, probe_timings
 from bsweep.config.target import Target, target_of
-from bsweep.core.words import counted
+from bsweep.core.sentences import said
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
@@ -175,42 +175,49 @@ def _warnings(
     runs, cells = seen.runs, predicted.cells
     num_known = len(exact_batches(runs))
     if num_known < ENOUGH_BATCHES:
-        yield (
-            f"{counted(num_known, 'batch size')} reached the target after the first evaluation, "
-            "but the formula for the steps, S_min + E_min / B, has two parameters: "
-            f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
-            "depend on priors."
+        yield said(
+            "{known:batch size} reached the target after the first evaluation, but the formula for "
+            "the steps, S_min + E_min / B, has two parameters: {more} more would test the formula. "
+            "Until then, the intervals depend on what bsweep assumes of any study.",
+            known=num_known,
+            more=ENOUGH_BATCHES - num_known,
         )
     is_known = int(cells["global_batch"].iloc[place]) in exact_batches(runs)
     if (num_known < ENOUGH_BATCHES or not is_known) and (text := bounded(runs, seen.target)):
         yield text
     yield from _of_untimed_workers(seen, cells, timings)
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
-        yield (
-            "the threads of a worker change with the number of workers: the formula for the time "
-            "of a step assumes that each worker computes as fast as a worker alone. Give "
+        yield said(
+            "the threads of a worker change with the number of workers, but the formula for the "
+            "time of a step assumes that each worker computes as fast as a worker alone. Give "
             "launch.threads_per_worker."
         )
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
-        yield (
+        yield said(
             "no run of the recommended cell reached the target. The prediction assumes that longer "
-            "runs would have reached it, although a batch size may never reach it: train this cell "
+            "runs would have reached it, although a batch size may never reach it. Train this cell "
             "for longer first."
         )
-    # Runs on different hardware were refused before.
-    for name, values in mixture.mixture(runs, seen.study.provenance).items():
-        yield (
-            f"the runs used different versions of {name}, and their times may differ: "
-            f"{mixture.in_words(values)}."
-        )
+    yield from _of_versions(seen)
     yield from _of_times_beside_others(seen)
     yield from _of_misfits(fits)
     if beyond := cells["beyond"].iloc[place]:
-        yield (
-            f"the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
-            "you rely on it."
+        yield said(
+            "the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
+            "you rely on it.",
+            beyond=beyond,
         )
     yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_versions(seen: Observed) -> Iterator[str]:
+    # Runs on different hardware were refused before.
+    for name, values in mixture.mixture(seen.runs, seen.study.provenance).items():
+        yield said(
+            "the runs used different versions of {name}, so their times may differ: {values}.",
+            name=name,
+            values=mixture.in_words(values),
+        )
 
 
 def _of_untimed_workers(
@@ -219,23 +226,28 @@ def _of_untimed_workers(
     known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
     others = sorted(set(cells["num_workers"]) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):
-        yield (
-            f"steps were timed only on {_counts(known)}: the cost of an exchange on "
-            f"{_counts(others)} is a guess with a wide interval. Time a few steps with so many "
-            "workers, or give bsweep predict the file of `bsweep probe` with --probe."
+        yield said(
+            "steps were timed only on {known:worker}, so the cost of an exchange on "
+            "{others:worker} is a guess with a wide interval. Time a few steps with so many "
+            "workers, or give bsweep predict the file of `bsweep probe` with --probe.",
+            known=", ".join(map(str, known)),
+            others=", ".join(map(str, others)),
         )
 
 
 def _of_misfits(fits: Fits) -> Iterator[str]:
     for name, fitted, normal in (
-        ("steps to the target", fits.steps, _NORMAL_STEPS),
-        ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
+        (said("steps to the target"), fits.steps, _NORMAL_STEPS),
+        (said("seconds of a step"), fits.step_time, _NORMAL_SECONDS),
     ):
         if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
-            yield (
-                f"the formula for the {name} misses the runs by about {missed:.0%}, but "
-                f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
-                "that does not hold can be far off there."
+            yield said(
+                "what the formula says of the {quantity} differs from the runs by about {missed}, "
+                "but {normal} is normal. Do not rely on cells that were not measured: a formula "
+                "that does not hold can be far off there.",
+                quantity=name,
+                missed=f"{missed:.0%}",
+                normal=f"{normal:.0%}",
             )
 
 
@@ -245,11 +257,8 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
         & seen.runs["train_seconds"].isna()
     )
     if count := int(is_left_out.sum()):
-        yield (
-            f"{counted(count, 'run')} shared the machine with other runs (launch.parallel): the "
-            "prediction uses their numbers of steps, but not their times."
+        yield said(
+            "{n:run} shared the machine with other runs (launch.parallel). The prediction uses "
+            "their numbers of steps, but not their times.",
+            n=count,
         )
-
-
-def _counts(workers: Sequence[int]) -> str:
-    return counted(", ".join(map(str, workers)), "worker")

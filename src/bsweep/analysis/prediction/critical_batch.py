@@ -24,6 +24,7 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
+from bsweep.core.sentences import said
 from bsweep.core.words import counted
 
 INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval
@@ -256,10 +257,15 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     """Yield a warning for each pair of critical batch estimates whose intervals do not overlap."""
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
-            yield (
-                f"two estimates of the critical batch size disagree beyond their intervals: from "
-                f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
-                f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
-                "and an estimate from the steps to the target may be wrong if the learning rates "
-                "do not suit the batch sizes."
+            yield said(
+                "two estimates of the critical batch size disagree beyond their intervals: from "
+                "{one} ({one_low} to {one_high}) and from {other} ({other_low} to {other_high}). "
+                "The two are defined differently, and an estimate from the steps to the target may "
+                "be wrong if the learning rates do not suit the batch sizes.",
+                one=one.source,
+                one_low=number(one.low),
+                one_high=number(one.high),
+                other=other.source,
+                other_low=number(other.low),
+                other_high=number(other.high),
             )

@@ -24,7 +24,7 @@ CLOSE = 0.05  # Cells within this fraction of the best count as equally good.
 NUM_TIMED_STEPS = 50  # steps that time a cell
 LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 SURE = 0.9  # the probability required of meeting a deadline, and of a sure choice
-_TELLS_APART = (
+TELLS_APART = (
     0.05  # A cell that is better with a smaller probability is told from the recommended one.
 )
 _MEASURES: dict[str, Measure] = {
@@ -209,7 +209,7 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
         probability_best=float(table["probability_best"].iloc[place]),
         probability_close=float(table["probability_close"].iloc[place]),
         alternatives=tuple(
-            sorted((one for one in others if better[one] >= _TELLS_APART), key=lambda o: -better[o])
+            sorted((one for one in others if better[one] >= TELLS_APART), key=lambda o: -better[o])
         ),
         runner_up=others[0] if others else None,
         measured=next((int(one) for one in order if is_measured.iloc[one]), None),

@@ -14,12 +14,13 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.selection import Observed, rate_rule, schedule
 from bsweep.analysis.statistics import differ_by_chance
+from bsweep.core.sentences import said
 
 _BEYOND_CHANCE = 2.5  # standard errors of a difference
 
 _RULES = {
-    "fixed": "the learning rate is the same for all batch sizes",
-    "per_worker": "the learning rate follows the number of workers, not the batch size",
+    "fixed": said("the learning rate is the same for all batch sizes"),
+    "per_worker": said("the learning rate follows the number of workers, not the batch size"),
 }
 
 
@@ -30,31 +31,35 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
-            yield (
-                f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, "
-                "S_min + E_min / B, needs a rate that suits each batch. The prediction holds only "
-                "for this rule, and is a guess beyond the batches of the runs. Use a rule that "
-                "follows the batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for "
-                "each batch."
+            yield said(
+                "optimizer.lr_rule={rule}: {what_it_does}, but the formula for the steps, S_min + "
+                "E_min / B, needs a rate that suits each batch. The prediction holds only for this "
+                "rule, and is a guess beyond the batches of the runs. Use a rule that follows the "
+                "batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for each batch.",
+                rule=rule,
+                what_it_does=_RULES[rule],
             )
     if (how := schedule(runs)) != "constant":
-        yield (
-            f"the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
+        yield said(
+            "the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
             "the steps to a target depend on the number of epochs, and a run that ends at its "
-            "target does not reach the end of the schedule."
+            "target does not reach the end of the schedule.",
+            how=how,
         )
     if seen.rates:
-        more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
-        counted_as = (
-            "Runs that chose the rates needed fewer steps than new runs would, so their steps "
-            f"count as up to {more:.1f} % more. "
-        )
-        yield (
+        yield said(
             "several learning rates were tried: each batch uses its best rate, at which the "
-            "largest share of runs reaches the target; ties go to the fewest steps "
-            f"({rate_rule(seen)}). {counted_as if more >= 0.05 else ''}Use --where lr=... to keep "
-            "one rate."
+            "largest share of runs reaches the target, and among equals the one with the fewest "
+            "steps ({rule}). Use --where lr=... to keep one rate.",
+            rule=rate_rule(seen),
         )
+        more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
+        if more >= 0.05:
+            yield said(
+                "runs that chose the learning rates needed fewer steps than new runs would, so "
+                "their steps count as up to {more} % more.",
+                more=f"{more:.1f}",
+            )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
 
@@ -73,7 +78,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
         sigma: Standard deviation of log steps between runs.
         rule: The learning-rate rule to name in the warning.
     """
-    for examples_or_steps, each in (("examples", 1), ("steps", 0)):
+    for unit, each in ((said("examples"), 1), (said("steps"), 0)):
         worst, found = 0.0, ""
         for small, large in combinations(sorted(runs), 2):
             more, less = (small, large) if each else (large, small)
@@ -87,15 +92,33 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
             )
             if least >= most + chance and (not found or least - most > worst):
                 worst = least - most
-                needed = "took" if counts[0] else "did not reach the target in"
-                found = (
-                    f"batch {more:g} {needed} {number(float(np.exp(least)))} {examples_or_steps}, "
-                    f"batch {less:g} at most {number(float(np.exp(most)))}. S_min + E_min / B "
-                    "does not explain this. Possible causes are the learning rate (rule: "
-                    f"{rule}), generalisation and BatchNorm."
-                )
+                values = {
+                    "more": f"{more:g}",
+                    "least": number(float(np.exp(least))),
+                    "unit": unit,
+                    "less": f"{less:g}",
+                    "most": number(float(np.exp(most))),
+                }
+                if counts[0]:
+                    found = said(
+                        "batch {more} took {least} {unit} to the target, batch {less} at most "
+                        "{most}.",
+                        **values,
+                    )
+                else:
+                    found = said(
+                        "batch {more} did not reach the target in {least} {unit}, batch {less} "
+                        "needed at most {most}.",
+                        **values,
+                    )
         if found:
-            yield found
+            yield said(
+                "{found} The formula for the steps, S_min + E_min / B, does not explain this. "
+                "Possible causes are the learning rate (rule: {rule}), generalisation and "
+                "BatchNorm.",
+                found=found,
+                rule=rule,
+            )
 
 
 def _at_least(runs: CellRuns) -> float:
@@ -127,8 +150,10 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
         for one, other in combinations(groups, 2):
             if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
-                yield (
-                    f"at global batch {batch:g}, the steps to the target differ by "
-                    f"{100 * change:.0f} % between worker counts, but the prediction treats them "
-                    "as equal. BatchNorm is a possible cause, because it sees only the local batch."
+                yield said(
+                    "at global batch {batch}, the steps to the target differ by {change} % between "
+                    "worker counts, but the prediction treats them as equal. BatchNorm is a "
+                    "possible cause, because it sees only the local batch.",
+                    batch=f"{batch:g}",
+                    change=f"{100 * change:.0f}",
                 )

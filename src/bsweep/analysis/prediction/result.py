@@ -22,6 +22,7 @@ from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
     LEAST_GAIN,
+    TELLS_APART,
     Choice,
     Objective,
     gains,
@@ -30,9 +31,13 @@ from bsweep.analysis.prediction.objectives import (
 from bsweep.analysis.prediction.selection import Observed, more_evaluations
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
-from bsweep.core.words import counted, first_of
+from bsweep.core.sentences import Sentence, first_said, joined, said
+from bsweep.core.words import counted
 
-_UNITS = {"seconds": "s", "worker_seconds": "worker-seconds", "money": "in money", "joules": "J"}
+_UNITS = {
+    "seconds": "s", "worker_seconds": said("worker-seconds"), "money": said("in money"),
+    "joules": "J",
+}  # fmt: skip
 _WIDTH = 100
 
 
@@ -124,37 +129,36 @@ class Prediction:
         )
 
     @property
-    def amount(self) -> str:
+    def amount(self) -> Sentence:
         """The predicted time or cost of the recommended cell, with its interval, as text."""
         return self._amount(self.choice.place)
 
-    def _amount(self, place: int) -> str:
+    def _amount(self, place: int) -> Sentence:
         typical, of_run = (
             log_objective(self.forecast, self.objective, is_run)[:, place]
             for is_run in (False, True)
         )
         value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
-        unit = _UNITS[self.objective.minimize]
-        return f"{number(value)} {unit} (90 % interval {number(low)} to {number(high)})"
+        return said(
+            "{value} {unit} (90 % interval {low} to {high})",
+            value=number(value),
+            unit=_UNITS[self.objective.minimize],
+            low=number(low),
+            high=number(high),
+        )
 
-    def sentence(self) -> str:
+    def sentence(self) -> Sentence:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
         which cells are tied with it, or else which is the next best.
 
         Returns:
             A text of several sentences.
         """
-        choice, best = self.choice, self.recommended
-        in_time = choice.probability_in_time
-        sure = "" if in_time is None else f", in time with probability {in_time:.2f}"
-        time = "" if self.objective.minimize == "seconds" else f", {number(best['seconds'])} s"
-        first = (
-            f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}, "
-            f"{self.amount}{time}{sure}. {self._basis()}. It is the best cell with probability "
-            f"{choice.probability_best:.2f}, and within {100 * CLOSE:.0f} % of the best with "
-            f"{choice.probability_close:.2f}."
-        )
-        return " ".join(filter(None, (first, self._others())))
+        amount: str = self.amount
+        if self.objective.minimize != "seconds":
+            seconds = number(self.recommended["seconds"])
+            amount = said("{amount}, {seconds} s", amount=amount, seconds=seconds)
+        return joined([self._first(amount), *self._sure(), self._others()])
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -163,18 +167,34 @@ class Prediction:
             At most three lines: the recommended cell with its interval, how sure the recommendation
             is and which cells come near, and the number of warnings.
         """
-        choice, best = self.choice, self.recommended
-        first = f"{_ADVERB[self.objective.minimize]} to {self.target}: {cell_name(best)}"
-        sure = (
-            f"{self._basis()}. The best cell with probability {choice.probability_best:.2f}, "
-            f"within {100 * CLOSE:.0f} % of the best with {choice.probability_close:.2f}."
-        )
-        if choice.probability_in_time is not None:
-            sure += f" In time with probability {choice.probability_in_time:.2f}."
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
-        lines = [f"{first}, {self.amount}.", f"{sure} {self._others()}".strip()]
-        return [*lines, *[warned] * bool(count)]
+        sure = joined([*self._sure(), self._others()])
+        return [self._first(self.amount), sure, *[warned] * bool(count)]
+
+    def _first(self, amount: str) -> Sentence:
+        """Return a sentence that names the recommended cell, with its time or cost."""
+        return said(
+            "{best} to {target}: {cell}, {amount}.",
+            best=_ADVERB[self.objective.minimize],
+            target=self.target.said,
+            cell=cell_name(self.recommended),
+            amount=amount,
+        )
+
+    def _sure(self) -> Iterator[str]:
+        """Yield sentences that say how sure the recommendation is."""
+        choice = self.choice
+        yield self._basis()
+        yield said(
+            "It is the best cell with probability {best}, and {is_close} with probability {close}.",
+            best=f"{choice.probability_best:.2f}",
+            is_close=_CLOSE[self.objective.minimize],
+            close=f"{choice.probability_close:.2f}",
+        )
+        if choice.probability_in_time is not None:
+            in_time = f"{choice.probability_in_time:.2f}"
+            yield said("It meets the deadline with probability {in_time}.", in_time=in_time)
 
     def next_cell(self) -> pd.Series[Any] | None:
         """Return the cell to run next: the recommended one if its runs did not measure the time to
@@ -196,51 +216,68 @@ class Prediction:
         Returns:
             A cell and what its run is expected to save, or that no run is expected to save enough.
         """
-        cell = self.next_cell()
+        cell, saved = self.next_cell(), _SAVED[self.objective.minimize]
         if cell is None:
-            return f"nothing, because no further run is expected to save {100 * LEAST_GAIN:.1f} %"
+            least = f"{100 * LEAST_GAIN:g} % or more"
+            return f"nothing, because no further run is expected to save {least} {saved}"
+        takes = f"It takes about {number(cell['worker_seconds'])} worker-seconds"
+        gain = f"is expected to save {100 * cell['gain']:.1f} % {saved}"
         if not self.recommended["num_reached"]:
             return (
-                f"the recommended cell itself, to its target, which is {_saves(cell)} and shows "
-                "whether the prediction holds"
+                f"the recommended cell itself, to its target. {takes}, shows whether the "
+                f"prediction holds, and {gain}"
             )
         if _is_only_bounded(self.recommended):
             return (
                 "the recommended cell again, with more evaluations ("
                 f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
             )
-        return f"{cell_name(cell)} with a new seed, which is {_saves(cell)}"
+        return (
+            f"{cell_name(cell)} with a new seed. {takes}. Its result may change the "
+            f"recommendation, which {gain}"
+        )
 
-    def _basis(self) -> str:
-        """Return a text that says whether runs of the recommended cell reached the target, did not
-        reach it, or do not exist, and then whether there are runs of its batch size.
+    def _basis(self) -> Sentence:
+        """Return a sentence that says whether runs of the recommended cell reached the target, did
+        not reach it, or do not exist, and then whether there are runs of its batch size.
         """
         cell = self.recommended
         if _is_only_bounded(cell):
-            return (
+            return said(
                 "Predicted: its own runs reached the target at their first evaluation, which gives "
-                "only an upper bound of the time"
+                "only an upper bound of the time."
             )
         if cell["num_reached"]:
-            return "Measured"
+            return said("Runs of this cell reached the target.")
         if cell["num_runs"]:
-            return f"Its own {counted(cell['num_runs'], 'run')} did not reach the target"
+            return said("No run of this cell reached the target ({n:run}).", n=cell["num_runs"])
         if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
-            return "Predicted from runs of this batch size on other workers"
-        return "Predicted without a run of this batch size"
+            return said(
+                "No run of this cell was made: the prediction is from runs of this batch size on "
+                "other workers."
+            )
+        return said("No run of this batch size was made: the prediction is from other batch sizes.")
 
-    def _others(self) -> str:
-        places, measured, safe = self.choice.alternatives, self.choice.measured, ""
-        if measured is not None and measured != self.choice.place:
-            name = cell_name(self.cells.iloc[measured])
-            safe = f"The best measured cell is {name}, {self._amount(measured)}. "
-        if not places:
-            runner_up = self.choice.runner_up
-            if runner_up is None:
-                return safe
-            return f"{safe}Next: {cell_name(self.cells.iloc[runner_up])}."
-        named = first_of([cell_name(self.cells.iloc[place]) for place in places], comma="; ")
-        return f"{safe}Statistically tied with {named}."
+    def _others(self) -> Sentence:
+        """Return sentences that name the best measured cell, and the cells that come near."""
+        choice, lines = self.choice, []
+        if choice.measured is not None and choice.measured != choice.place:
+            lines.append(said(
+                "The best measured cell is {cell}, {amount}.",
+                cell=cell_name(self.cells.iloc[choice.measured]),
+                amount=self._amount(choice.measured),
+            ))  # fmt: skip
+        if choice.alternatives:
+            near = [cell_name(self.cells.iloc[place]) for place in choice.alternatives]
+            lines.append(said(
+                "Each of these cells is better with a probability of {percent} % or more: {cells}.",
+                percent=f"{100 * TELLS_APART:g}",
+                cells=first_said(near, "; "),
+            ))  # fmt: skip
+        elif choice.runner_up is not None:
+            next_best = cell_name(self.cells.iloc[choice.runner_up])
+            lines.append(said("The next best cell is {cell}.", cell=next_best))
+        return joined(lines)
 
     def __repr__(self) -> str:
         doubts, notes = (
@@ -296,7 +333,7 @@ class Prediction:
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
         }
-        found: dict[str, Any] = plain(told)
+        found: dict[str, Any] = plain(told, in_english=True)
         found["recommendation"].pop("place")
         return found
 
@@ -406,29 +443,40 @@ class Prediction:
 
 
 _ADVERB = {
-    "seconds": "Fastest",
-    "worker_seconds": "Fewest worker-seconds",
-    "money": "Cheapest",
-    "joules": "Least energy",
+    "seconds": said("Fastest"),
+    "worker_seconds": said("Fewest worker-seconds"),
+    "money": said("Cheapest"),
+    "joules": said("Least energy"),
+}
+_CLOSE = {
+    "seconds": said("takes at most 5 % longer than the best cell"),
+    "worker_seconds": said("takes at most 5 % more worker-seconds than the best cell"),
+    "money": said("costs at most 5 % more than the best cell"),
+    "joules": said("takes at most 5 % more energy than the best cell"),
+}
+assert CLOSE == 0.05
+_SAVED = {
+    "seconds": "of the time to the target",
+    "worker_seconds": "of the worker-seconds to the target",
+    "money": "of the cost to the target",
+    "joules": "of the energy to the target",
 }
 
 
+def cell_name(cell: pd.Series[Any]) -> Sentence:
+    local = f"{cell['local_batch']:g}"
+    return said(
+        "global batch {batch} on {workers:worker} (local batch {local}{passes})",
+        batch=int(cell["global_batch"]),
+        workers=int(cell["num_workers"]),
+        local=local,
+        passes=said(" in {passes} passes", passes=cell["passes"]) if cell["passes"] > 1 else "",
+    )
+
+
 def _is_only_bounded(cell: pd.Series[Any]) -> bool:
-    """Return whether all runs of a cell that reached the target did so at the first evaluation."""
+    """Return True if all runs of a cell that reached the target did so at the first evaluation."""
     return bool(cell["num_reached"]) and math.isnan(cell["measured_seconds"])
-
-
-def _saves(gain: pd.Series[Any]) -> str:
-    """Return what a run is expected to save and what it costs, given its row of `gains`."""
-    cost = f"for about {number(gain['worker_seconds'])} worker-seconds"
-    return f"expected to save {100 * gain['gain']:.1f} % {cost}"
-
-
-def cell_name(cell: pd.Series[Any]) -> str:
-    workers = int(cell["num_workers"])
-    passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
-    each = f" (local batch {cell['local_batch']:g}{passes})"
-    return f"global batch {cell['global_batch']} on {counted(workers, 'worker')}{each}"
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:

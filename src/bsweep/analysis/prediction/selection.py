@@ -22,6 +22,7 @@ from bsweep.analysis.prediction.step_time import Cell, Timing
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
+from bsweep.core.sentences import joined, said
 from bsweep.core.words import counted
 
 CELL = ["global_batch", "num_workers", "passes"]
@@ -374,26 +375,39 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
-        return f"no run was evaluated on {target.part} examples, so there is no time to a target."
+        return said(
+            "no run was evaluated on {part} examples, so there is no time to a target.",
+            part=target.part,
+        )
     if not runs["reached"].eq(True).any():
-        return f"no run reached {target}. {_best_of(runs, target)}"
+        return said(
+            "no run reached {target}. {best}", target=target.said, best=_best_of(runs, target)
+        )
     known = exact_batches(runs)
     if len(known) < least_batches:
-        told = f"global batch {known[0]} alone" if known else "no batch size"
-        remedy = " ".join(["Run one more batch size."] * bool(known) + [bounded(runs, target)])
-        return (
-            f"not enough runs to tell: {told} has known steps to {target}, but a curve over batch "
-            f"sizes needs two. {remedy}"
-        ).rstrip()
+        if not known:
+            few = said(
+                "not enough runs to tell: the steps to {target} are known of no batch size, but a "
+                "curve over batch sizes needs two.",
+                target=target.said,
+            )
+            return joined([few, bounded(runs, target)])
+        few = said(
+            "not enough runs to tell: the steps to {target} are known of global batch {batch} "
+            "alone, but a curve over batch sizes needs two. Run one more batch size.",
+            target=target.said,
+            batch=known[0],
+        )
+        return joined([few, bounded(runs, target)])
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
-            return (
+            return said(
                 "all runs with timed steps shared the machine with other runs (launch.parallel), "
                 "and such times are left out. Time some points alone, for "
                 "example with launch.parallel=1 and another seed, or include those times: "
                 "bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
-        return (
+        return said(
             "no run has timed training steps. Train some points again, or give the file of "
             "`bsweep probe` by bsweep predict --probe."
         )
@@ -407,10 +421,12 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     of = runs[runs["reached"].eq(True) & runs["is_bound"].eq(True)]
     if of.empty:
         return ""
-    return (
-        f"{counted(len(of), 'run')} reached {target} at the first evaluation, so only an upper "
-        f"bound of the steps is known. Evaluate more often ({more_evaluations(of)}), or choose a "
-        "target that is harder to reach."
+    return said(
+        "{n:run} reached {target} at the first evaluation, so only an upper bound of the steps is "
+        "known. Evaluate more often ({how}), or choose a target that is harder to reach.",
+        n=len(of),
+        target=target.said,
+        how=more_evaluations(of),
     )
 
 
@@ -421,13 +437,16 @@ def more_evaluations(runs: pd.DataFrame) -> str:
     at_once = runs.loc[runs["is_bound"].eq(True), "examples_to_target"]
     fewest = float(at_once.astype(float).min())
     every = max(1, round(fewest / _WANTED_EVALUATIONS))
-    return f"evaluate_every_examples={every}; a program of your own: call run.evaluated more often"
+    return said(
+        "evaluate_every_examples={every}; a program of your own: call run.evaluated more often",
+        every=every,
+    )
 
 
 def _best_of(runs: pd.DataFrame, target: Target) -> str:
     """Return sentences on the run that came nearest to a target that no run reached."""
     if runs["best"].isna().all():
-        return (
+        return said(
             "A target needs two evaluations of a run, but no run has more than one. Evaluate "
             "within epochs (evaluate_every_examples=...) or train for more epochs (epochs=2)."
         )
@@ -436,12 +455,15 @@ def _best_of(runs: pd.DataFrame, target: Target) -> str:
         .sort_values("best", ascending=target.metric == "test_loss")
         .iloc[0]
     )
-    return (
-        f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
-        f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
-        f"{counted(best['num_workers'], 'worker')} after "
-        f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
-        "train longer."
+    return said(
+        "The best median of three evaluations is {median} (last evaluation: {last}), at global "
+        "batch {batch} on {workers:worker} after {epochs} epochs. Choose a target that runs reach, "
+        "or train longer.",
+        median=number(float(best["best"])),
+        last=number(float(best["last"])),
+        batch=best["global_batch"],
+        workers=best["num_workers"],
+        epochs=number(float(best["trained_epochs"])),
     )
 
 
@@ -453,13 +475,15 @@ def rate_rule(seen: Observed) -> str:
     rules: Sequence[str] = [
         str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
     ]
-    rule = " or ".join(rules) or "not known"
+    rule = " or ".join(rules) or said("not known")
     tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
-    return (
-        f"{rule}, with the optimizer.lr that needs the fewest steps to the target at each batch: "
-        f"{tried}"
-        if tried
-        else rule
+    if not tried:
+        return rule
+    return said(
+        "{rule}, with the optimizer.lr that needs the fewest steps to the target at each batch: "
+        "{tried}",
+        rule=rule,
+        tried=tried,
     )
 
 

@@ -1,0 +1,153 @@
+"""The words of the page in English and Korean: each text has both, and each sentence that Python
+composes is shown in the reader's language.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsweep
+from bsweep import analysis, report
+from bsweep.analysis import columns, predicted
+from bsweep.analysis.numbers import plain
+from bsweep.core.sentences import Sentence, first_said, joined, said
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from tests.report.browser import drawn, go, opened
+from tests.support.synthetic_study import META, write_run
+from tests.support.synthetic_targets import Truth, write_target_run
+
+PACKAGE = Path(report.__file__).parents[1]
+STATIC = Path(report.__file__).parent / "static"
+TEXTS = (STATIC / "texts.js").read_text(encoding="utf-8")
+FIELD = re.compile(r"\{(\w+)(?::[a-z -]+)?\}")
+HANGUL = re.compile("[가-힣]")
+WORDLESS = {  # in Korean: names, numbers and other sentences alone
+    "target_words", "of_chart", "a {score} of {value}", "{where}: {line}", "{runs}: {warning}",
+    "{where}:", " for {length}", "{result} and {score} {accuracy}", "{cell}, with {accuracy}",
+    "torch",
+}  # fmt: skip
+
+
+def texts(language: str) -> dict[str, str]:
+    """Return the page's own texts in a language by their keys."""
+    begin = TEXTS.index(f"  {language}: {{\n")
+    block = TEXTS[begin : TEXTS.index("\n  },\n", begin)]
+    pairs = re.findall(r'(\w+): ("(?:[^"\\]|\\.)*")', block)
+    return {key: json.loads(text.replace("\\'", "'")) for key, text in pairs}
+
+
+def sentences() -> dict[str, str]:
+    """Return the Korean of what Python says, by its English template."""
+    begin = TEXTS.index("const SENTENCES")
+    lines = TEXTS[begin : TEXTS.index("\n};\n", begin)].splitlines()
+    pairs = (
+        json.loads(f"{{{line.strip().removesuffix(',')}}}") for line in lines if '": "' in line
+    )
+    return {key: text for pair in pairs for key, text in pair.items()}
+
+
+def templates() -> Iterator[str]:
+    """Yield the templates in the source, which must stand there as they are."""
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "from bsweep.core.sentences import" in text or path.name == "sentences.py":
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "said":
+                    first = node.args[0]
+                    assert isinstance(first, ast.Constant), f"{path}:{node.lineno}: no plain text"
+                    yield first.value
+
+
+def test_each_text_of_the_page_is_there_in_korean() -> None:
+    english, korean = texts("en"), texts("ko")
+    assert english.keys() == korean.keys()
+    assert len(english) > 100
+    assert {key for key, text in korean.items() if not HANGUL.search(text)} <= WORDLESS
+    for key, text in english.items():
+        assert set(FIELD.findall(korean[key])) == set(FIELD.findall(text)), key
+
+
+def test_each_text_that_the_page_asks_for_is_there() -> None:
+    known = texts("en")
+    live = (PACKAGE / "serve/live.js").read_text()
+    page = (STATIC / "page.js").read_text() + live
+    asked = {*re.findall(r'words\("(\w+)"[,)]', page)}
+    asked |= {*re.findall(r'data-words="(\w+)"', (PACKAGE / "report/interactive.py").read_text())}
+    assert len(asked) > 60
+    assert asked <= known.keys()
+
+
+def test_each_sentence_of_python_is_there_in_korean() -> None:
+    korean = sentences()
+    headings = {columns.heading(column.name) for column in columns.RUNS}
+    problems = {"out of memory", "diverged", predicted.NOT_REACHED}
+    assert {*templates()} | headings | problems == korean.keys()
+    assert {key for key, text in korean.items() if not HANGUL.search(text)} <= WORDLESS
+    for key, text in korean.items():
+        assert set(FIELD.findall(text)) == set(FIELD.findall(key)), key
+
+
+def test_a_sentence_knows_what_it_is_made_of() -> None:
+    one = said("{n:run} on {place}", n=1, place=said("two nodes"))
+    assert one == "1 run on two nodes"
+    assert said("{n:run}", n=2) == "2 runs"
+    told = plain([joined([one, "", "plain"])])
+    assert json.loads(json.dumps(told)) == [
+        {
+            "parts": [
+                {
+                    "template": "{n:run} on {place}",
+                    "values": {"n": "1", "place": {"template": "two nodes", "values": {}}},
+                },
+                "plain",
+            ],
+            "between": " ",
+        }
+    ]
+    assert plain({"said": one}, in_english=True) == {"said": "1 run on two nodes"}
+    assert not isinstance(plain(one, in_english=True), Sentence)
+    assert first_said(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    folder = tmp_path_factory.mktemp("studies") / "spoken"
+    for batch in (64, 256):
+        for workers in (1, 4):
+            write_target_run(folder, Truth(), batch=batch, workers=workers, seed=0)
+    meta = {**META, "commit": "f" * 40}
+    write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta)
+    return bsweep.load(folder)
+
+
+def test_a_reader_chooses_the_language_of_all_sentences(
+    browser: Any, study: analysis.Study, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    lines = "[...document.querySelectorAll('#why-lines p, #warnings li')].map((p) => p.textContent)"
+    shown = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
+    shown += [*analysis.recommendations(study), *analysis.fairness_words(study)]
+    shown += [*analysis.headlines(study), *analysis.what_is_missing(study)]
+    assert len(shown) > 5
+    with opened(browser, path) as page:
+        assert page.evaluate(lines) == shown
+        go(page, lang="ko")
+        korean = page.evaluate(lines)
+        assert [line for line in korean if not HANGUL.search(line)] == []
+        assert not any("{" in line or "object" in line for line in korean)
+        assert "워커당 배치" in page.inner_text("#table thead")
+        go(page, lang="en")
+        assert page.evaluate(lines) == shown
+        page.evaluate("update({ ...study })")  # as a page of `bsweep watch` does
+        drawn(page)
+        go(page, lang="ko")
+        assert page.evaluate(lines) == korean
