@@ -12,8 +12,10 @@ This package must not import the code that trains a run. It reads the files of r
 from bsweep.analysis.advice import against_published, headlines, winner
 from bsweep.analysis.answering import (
     MOST_ANSWERS,
+    answer_lines,
     answers,
     doubts,
+    first_place,
     in_short,
     recommendations,
     what_is_missing,
@@ -113,6 +115,7 @@ __all__ = [
     "Target",
     "accuracy_by_time",
     "against_published",
+    "answer_lines",
     "answers",
     "batch_ratios",
     "best_medians",
@@ -136,6 +139,7 @@ __all__ = [
     "failures",
     "fairness_words",
     "fastest_accurate",
+    "first_place",
     "fit_line",
     "fit_power",
     "fit_ratio",

@@ -90,7 +90,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
-            for line in _answer(study):
+            for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
             flags += f" --style {style}" if style else ""
@@ -166,15 +166,6 @@ def headlines(study: Study) -> list[str]:
             *analysis.headlines(study),
             *analysis.what_is_missing(study),
         ]
-
-
-def _answer(study: Study) -> list[str]:
-    """Return the answer of a study for a terminal, as lines: the recommendation or, if there is
-    none, the best cell and the first reason why there is none.
-    """
-    if lines := analysis.in_short(study):
-        return lines
-    return [*analysis.winner(study), *analysis.what_is_missing(study)[:1]]
 
 
 def idle_text(study: Study) -> str:

@@ -79,6 +79,7 @@ def document(study: Study) -> Document:
             },
             "part_of_run": _places(runs, [part for _, part in parts]),
             "curves": curves(study),
+            "answer": {"part": analysis.first_place(study), "lines": analysis.answer_lines(study)},
             "parts": _parts([where for where, _ in parts], answering.answers(study)),
             "commands": _commands(study),
             "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],

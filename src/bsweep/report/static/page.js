@@ -103,15 +103,13 @@ const title = (name) => {
 
 // What is chosen: target, runs, cells
 
-// The part of the study: the one that the reader chose, else the one with the fastest recommended cell; `all` or, in a
-// study of one part, the only one.
-const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.bestPart : state.part === "all" ? null : Number(state.part));
+// The part of the study: the one that the reader chose, else the one of the study's answer; `all` or, in a study of one
+// part, the only one.
+const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.answer.part : state.part === "all" ? null : Number(state.part));
 const part = () => study.parts[place() ?? -1];
-function bestPart() {
-  const seconds = study.parts.map(({ cells }) => cells?.seconds[cells.is_recommended.indexOf(true)] ?? Infinity);
-  const least = Math.min(...seconds);
-  return Number.isFinite(least) ? seconds.indexOf(least) : null;
-}
+// The study's own question is shown: what the page then says is what a terminal says, and nothing is computed here.
+const isOwn = () => !state.measured && !isFiltered() && state.objective === "seconds" && place() === (study.answer.part ?? (study.parts.length < 2 ? 0 : null))
+  && target() === (givenTarget()?.value ?? null);
 const givenTarget = () => part()?.target ?? study.target;
 const metric = () => givenTarget()?.metric ?? "test_accuracy";
 const target = () => state.target !== "" ? Number(state.target) : givenTarget()?.value ?? null;
@@ -177,7 +175,7 @@ function starred(cells) {  // the best cell by the objective has the star
 function measuredCells(shown) {
   const groups = new Map();
   for (const row of shown) {
-    if (!row.curve || (row.part === null && study.bestPart !== null)) continue;  // not at its best learning rate
+    if (!row.curve || (row.part === null && study.answer.part !== null)) continue;  // not at its best learning rate
     const name = cellName(row);
     if (!groups.has(name)) groups.set(name, []);
     groups.get(name).push(row);
@@ -353,11 +351,11 @@ function renderControls() {
   byId("measured").disabled = !part()?.cells || isFiltered() || wanted !== givenTarget()?.value;
 }
 function targetRange() {
-  if (study.range?.[metric()]) return study.range[metric()];
+  if (study.range[metric()]) return study.range[metric()];
   const values = rows.flatMap((row) => row.curve?.[metric()] ?? []).filter(isNumber).sort((one, other) => one - other);
   const asked = givenTarget().value, ends = [values[0] ?? asked, values.at(-1) ?? asked];
   const found = [Math.floor(Math.min(ends[0], asked) * 100) / 100, Math.ceil(Math.max(ends[1], asked) * 100) / 100];
-  (study.range ??= {})[metric()] = found;
+  study.range[metric()] = found;
   return found;
 }
 function cellReading(cell) {
@@ -740,8 +738,7 @@ async function render() {
   if (mine === drawing) document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = { ...told, bestPart: null };
-  study.bestPart = bestPart();
+  study = { ...told, range: {} };
   rows = table(study.runs).map((row, at) => ({
     ...row, at, curve: study.curves[at], part: study.part_of_run[at], warning: study.details.warnings[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
