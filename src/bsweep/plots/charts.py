@@ -15,6 +15,8 @@ Spec = dict[str, Any]
 # which vanish on a dark or a light page.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"]
 PICKED = "#D55E00"
+_HOVERED: Spec = {"name": "hovered", "value": []}  # names of runs and cells, which stand out
+_IS_HOVERED = "indexof(hovered, datum.run) >= 0"
 _NUMBER = "format({}, '.3~r')"
 
 _HAS_TIME = "isValid(datum.seconds) && !datum.problem"
@@ -57,7 +59,7 @@ _FIELD: Spec = {
         },
         "strokeWidth": {
             "condition": [
-                {"test": "datum.is_picked", "value": 4},
+                {"test": "datum.is_picked || indexof(hovered, datum.name) >= 0", "value": 4},
                 {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
             ],
             "value": 0,
@@ -73,7 +75,8 @@ def time_map(x: str, y: str) -> Spec:
     the unit of the text is the parameter `unit`, the pixels
     of a column are `room`), `seconds_low` and `seconds_high` (a second line),
     `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
-    `problem` (a text instead of the time) and `is_picked` (a thick frame).
+    `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
+    the parameter `hovered` gives a thick frame too.
 
     Args:
         x: The title of the axis of batches.
@@ -95,6 +98,7 @@ def time_map(x: str, y: str) -> Spec:
             {"name": "unit", "value": 1},
             {"name": "ink", "value": "#222"},
             {"name": "room", "value": 100},
+            _HOVERED,
         ],
         "width": "container",
         "height": 180,
@@ -118,13 +122,13 @@ def time_map(x: str, y: str) -> Spec:
 _WEIGHT: Spec = {
     "opacity": {
         "condition": [
-            {"test": "datum.strength == 2", "value": 1},
+            {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
             {"test": "datum.strength == 0", "value": 0.12},
         ],
         "value": 0.8,
     },
     "strokeWidth": {
-        "condition": {"test": "datum.strength == 2", "value": 3},
+        "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
         "value": 1.5,
     },
 }
@@ -179,7 +183,7 @@ def run_curves() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "points"},
-        "params": [{"name": "smoothing", "value": 0}],
+        "params": [{"name": "smoothing", "value": 0}, _HOVERED],
         "width": "container",
         "height": 330,
         "encoding": {
@@ -206,13 +210,13 @@ _ACROSS: Spec = {
         },
         "opacity": {
             "condition": [
-                {"test": "datum.strength == 2", "value": 1},
+                {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
                 {"test": "datum.strength == 0", "value": 0.08},
             ],
             "value": 0.55,
         },
         "strokeWidth": {
-            "condition": {"test": "datum.strength == 2", "value": 3},
+            "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
             "value": 1.3,
         },
     },
@@ -240,7 +244,7 @@ def parallel_coordinates() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "places"},
-        "params": [{"name": "page", "value": "#fff"}],
+        "params": [{"name": "page", "value": "#fff"}, _HOVERED],
         "width": "container",
         "height": 260,
         "encoding": {

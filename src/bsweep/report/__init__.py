@@ -199,10 +199,7 @@ def _page(
         f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items()
     )
     failures = analysis.failures(study.runs)
-    doubts = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
     sections = [
-        *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
-        as_list("Warnings", doubts, "warnings"),
         "<h2>Figures</h2>",
         *(
             _figure(study, name, captions[name], *image)
