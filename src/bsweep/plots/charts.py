@@ -68,7 +68,7 @@ _FIELD: Spec = {
 }
 
 
-def time_map(x: str, y: str) -> Spec:
+def time_map() -> Spec:
     """Return a map of cells by global batch and number of workers. A darker cell is better.
 
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
@@ -77,10 +77,6 @@ def time_map(x: str, y: str) -> Spec:
     `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
     `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
     the parameter `hovered` gives a thick frame too.
-
-    Args:
-        x: The title of the axis of batches.
-        y: The title of the axis of workers.
     """
     has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
     problem = "(room < 12 ? '' : room < 62 ? '\u00d7' : datum.problem)"
@@ -107,8 +103,8 @@ def time_map(x: str, y: str) -> Spec:
             {"calculate": f"{has_interval} ? {low} + '\u2013' + {high} : ''", "as": "interval"},
         ],
         "encoding": {
-            "x": {"field": "global_batch", "type": "ordinal", "title": x},
-            "y": {"field": "num_workers", "type": "ordinal", "title": y, "sort": "descending"},
+            "x": {"field": "global_batch", "type": "ordinal"},
+            "y": {"field": "num_workers", "type": "ordinal", "sort": "descending"},
         },
         "layer": [_FIELD, *_TEXTS],
         "config": {
@@ -271,7 +267,7 @@ def parallel_coordinates() -> Spec:
     }  # fmt: skip
 
 
-def step_anatomy(x: str, y: str) -> Spec:
+def step_anatomy() -> Spec:
     """Return the parts of a step's seconds by epoch, stacked.
 
     Fields of its table `parts`: `epoch`, `part` (its name for readers) and `seconds`.
@@ -283,16 +279,16 @@ def step_anatomy(x: str, y: str) -> Spec:
         "height": 200,
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "epoch", "type": "ordinal", "title": x,
+            "x": {"field": "epoch", "type": "ordinal",
                   "axis": {"labelAngle": 0, "labelOverlap": True}},
-            "y": {"field": "seconds", "type": "quantitative", "title": y},
+            "y": {"field": "seconds", "type": "quantitative"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
                       "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
         },
     }  # fmt: skip
 
 
-def steps_along(x: str, y: str) -> Spec:
+def steps_along() -> Spec:
     """Return one line of a quantity over a run, such as its noise scale.
 
     Fields of its table `points`: `x` and `y`.
@@ -304,7 +300,7 @@ def steps_along(x: str, y: str) -> Spec:
         "height": 180,
         "mark": {"type": "line", "interpolate": "step-after", "point": True},
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": x, "scale": {"zero": False}},
-            "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
+            "x": {"field": "x", "type": "quantitative", "scale": {"zero": False}},
+            "y": {"field": "y", "type": "quantitative", "scale": {"zero": False}},
         },
     }

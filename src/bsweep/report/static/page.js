@@ -711,7 +711,7 @@ async function renderRun() {
   const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
-    "run-curves": row.curve, anatomy: details.epochs[row.at]?.step_seconds_p50,
+    "run-curves": row.curve, anatomy: details.steps[row.at],
     noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
   const chart = (name, heading) => has[name] ? el("section", {}, el("h3", {}, words(heading)), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
@@ -736,19 +736,20 @@ async function renderRun() {
     await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, false)), ...strong],
       (point) => go({ run: point.run }, true));
   }
-  if (has.anatomy) await drawAnatomy(details.epochs[row.at]);
-  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.variance / one.gradient_square })));
+  if (has.anatomy) await drawAnatomy(details.steps[row.at]);
+  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
   if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
 }
-async function drawAnatomy(epochs) {
+const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange"], ["wait_seconds", "waiting"]];
+async function drawAnatomy(steps) {
   const spec = structuredClone(study.charts.anatomy), parts = [];
   spec.encoding.x.title = words("epoch");
-  spec.encoding.y.title = words("step_seconds");
-  for (const one of table(epochs)) {
-    const each = (name) => (one[name] ?? 0) / one.num_steps, exchange = each("exposed_exchange_seconds") || each("exchange_seconds"), waiting = each("wait_seconds");
-    const whole = one.train_seconds / one.num_steps;
-    for (const [name, seconds] of [["computing", Math.max(0, whole - exchange - waiting)], ["exchange", exchange], ["waiting", waiting]]) {
-      if (seconds > 0) parts.push({ epoch: one.epoch, part: words(name), seconds });
+  const unit = study.details.step_unit;
+  spec.encoding.y.title = unit === "step" ? words("step_seconds") : words("unit_seconds", { unit });
+  for (const one of table(steps)) {
+    const known = STEP_PARTS.filter(([name]) => isNumber(one[name])), isSplit = isNumber(one.compute_seconds);
+    for (const [name, word] of isSplit ? known : [["total_seconds", "not_split"]]) {
+      if (one[name] > 0) parts.push({ epoch: one.epoch, part: words(word), seconds: one[name] });
     }
   }
   await draw("anatomy", spec, parts);
