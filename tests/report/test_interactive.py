@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 
 import bsweep
 from bsweep import analysis, plots
@@ -244,7 +245,7 @@ def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Pat
     write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
     study = bsweep.load(tmp_path / "s")
     bars = plots.FIGURES["seconds_per_step"](study).axes[0].patches
-    on_paper = sorted(bar.get_width() for bar in bars if bar.get_facecolor() != PALE)
+    on_paper = sorted(bar.get_width() for bar in bars if bar.get_facecolor() != to_rgba(PALE))
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     found: list[float] = []
     with opened(browser, tmp_path / "page.html") as page:

@@ -28,8 +28,8 @@ _FINE = ("completed", "unfinished", "interrupted")
 
 
 def details(study: Study) -> dict[str, Any]:
-    """Return what the pages of single runs show: the parts of their steps, noise scales, changes of the batch,
-    events with warnings, the ends of the logs of runs that failed, and provenance.
+    """Return what the pages of single runs show: the parts of their steps, noise scales, changes of
+    the batch, events with warnings, the ends of the logs of runs that failed, and provenance.
 
     Args:
         study: The study.

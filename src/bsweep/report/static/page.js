@@ -819,6 +819,12 @@ function listen() {
   byId("reset").addEventListener("click", () => { history.replaceState(null, "", link({ ...Object.fromEntries(Object.keys(state).map((name) => [name, ""])), lang: state.lang, theme: state.theme })); readLink(); render(); });
   addEventListener("hashchange", () => { readLink(); render(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  let folded = [];  // paper shows what is folded away, but no list of a menu and none of a figure's runs
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("#why, #warnings details, #run details, main > section > details")].filter((one) => !one.open);
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(render, 150); });
   addEventListener("keydown", (event) => {
