@@ -690,6 +690,7 @@ async function renderParallel(shown) {
   byId("parallel").hidden = used.length < 2;
   const spec = structuredClone(study.charts.parallel);
   spec.params.find((one) => one.name === "page").value = scale.config.background;
+  spec.encoding.x.axis.labelLimit = Math.floor(byId("parallel").clientWidth / Math.max(1, used.length)) - 6;
   if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
 }
 
