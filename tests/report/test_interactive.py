@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 
 import bsweep
 from bsweep import analysis, plots
 from bsweep.config.target import Target
 from bsweep.plots import surface
+from bsweep.plots.drawing import PALE
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import drawn, go, opened, rows
@@ -23,6 +28,12 @@ from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
 HOSTILE = '</script><img src=x onerror="alert(1)">${alert(2)}'
 FAILED = "b8_w1_horovod_s0"
+_PLACE_OF_A_CELL = (
+    "(() => { const { view } = charts.map, at = (name, value) => view.scale(name)(value)"
+    " + view.scale(name).bandwidth() / 2; const box = view.container().querySelector("
+    "'canvas').getBoundingClientRect(), [left, top] = view.origin();"
+    " return [box.x + left + at('x', 256), box.y + top + at('y', 4)]; })()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +80,202 @@ def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Stud
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_map_is_on_the_first_screen(browser: Any, path: Path, width: int, height: int) -> None:
+def test_the_first_screen_has_all_of_the_answer(
+    browser: Any, path: Path, width: int, height: int
+) -> None:
     with opened(browser, path, viewport={"width": width, "height": height}) as page:
-        box = page.locator("#map canvas").bounding_box()
-        assert box["y"] + box["height"] < height
+        for part in ("#best", "#amount", "#sure", "#map canvas", "#next", "#warnings"):
+            box = page.locator(part).bounding_box()
+            assert box["y"] + box["height"] < height, part
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    for batch in (*BATCHES, 512):
+        write_target_run(folder, Truth(), batch=batch, settings={"model.name": "wide"})
+    for batch in BATCHES:  # a smaller part that is faster, but no alternative
+        write_target_run(
+            folder, Truth(), batch=batch, needed=0.1, settings={"model.name": "narrow"}
+        )
+    study = bsweep.load(folder)
+    line = analysis.answer_lines(study)[0]
+    best = analysis.answers(study)[analysis.first_place(study) or 0].prediction
+    assert best is not None
+    assert line.startswith("wide: ")
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        said = page.inner_text(".answer")
+        assert f"Global batch {best.recommended['global_batch']} on 1 worker" in said
+        assert f", wide: {best.amount.partition(' (')[0]}" in said
+        assert line not in said
+        go(page, measured="1")
+        assert f"The study's own answer: {line}" in page.inner_text("#sure")
+
+
+def test_without_a_recommendation_the_terminals_lines_are_said(
+    browser: Any, tmp_path: Path
+) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "s", local_batch=8, seed=seed)
+    study = bsweep.load(tmp_path / "s")
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        said = page.inner_text(".first")
+        for line in analysis.answer_lines(study):
+            assert said.count(line) == 1
+        assert page.locator("#next code").count() == 0
+
+
+def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, path: Path) -> None:
+    with opened(browser, path, "run=b64_w4_horovod_s0_lr_rulelinear") as page:
+        page.set_viewport_size({"width": 1000, "height": 800})
+        page.wait_for_timeout(300)
+        drawn(page)
+        go(page, run="")
+        for chart in ("map", "curves", "parallel"):
+            wide = page.locator(f"#{chart} canvas").bounding_box()["width"]
+            assert wide == pytest.approx(page.locator(f"#{chart}").bounding_box()["width"], abs=2)
+        assert page.locator("#map canvas").bounding_box()["width"] > 400
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "x=foo", "target=abc", "run=nobody", "sort=nothing", "color=nothing", "hidden=nothing",
+        "part=7", "objective=fame", "cell=3x9", "picked=nobody", "smooth=2", "price=-1", "y=x",
+        "filter.nothing=1", "filter.num_workers=a..b", "constructor=1", "page=zero", "lang=fr",
+    ],
+)  # fmt: skip
+def test_a_link_that_is_not_understood_shows_the_defaults(
+    browser: Any, path: Path, odd: str
+) -> None:
+    with opened(browser, path) as page:
+        before = page.inner_text("#overview")
+        page.evaluate("(odd) => { location.hash = `${odd}&logx=1`; }", odd)
+        page.wait_for_function("state.logx === '1'")
+        drawn(page)
+        assert page.inner_text("#overview") == before
+        assert page.inner_text("#misread").endswith(f"shows the defaults: {odd}")
+        go(page, logx="")
+        assert page.is_hidden("#misread")
+
+
+def test_a_price_is_typed(browser: Any, path: Path) -> None:
+    with opened(browser, path, "objective=money") as page:
+        once = {row["name"]: row["seconds"] for row in rows(page, "map")}
+        page.focus("#price")
+        page.keyboard.press("Control+A")
+        page.keyboard.press("Backspace")
+        page.keyboard.type("2.5")
+        drawn(page)
+        assert page.input_value("#price") == "2.5"
+        more = {row["name"]: row["seconds"] for row in rows(page, "map")}
+        assert more == pytest.approx({name: 2.5 * value for name, value in once.items()})
+        assert "--price-per-worker-hour 2.5" in page.inner_text("#next code")
+
+
+def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        x, y = page.evaluate(_PLACE_OF_A_CELL)
+        page.mouse.move(x, y)
+        page.wait_for_function("hovered.length > 0")
+        names = page.evaluate("hovered")
+        assert len(names) == 1 + SEEDS
+        for chart in ("map", "curves", "parallel"):
+            assert page.evaluate("(name) => charts[name].view.signal('hovered')", chart) == names
+        assert page.locator("#table tr.hovered").count() == SEEDS
+        page.locator("#table tbody tr").first.hover()
+        run = page.get_attribute("#table tbody tr >> nth=0", "data-run")
+        widths = page.evaluate(
+            "(run) => { const found = []; const walk = (mark) => { if (mark.marktype === 'line')"
+            " for (const item of mark.items) if (item.datum.run === run) found.push("
+            "item.strokeWidth); for (const item of mark.items ?? []) for (const inner of"
+            " item.items ?? []) walk(inner); }; walk(charts.curves.view.scenegraph().root);"
+            " return found; }",
+            run,
+        )
+        assert 3 in widths
+
+
+def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    write_run(tmp_path / "s", local_batch=16, meta={**META, "cpu": "another"})
+    write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=1, message="no")
+    page_path = tmp_path / "page.html"
+    page_path.write_text(html_of(document(bsweep.load(tmp_path / "s", mix=True))), "utf-8")
+    with opened(browser, page_path) as page:
+        for menu, left in (("hardware", 2), ("status", 2)):
+            page.click(f'details[data-menu="{menu}"] summary')
+            page.locator(f'input[data-filter="{menu}"]').last.uncheck()
+            drawn(page)
+            assert page.locator("#table tbody tr").count() == left
+            page.click("#clear")
+            drawn(page)
+
+
+@pytest.mark.parametrize(
+    ("figure", "fragment", "columns"),
+    [
+        ("accuracy_by_epoch", "x=epochs&y=test_accuracy", (None, "test_accuracy")),
+        ("loss_by_epoch", "x=epochs&y=test_loss", (None, "test_loss")),
+        ("accuracy_by_time", "x=seconds&y=test_accuracy", ("elapsed_seconds", "test_accuracy")),
+    ],
+)
+def test_both_drawings_of_curves_have_the_same_points(
+    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: tuple[str | None, str]
+) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4)
+    study = bsweep.load(tmp_path / "s")
+    last = plots.FIGURES[figure](study).axes[-1]
+    lines = [[*zip(*line.get_data(), strict=True)] for line in last.lines]
+    on_paper = sorted(line for line in lines if len(line) == 4)
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html", fragment) as page:
+        found: dict[str, list[tuple[float, float]]] = {}
+        for row in rows(page, "curves"):
+            found.setdefault(row["run"], []).append((row["x"], row["y"]))
+    assert len(found) == 4
+    assert [*map(np.asarray, on_paper)] == [
+        pytest.approx(np.asarray(line), rel=1e-6) for line in sorted(found.values())
+    ]
+
+
+def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
+    study = bsweep.load(tmp_path / "s")
+    bars = plots.FIGURES["seconds_per_step"](study).axes[0].patches
+    on_paper = sorted(bar.get_width() for bar in bars if bar.get_facecolor() != to_rgba(PALE))
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    found: list[float] = []
+    with opened(browser, tmp_path / "page.html") as page:
+        for run_id in study.runs["run_id"]:
+            go(page, run=run_id)
+            found += [row["seconds"] for row in rows(page, "anatomy")]
+    assert sorted(found) == pytest.approx([width for width in on_paper if width], rel=1e-5)
+    assert len(found) >= 4
+
+
+def test_both_drawings_of_a_changed_batch_have_the_same_points(
+    browser: Any, tmp_path: Path
+) -> None:
+    steps = pd.DataFrame({
+        "run_id": "b8_w1_horovod_s0", "epochs_done": [0.5, 1.0, 1.5], "global_batch": [8, 16, 16],
+        "learning_rate": [0.1, 0.2, 0.2],
+    })  # fmt: skip
+    noise = pd.DataFrame({
+        "run_id": "b8_w1_horovod_s0", "num_steps": [5, 10], "epochs_done": [0.4, 0.9],
+        "variance": [200.0, 300.0], "gradient_square": [1.0, 2.0],
+    })  # fmt: skip
+    write_run(tmp_path / "s", local_batch=8)
+    study = replace(bsweep.load(tmp_path / "s"), batches=steps, noise_scales=noise)
+    batches, scales, _ = plots.FIGURES["batch_by_epoch"](study).axes
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html", "run=b8_w1_horovod_s0") as page:
+        found = [(row["x"], row["y"]) for row in rows(page, "batches")]
+        of_noise = [row["y"] for row in rows(page, "noise")]
+    assert found == [*zip(*batches.lines[0].get_data(), strict=True)]
+    assert {*scales.lines[0].get_ydata()} <= {pytest.approx(value) for value in of_noise}
 
 
 def test_both_drawings_of_the_map_show_the_same(
@@ -138,8 +340,6 @@ CURVES: list[list[float | None]] = [
 
 
 def test_odd_curves_reach_targets_as_in_python(browser: Any, path: Path) -> None:
-    import pandas as pd
-
     from bsweep.analysis.targets import crossings
 
     with opened(browser, path) as page:
@@ -201,12 +401,7 @@ def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
 
 def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
-        x, y = page.evaluate(
-            "(() => { const { view } = charts.map, at = (name, value) => view.scale(name)(value)"
-            " + view.scale(name).bandwidth() / 2; const box = view.container().querySelector("
-            "'canvas').getBoundingClientRect(), [left, top] = view.origin();"
-            " return [box.x + left + at('x', 256), box.y + top + at('y', 4)]; })()"
-        )
+        x, y = page.evaluate(_PLACE_OF_A_CELL)
         page.mouse.click(x, y)
         drawn(page)
         batch, workers = page.input_value("#cell").split("x")
@@ -266,6 +461,8 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         said = page.inner_text("#run")
         assert said.count(HOSTILE) >= 2, "the message and the end of a log"
         assert "ValueError: no" in said
+        events = page.locator("#run table", has=page.locator("caption", has_text="Events"))
+        assert HOSTILE in events.inner_text()
         assert page.locator("#run img").count() == 0
 
 
@@ -275,7 +472,7 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     write_run(folder, local_batch=16, message="=1+1")
     page_path = tmp_path / "report.html"
     page_path.write_text(html_of(document(bsweep.load(folder, mix=True))), encoding="utf-8")
-    assert "alert(1)" not in page_path.read_text()
+    assert "<img" not in page_path.read_text()
     with opened(browser, page_path) as page:
         assert page.inner_text("h1") == folder.name
         assert HOSTILE in page.inner_text("#table")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from bsweep.analysis.advice import winner
 from bsweep.analysis.columns import role
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, keyed
@@ -94,8 +95,8 @@ def recommendations(study: Study) -> list[str]:
     return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if found else []
 
 
-def in_short(study: Study) -> list[str]:
-    """Return the recommendation of a study as a terminal shows it.
+def first_place(study: Study) -> int | None:
+    """Return the place in `answers` of the recommendation that a terminal and a page show first.
 
     If several parts of the study have a recommendation, such as strategies, this is the one of the
     fastest part. If parts differ in model, data set or machine, they are no alternatives: then it
@@ -105,26 +106,58 @@ def in_short(study: Study) -> list[str]:
         study: The study.
 
     Returns:
+        The place; None if no part has a recommendation.
+    """
+    values = {
+        place: answer.prediction.choice.value
+        for place, answer in enumerate(answers(study))
+        if answer.prediction is not None
+    }
+    if not values:
+        return None
+    known = keyed(study.runs)
+    context = [name for name in cell_keys(study.runs) if role(name) == "context"]
+    is_choice = all(known[name].nunique() < 2 for name in context)
+    return min(values, key=values.__getitem__) if is_choice else min(values)
+
+
+def in_short(study: Study) -> list[str]:
+    """Return the recommendation of a study as a terminal shows it; see `first_place`.
+
+    Args:
+        study: The study.
+
+    Returns:
         At most four lines: the recommended cell, how sure that is, what to run next, and where the
         target comes from with the number of further recommendations. No line if no part has a
         recommendation.
     """
-    found = [answer for answer in answers(study) if answer.prediction is not None]
-    values = [answer.prediction.choice.value for answer in found if answer.prediction]
-    if not found:
+    place = first_place(study)
+    if place is None:
         return []
-    known = keyed(study.runs)
-    context = [name for name in cell_keys(study.runs) if role(name) == "context"]
-    is_choice = all(known[name].nunique() < 2 for name in context)
-    chosen = found[values.index(min(values))] if is_choice else found[0]
+    chosen = answers(study)[place]
     assert chosen.prediction is not None
     cell, sure, *_ = chosen.prediction.brief()
     run_next = f"Run next: {chosen.prediction.next_run()}."
     _, origin = common_target(study) or (None, "")
-    more = f"The page has {counted(len(found) - 1, 'further recommendation')}."
-    last = " ".join(filter(None, (origin, more if len(found) > 1 else "")))
+    others = sum(answer.prediction is not None for answer in answers(study)) - 1
+    more = f"The page has {counted(others, 'further recommendation')}."
+    last = " ".join(filter(None, (origin, more if others else "")))
     named = f"{chosen.where}: {cell}" if chosen.where else cell
     return [named, sure, run_next, *filter(None, [last])]
+
+
+def answer_lines(study: Study) -> list[str]:
+    """Return the answer of a study, as a terminal and a page show it.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The lines of `in_short`; if there is no recommendation, the best cell and the first reason
+        why there is none.
+    """
+    return in_short(study) or [*winner(study), *what_is_missing(study)[:1]]
 
 
 def _not_looked_at(study: Study) -> list[str]:

@@ -213,6 +213,12 @@ BATCHES = (
     *_again(EVALUATIONS, "run_id", "epochs_done"),
     *_again(EPOCHS, "global_batch", "learning_rate"),
 )
+EVENTS = (
+    *_again(RUNS, "run_id"),
+    Column("since_start_seconds", heading="after (s)"),
+    Column("event", "text"),
+    *_again(RUNS, "message"),
+)
 SERVERS = (
     *_again(RUNS, "run_id"),
     Column("server", "count"),
@@ -245,6 +251,7 @@ TABLES = {  # the tables of a study
     "evaluations": EVALUATIONS,
     "noise_scales": NOISE_SCALES,
     "batches": BATCHES,
+    "events": EVENTS,
     "noise_of_layers": NOISE_OF_LAYERS,
     "servers": SERVERS,
     "waits": WAITS,

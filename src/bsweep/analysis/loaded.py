@@ -42,6 +42,8 @@ class Study:
         `noise_of_layers`: The same parts for each tensor of the model, where a run measured them.
         `batches`: The global batch and the learning rate at each sampled step, for runs whose batch
             changed.
+        `events`: What happened in each run, such as a warning or a changed batch, in the order in
+            which it was recorded.
         `provenance`: One row for each run: `run_id` and the contents of its `meta.json` by dotted
             name.
         `servers`: One row for each run and parameter server, with bytes, pushes and seconds summed
@@ -82,6 +84,7 @@ class Study:
     noise_scales: pd.DataFrame
     batches: pd.DataFrame
     noise_of_layers: pd.DataFrame
+    events: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame
     servers: pd.DataFrame

@@ -79,6 +79,7 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "noise_of_layers": _layer_rows(noise),
         "batches": _of_table(steps, columns.BATCHES),
+        "events": _event_rows(run.records),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
@@ -104,6 +105,19 @@ def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
     """
     names = [name for name in columns.names(table) if name != "run_id"]
     return [{name: record.get(name) for name in names} for record in records]
+
+
+def _event_rows(records: Rows) -> Rows:
+    """Return a row for each event of a run, with the seconds since the run's first record."""
+    return [
+        {
+            "since_start_seconds": record["time"] - records[0]["time"],
+            "event": escaped(record["event"]),
+            "message": escaped(record["message"]),
+        }
+        for record in records
+        if record["type"] == "event"
+    ]
 
 
 def _layer_rows(noise: Rows) -> Rows:

@@ -345,24 +345,52 @@ def step_seconds(study: Study) -> pd.DataFrame:
 
     The columns are those of `step_times` except `n`, and the index is `run_id`.
     """
+    amounts = _amounts_of_epochs(study).drop(columns="epoch")
+    times = _per_step(amounts.groupby("run_id").agg(_sum_of_known))
+    times["sent_of_ring"] = (
+        times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
+    )
+    return times
+
+
+def step_parts(study: Study) -> pd.DataFrame:
+    """Return for each run and epoch the mean seconds and sent bytes of a training step and the
+    seconds of its parts.
+
+    The columns are those of `step_times` except `n` and `sent_of_ring`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `run_id` and `epoch`.
+    """
+    return _per_step(_amounts_of_epochs(study).set_index(["run_id", "epoch"]))
+
+
+def _amounts_of_epochs(study: Study) -> pd.DataFrame:
+    """Return for each run and epoch its steps (or examples in the unit of `step_unit`), its seconds
+    and those of their parts, and the bytes that a worker sent.
+    """
     epochs, runs = study.epochs, study.runs.reindex(columns=["run_id", "strategy.overlap"])
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
     # Where rounds overlap, workers compute while the codec does; waiting for it is part of the
     # exchange.
     is_beside = epochs["run_id"].isin(runs.loc[runs["strategy.overlap"].eq(True), "run_id"])
-    parts = epochs[["run_id", "train_seconds", "wait_seconds", "sent_bytes"]].assign(
+    amounts = epochs[["run_id", "epoch", "train_seconds", "wait_seconds", "sent_bytes"]].assign(
         codec_seconds=epochs["codec_seconds"].mask(is_beside),
         exposed_exchange_seconds=exposed,
         num_steps=epochs["num_steps"]
         if step_unit(study) == "step"
         else _examples(epochs) / EXAMPLES_OF_A_UNIT,
     )
-    totals = (
-        parts.astype({"sent_bytes": float, "num_steps": float}).groupby("run_id").agg(_sum_of_known)
-    )
-    times = totals.div(totals.pop("num_steps"), axis="index").rename(
-        columns={"train_seconds": "total_seconds"}
-    )
+    return amounts.astype({"sent_bytes": float, "num_steps": float})
+
+
+def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:
+    """Return amounts for each step, with the rest of a step's time, which is computing."""
+    times = amounts.drop(columns="num_steps").div(amounts["num_steps"], axis="index")
+    times = times.rename(columns={"train_seconds": "total_seconds"})
     spent = (
         times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     )
@@ -375,10 +403,7 @@ def step_seconds(study: Study) -> pd.DataFrame:
         "exposed_exchange_seconds",
         "wait_seconds",
     ]
-    times["sent_of_ring"] = (
-        times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
-    )
-    return times[[*order, "sent_bytes", "sent_of_ring"]]
+    return times[[*order, "sent_bytes"]]
 
 
 def _sum_of_known(values: pd.Series[float]) -> float:

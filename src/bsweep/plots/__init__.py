@@ -51,17 +51,23 @@ _FIGURES = (
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure("rate_by_batch", rates.several_batches, rates.rate_by_batch),
-    StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
+    StudyFigure(
+        "accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time, charts.run_curves
+    ),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),
     StudyFigure(
         "accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch
     ),
     StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
-    StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
-    StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),
-    StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch),
-    StudyFigure("seconds_per_step", exchange.exchange_times, exchange.seconds_per_step),
+    StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch, charts.run_curves),
+    StudyFigure(
+        "accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch, charts.run_curves
+    ),
+    StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch, charts.steps_along),
+    StudyFigure(
+        "seconds_per_step", exchange.exchange_times, exchange.seconds_per_step, charts.step_anatomy
+    ),
     StudyFigure("server_load", analysis.server_loads, exchange.server_load),
     StudyFigure("sharding_gain", analysis.sharding_gains, exchange.sharding_gain),
     StudyFigure("idle_by_node", analysis.idle_table, rounds.idle_by_node),

@@ -31,18 +31,32 @@ def batches(study: Study) -> pd.DataFrame:
     """
     if study.batches.empty:
         return study.batches
-    parts = []
-    for run_id, steps in study.batches.groupby("run_id", sort=False):
-        noise = study.noise_scales[study.noise_scales["run_id"] == run_id].sort_values(
-            "epochs_done"
+    noise = dict(iter(noise_scales(study).groupby("run_id")))
+    none = pd.DataFrame({"epochs_done": [0.0], "noise_scale": [math.nan]})
+    parts = [
+        pd.merge_asof(
+            steps.sort_values("epochs_done"),
+            noise.get(run_id, none)[["epochs_done", "noise_scale"]],
+            on="epochs_done",
         )
-        parts_of_noise = noise[["variance", "gradient_square"]].ewm(alpha=_FORGETS).mean()
-        known = (parts_of_noise > 0).all(axis="columns")
-        scale = (parts_of_noise["variance"] / parts_of_noise["gradient_square"]).where(known)
-        noise = noise[["epochs_done"]].assign(noise_scale=scale.astype(float))
-        parts.append(pd.merge_asof(steps.sort_values("epochs_done"), noise, on="epochs_done"))
+        for run_id, steps in study.batches.groupby("run_id", sort=False)
+    ]
     cells = keyed(study.runs)[["run_id", "variant", "num_workers", "local_batch"]]
     return pd.concat(parts, ignore_index=True).merge(cells, on="run_id")
+
+
+def noise_scales(study: Study) -> pd.DataFrame:
+    """Return for each record of a run's noise scale the ratio of running means; NaN where one of
+    them is not positive.
+
+    Columns: `run_id`, `num_steps`, `epochs_done`, `noise_scale` (in examples).
+    """
+    found = study.noise_scales.sort_values(["run_id", "epochs_done"], ignore_index=True)
+    means = found.groupby("run_id")[["variance", "gradient_square"]]
+    parts = means.ewm(alpha=_FORGETS).mean().reset_index("run_id", drop=True)
+    scale = parts["variance"] / parts["gradient_square"]
+    found["noise_scale"] = scale.where((parts > 0).all(axis="columns")).astype(float)
+    return found[["run_id", "num_steps", "epochs_done", "noise_scale"]]
 
 
 def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:

@@ -15,6 +15,8 @@ Spec = dict[str, Any]
 # which vanish on a dark or a light page.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"]
 PICKED = "#D55E00"
+_HOVERED: Spec = {"name": "hovered", "value": []}  # names of runs and cells, which stand out
+_IS_HOVERED = "indexof(hovered, datum.run) >= 0"
 _NUMBER = "format({}, '.3~r')"
 
 _HAS_TIME = "isValid(datum.seconds) && !datum.problem"
@@ -57,7 +59,7 @@ _FIELD: Spec = {
         },
         "strokeWidth": {
             "condition": [
-                {"test": "datum.is_picked", "value": 4},
+                {"test": "datum.is_picked || indexof(hovered, datum.name) >= 0", "value": 4},
                 {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
             ],
             "value": 0,
@@ -66,18 +68,15 @@ _FIELD: Spec = {
 }
 
 
-def time_map(x: str, y: str) -> Spec:
+def time_map() -> Spec:
     """Return a map of cells by global batch and number of workers. A darker cell is better.
 
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
     the unit of the text is the parameter `unit`, the pixels
     of a column are `room`), `seconds_low` and `seconds_high` (a second line),
     `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
-    `problem` (a text instead of the time) and `is_picked` (a thick frame).
-
-    Args:
-        x: The title of the axis of batches.
-        y: The title of the axis of workers.
+    `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
+    the parameter `hovered` gives a thick frame too.
     """
     has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
     problem = "(room < 12 ? '' : room < 62 ? '\u00d7' : datum.problem)"
@@ -95,6 +94,7 @@ def time_map(x: str, y: str) -> Spec:
             {"name": "unit", "value": 1},
             {"name": "ink", "value": "#222"},
             {"name": "room", "value": 100},
+            _HOVERED,
         ],
         "width": "container",
         "height": 180,
@@ -103,8 +103,8 @@ def time_map(x: str, y: str) -> Spec:
             {"calculate": f"{has_interval} ? {low} + '\u2013' + {high} : ''", "as": "interval"},
         ],
         "encoding": {
-            "x": {"field": "global_batch", "type": "ordinal", "title": x},
-            "y": {"field": "num_workers", "type": "ordinal", "title": y, "sort": "descending"},
+            "x": {"field": "global_batch", "type": "ordinal"},
+            "y": {"field": "num_workers", "type": "ordinal", "sort": "descending"},
         },
         "layer": [_FIELD, *_TEXTS],
         "config": {
@@ -118,13 +118,13 @@ def time_map(x: str, y: str) -> Spec:
 _WEIGHT: Spec = {
     "opacity": {
         "condition": [
-            {"test": "datum.strength == 2", "value": 1},
+            {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
             {"test": "datum.strength == 0", "value": 0.12},
         ],
         "value": 0.8,
     },
     "strokeWidth": {
-        "condition": {"test": "datum.strength == 2", "value": 3},
+        "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
         "value": 1.5,
     },
 }
@@ -179,7 +179,7 @@ def run_curves() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "points"},
-        "params": [{"name": "smoothing", "value": 0}],
+        "params": [{"name": "smoothing", "value": 0}, _HOVERED],
         "width": "container",
         "height": 330,
         "encoding": {
@@ -206,13 +206,13 @@ _ACROSS: Spec = {
         },
         "opacity": {
             "condition": [
-                {"test": "datum.strength == 2", "value": 1},
+                {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
                 {"test": "datum.strength == 0", "value": 0.08},
             ],
             "value": 0.55,
         },
         "strokeWidth": {
-            "condition": {"test": "datum.strength == 2", "value": 3},
+            "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
             "value": 1.3,
         },
     },
@@ -240,7 +240,7 @@ def parallel_coordinates() -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "places"},
-        "params": [{"name": "page", "value": "#fff"}],
+        "params": [{"name": "page", "value": "#fff"}, _HOVERED],
         "width": "container",
         "height": 260,
         "encoding": {
@@ -267,7 +267,7 @@ def parallel_coordinates() -> Spec:
     }  # fmt: skip
 
 
-def step_anatomy(x: str, y: str) -> Spec:
+def step_anatomy() -> Spec:
     """Return the parts of a step's seconds by epoch, stacked.
 
     Fields of its table `parts`: `epoch`, `part` (its name for readers) and `seconds`.
@@ -279,16 +279,16 @@ def step_anatomy(x: str, y: str) -> Spec:
         "height": 200,
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "epoch", "type": "ordinal", "title": x,
+            "x": {"field": "epoch", "type": "ordinal",
                   "axis": {"labelAngle": 0, "labelOverlap": True}},
-            "y": {"field": "seconds", "type": "quantitative", "title": y},
+            "y": {"field": "seconds", "type": "quantitative"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
                       "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
         },
     }  # fmt: skip
 
 
-def steps_along(x: str, y: str) -> Spec:
+def steps_along() -> Spec:
     """Return one line of a quantity over a run, such as its noise scale.
 
     Fields of its table `points`: `x` and `y`.
@@ -300,7 +300,7 @@ def steps_along(x: str, y: str) -> Spec:
         "height": 180,
         "mark": {"type": "line", "interpolate": "step-after", "point": True},
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": x, "scale": {"zero": False}},
-            "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
+            "x": {"field": "x", "type": "quantitative", "scale": {"zero": False}},
+            "y": {"field": "y", "type": "quantitative", "scale": {"zero": False}},
         },
     }

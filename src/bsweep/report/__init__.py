@@ -90,7 +90,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
-            for line in _answer(study):
+            for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
             flags += f" --style {style}" if style else ""
@@ -168,15 +168,6 @@ def headlines(study: Study) -> list[str]:
         ]
 
 
-def _answer(study: Study) -> list[str]:
-    """Return the answer of a study for a terminal, as lines: the recommendation or, if there is
-    none, the best cell and the first reason why there is none.
-    """
-    if lines := analysis.in_short(study):
-        return lines
-    return [*analysis.winner(study), *analysis.what_is_missing(study)[:1]]
-
-
 def idle_text(study: Study) -> str:
     """Return a text table of the workers' idle seconds, of their total and, if the study has a
     baseline, of the total's change from it.
@@ -208,10 +199,7 @@ def _page(
         f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items()
     )
     failures = analysis.failures(study.runs)
-    doubts = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
     sections = [
-        *(f"<p class=headline>{html.escape(line)}</p>" for line in headlines(study)),
-        as_list("Warnings", doubts, "warnings"),
         "<h2>Figures</h2>",
         *(
             _figure(study, name, captions[name], *image)

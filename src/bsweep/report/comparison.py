@@ -14,7 +14,7 @@ from bsweep.analysis.numbers import number
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted, escaped
 from bsweep.report.formats import Table, as_html
-from bsweep.report.page import PAGE, as_list
+from bsweep.report.page import as_list, headlines, page
 
 _CAPTIONS = {
     "step_seconds": "Median time of a step, in seconds. A ratio above 1 is slower.",
@@ -80,19 +80,17 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
         path: The page; a file of that name is replaced, and its folder is made if it is missing.
         command: The command that the page names as its origin.
     """
-    of_tables = [as_html(table) for table in tables(found)]
-    body = [
-        *(f"<p class=headline>{html.escape(line)}</p>" for line in found.brief()),
-        as_list("Warnings", found.warnings, "warnings"),
-        "<h2>Tables</h2>",
-        *of_tables,
-        f"<p>Written by: {html.escape(escaped(command))}</p>",
-    ]
+    of_tables = "\n".join(map(as_html, tables(found)))
     reference, *others = found.studies
-    page = PAGE.substitute(
-        title=html.escape(f"{', '.join(others)} compared with {reference}"),
-        summary=f"{counted(len(found.cells), 'common cell')}.",
-        body="\n".join(filter(None, body)),
-    )
+    title = f"{', '.join(others)} compared with {reference}"
+    body = f"""<header><h1>{html.escape(title)}</h1>
+<p>{counted(len(found.cells), "common cell")}.</p></header>
+<main class="paper">
+{headlines(found.brief())}
+{as_list("Warnings", found.warnings, "warnings")}
+<h2>Tables</h2>
+{of_tables}
+<p>Written by: {html.escape(escaped(command))}</p>
+</main>"""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode())
+    write_whole(path, page(f"{title} - bsweep comparison", body).encode())

@@ -12,46 +12,44 @@ from typing import Any
 
 import pandas as pd
 
+from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import escaped
+from bsweep.plots.batching import noise_scales
 from bsweep.runlog.files import RunPaths
 
 _MAX_POINTS = 60  # of a run, in each of its charts
 _MAX_FAILED = 40  # runs whose logs are in the page
+_MAX_EVENTS = 40  # of a run, the last ones
+_LONGEST = 500  # letters of the message of an event
 _TAIL = 3_000  # bytes of the end of a log
-_PARTS = {
-    "epochs": (
-        "epoch", "num_steps", "train_seconds", "step_seconds_p50", "step_seconds_p95",
-        "exchange_seconds", "exposed_exchange_seconds", "wait_seconds", "images_per_second",
-        "peak_memory_bytes",
-    ),
-    "noise_scales": ("num_steps", "epochs_done", "gradient_square", "variance"),
-    "batches": ("epochs_done", "global_batch", "learning_rate"),
-}  # fmt: skip
+_STEP = ["compute_seconds", "codec_seconds", "exposed_exchange_seconds", "wait_seconds"]
 _FINE = ("completed", "unfinished", "interrupted")
 
 
 def details(study: Study) -> dict[str, Any]:
-    """Return what the pages of single runs show: their epochs, noise scales, changes of the batch,
-    warnings, the ends of the logs of runs that failed, and provenance.
+    """Return what the pages of single runs show: the parts of their steps, noise scales, changes of
+    the batch, events with warnings, the ends of the logs of runs that failed, and provenance.
 
     Args:
         study: The study.
 
     Returns:
-        By table, for each run its columns or None; `logs` by run id; `provenance` with the columns
-        that differ, and `shared_provenance` with those that do not.
+        By table, for each run its columns or None; `events` and `logs` by run id; `provenance` with
+        the columns that differ, and `shared_provenance` with those that do not.
     """
     runs = study.runs
-    told: dict[str, Any] = {
-        name: _by_run(getattr(study, name), [*runs["run_id"]], columns)
-        for name, columns in _PARTS.items()
+    tables = {
+        "steps": (analysis.step_parts(study).reset_index(), ["epoch", "total_seconds", *_STEP]),
+        "noise_scales": (noise_scales(study), ["num_steps", "noise_scale"]),
+        "batches": (study.batches, ["epochs_done", "global_batch", "learning_rate"]),
     }
     provenance = study.provenance.set_index("run_id").reindex(runs["run_id"])
     same = {str(name) for name in provenance if provenance[name].astype(str).nunique() == 1}
     return {
-        **told,
-        "warnings": [*runs["warnings"]],
+        **{name: _by_run(*of, [*runs["run_id"]]) for name, of in tables.items()},
+        "step_unit": analysis.step_unit(study),
+        "events": dict(_events(study)),
         "logs": dict(_logs(study)),
         "shared_provenance": {
             name: str(provenance[name].iloc[0])
@@ -66,7 +64,7 @@ def details(study: Study) -> dict[str, Any]:
     }
 
 
-def _by_run(table: pd.DataFrame, run_ids: list[str], columns: tuple[str, ...]) -> list[Any]:
+def _by_run(table: pd.DataFrame, columns: list[str], run_ids: list[str]) -> list[Any]:
     """Return for each run the given columns of its rows, at most `_MAX_POINTS` rows of them."""
     known = [name for name in columns if name in table and table[name].notna().any()]
     found = {
@@ -87,6 +85,27 @@ def _six(value: Any) -> float | None:
         return None
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded.is_integer() else rounded
+
+
+def _events(study: Study) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield the ids of runs with the last of their events as columns, after the warnings on the
+    run's files, which are no events.
+    """
+    of_run = dict(iter(study.events.groupby("run_id", sort=False)))
+    for run_id, warnings in zip(study.runs["run_id"], study.runs["warnings"], strict=True):
+        rows = of_run.get(run_id, study.events[:0]).tail(_MAX_EVENTS)
+        known = "\n".join(rows["message"])
+        others = [line for line in warnings.split("\n") if line and line not in known]
+        if len(rows) or others:
+            yield (
+                str(run_id),
+                {
+                    "since_start_seconds": [None] * len(others)
+                    + [*map(_six, rows["since_start_seconds"])],
+                    "event": ["warning"] * len(others) + [*rows["event"]],
+                    "message": [text[:_LONGEST] for text in (*others, *rows["message"])],
+                },
+            )
 
 
 def _logs(study: Study) -> Iterator[tuple[str, dict[str, str]]]:

@@ -79,6 +79,7 @@ def document(study: Study) -> Document:
             },
             "part_of_run": _places(runs, [part for _, part in parts]),
             "curves": curves(study),
+            "answer": {"part": analysis.first_place(study), "lines": analysis.answer_lines(study)},
             "parts": _parts([where for where, _ in parts], answering.answers(study)),
             "commands": _commands(study),
             "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
@@ -95,16 +96,18 @@ def document(study: Study) -> Document:
         return found_plain
 
 
+_CHARTS = {  # of the page, with a figure that each is the second drawing of
+    "map": "time_surface",
+    "curves": "accuracy_by_time",
+    "anatomy": "seconds_per_step",
+    "along": "batch_by_epoch",
+}
+
+
 def _charts() -> dict[str, charts.Spec]:
-    time_map = FIGURES["time_surface"].chart
-    assert time_map is not None
-    return {
-        "map": time_map("x", "y"),
-        "curves": charts.run_curves(),
-        "parallel": charts.parallel_coordinates(),
-        "anatomy": charts.step_anatomy("x", "y"),
-        "along": charts.steps_along("x", "y"),
-    }
+    found = {name: FIGURES[figure].chart for name, figure in _CHARTS.items()}
+    drawn = {name: chart() for name, chart in found.items() if chart}
+    return {**drawn, "parallel": charts.parallel_coordinates()}
 
 
 def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:

@@ -1,26 +1,22 @@
-"""The HTML of a study's interactive page: one file, which loads nothing from elsewhere.
+"""The interactive page of a study.
 
-A page is a document (`bsweep.report.document`), the scripts that draw it, and the static part of a
+It is a document (`bsweep.report.document`), the scripts that draw it, and the static part of a
 report below. The document is compressed, and the scripts put its texts on the page as texts only.
-The content security policy allows the page's own scripts and style by their digests, images within
-the page, and nothing else: no other script, no `eval`, no request.
+Where scripts are not run, the answer and the warnings stand on the page as text.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import zlib
-from functools import cache
-from pathlib import Path
 from string import Template
 
 import orjson
 
 from bsweep.report.document import Document
+from bsweep.report.page import as_list, headlines, page, static
 
-_STATIC = Path(__file__).parent / "static"
 _LEVEL = 6  # of the compression
 
 
@@ -35,61 +31,43 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
     Returns:
         The whole page.
     """
-    library, script, style = _static()
-    packed = base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode()
-    return _PAGE.substitute(
-        policy=_policy((library, script, *([live] if live else [])), style, bool(live)),
+    body = _BODY.substitute(
         title=html.escape(document["name"]),
-        style=style,
-        data=packed,
-        library=library,
-        script=script,
-        live=f"<script>{live}</script>" if live else "",
+        answer=headlines([*document["why"], *document["missing"]]),
+        warnings=as_list("Warnings", document["warnings"], "warnings"),
+        data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )
+    scripts = [static("vega.min.js"), static("texts.js") + static("page.js"), *[live] * bool(live)]
+    return page(f"{document['name']} - bsweep report", body, scripts, bool(live))
 
 
-@cache
-def _static() -> tuple[str, str, str]:
-    """Return the texts of the drawing library, of the page's script and of its style."""
-    names = ("vega.min.js", "texts.js", "page.js", "page.css")
-    library, texts, script, style = ((_STATIC / name).read_text("utf-8") for name in names)
-    return library, texts + script, style
-
-
-def _policy(scripts: tuple[str, ...], style: str, is_live: bool) -> str:
-    digests = " ".join(map(_digest, scripts))
-    connect = "connect-src 'self'; " * is_live
-    return (
-        f"default-src 'none'; script-src {digests}; style-src {_digest(style)}; "
-        f"{connect}img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title - bsweep report</title>
-<style>$style</style></head><body>
-<header><h1 id="title">$title</h1><p id="summary"></p>
+_BODY = Template("""<header><h1 id="title">$title</h1><p id="summary"></p>
 <div class="tools"><select id="lang" aria-label="Language, 언어"></select>
 <select id="theme" aria-label="Look, 화면"></select></div></header>
-<noscript><p>The interactive part of this page needs JavaScript. Its static part is below.</p>
-</noscript>
+<noscript><p>This page needs JavaScript to be asked back. Its static part is below.</p>
+<div class="paper">$answer
+$warnings</div></noscript>
 <main>
+<p id="misread" role="status" hidden></p>
 <div id="overview">
 <div class="first">
-<section aria-labelledby="question">
+<section class="answer" aria-labelledby="question">
 <h2 id="question"></h2>
-<div aria-live="polite"><p id="best"></p><p id="amount"></p><p id="sure"></p></div>
+<div aria-live="polite"><p><span id="best"></span> <span id="amount"></span></p><p id="sure"></p>
+</div>
 </section>
 <section class="times" aria-labelledby="map-title">
-<h2 id="map-title" data-words="map"></h2>
+<h2 id="map-title"></h2>
+<div id="map" class="chart" role="img"></div>
+<p id="map-says" class="note"></p>
+</section>
+<div class="rest">
+<div id="next"></div>
+<div id="warnings" hidden></div>
+<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
+</div>
+<div class="asks">
 <div class="controls">
 <label id="parts"><span data-words="part"></span><select id="part"></select></label>
 <label><span data-words="objective"></span><select id="objective"></select></label>
@@ -99,19 +77,12 @@ _PAGE = Template("""<!doctype html>
 <output id="target-value" for="target"></output></label>
 <label><input id="measured" type="checkbox"><span data-words="measured"></span></label>
 </div>
-<div id="map" class="chart" role="img"></div>
-<p id="map-says" class="note"></p>
 <div class="controls">
 <label><span data-words="choose_cell"></span><select id="cell"></select></label>
 <button id="reset" type="button" data-words="reset"></button>
 <span class="end" id="save-map"></span>
 </div>
 <div id="reading" aria-live="polite"></div>
-</section>
-<div class="rest">
-<div id="next"></div>
-<div id="warnings" hidden></div>
-<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
 </div>
 </div>
 <section class="bar" aria-labelledby="filters-title">
@@ -160,8 +131,4 @@ $below
 </details></section>
 </main>
 <div id="tip" role="tooltip" hidden></div><div id="said" role="status" hidden></div>
-<script id="study" type="text/plain">$data</script>
-<script>$library</script>
-<script>$script</script>$live
-</body></html>
-""")
+<script id="study" type="text/plain">$data</script>""")

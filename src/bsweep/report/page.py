@@ -1,12 +1,64 @@
-"""The look of a page: its HTML around a body, and lists of lines."""
+"""The frame of every page: one HTML file, which loads nothing from elsewhere, and lists of lines.
+
+The content security policy of a page allows its own scripts and style by their digests, images
+within the page, and nothing else: no other script, no `eval`, no request.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from string import Template
 
+_STATIC = Path(__file__).parent / "static"
 _MAX_LINES = 4  # in a list; the others are folded away
+
+
+@cache
+def static(name: str) -> str:
+    """Return the text of a file that pages are made of, such as `page.css`."""
+    return (_STATIC / name).read_text("utf-8")
+
+
+def page(title: str, body: str, scripts: Sequence[str] = (), is_live: bool = False) -> str:
+    """Return the HTML of a page.
+
+    Args:
+        title: The title, as text.
+        body: What is on the page, as HTML.
+        scripts: The scripts to run after it.
+        is_live: Allow the scripts to ask the server that the page is from.
+    """
+    style = static("page.css")
+    policy = [
+        "default-src 'none'",
+        *[f"script-src {' '.join(map(_digest, scripts))}"] * bool(scripts),
+        f"style-src {_digest(style)}",
+        *["connect-src 'self'"] * is_live,
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return _PAGE.substitute(
+        policy="; ".join(policy),
+        title=html.escape(title),
+        style=style,
+        body=body,
+        scripts="".join(f"<script>{script}</script>\n" for script in scripts),
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def headlines(lines: Sequence[str]) -> str:
+    """Return lines as the paragraphs in HTML that a page begins with."""
+    return "\n".join(f"<p class=headline>{html.escape(line)}</p>" for line in lines)
 
 
 def as_list(title: str, lines: Sequence[str], kind: str) -> str:
@@ -26,40 +78,12 @@ def as_list(title: str, lines: Sequence[str], kind: str) -> str:
     )
 
 
-PAGE = Template("""<!doctype html>
+_PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="$policy">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title - bsweep comparison</title>
-<style>
-:root { color-scheme: light dark; --line: #8886; --soft: #8881; --accent: #0072b2; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-.headline { font-size: 1.15rem; border-left: 4px solid var(--accent); padding-left: .8rem;
-  margin: .8rem 0; }
-.warnings { background: #e69f0022; border-left: 4px solid #e69f00; padding: .2rem 1rem;
-  margin-top: 1.5rem; }
-.warnings h2 { margin-top: .4rem; border: 0; font-size: 1.1rem; }
-figure { margin: 1.5rem 0; break-inside: avoid; }
-img { display: block; max-width: 100%; margin: auto; background: #fff; padding: .5rem;
-  border-radius: .4rem; }
-figcaption, caption, details { font-size: .9rem; } figcaption a { margin-left: .4rem; }
-details { overflow-wrap: anywhere; }
-.wide { overflow-x: auto; margin: 1.5rem 0; } caption { text-align: left; padding-bottom: .4rem; }
-table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-th { border-bottom-width: 2px; } tr:nth-child(even) td { background: var(--soft); }
-.numbers td { white-space: nowrap; } .word, .text :is(th, td) { text-align: left;
-  white-space: pre-line; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .85rem; }
-dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
-@media print {
-  :root { color-scheme: light; } body { font-size: 11px; max-width: none; margin: 0; padding: 0; }
-  .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .1rem .3rem; }
-  .numbers td { white-space: normal; } details { display: none; }
-}
-</style></head><body>
-<h1>$title</h1><p>$summary</p>
+<title>$title</title>
+<style>$style</style></head><body>
 $body
-</body></html>
+$scripts</body></html>
 """)

@@ -11,7 +11,7 @@ const DEFAULTS = {
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
-const FILTER = "filter.";
+const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
 
 // What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
@@ -77,10 +77,31 @@ function menu(id, values, chosen) {
 
 // State and the link of a view
 
+const isOne = (...values) => (value) => values.includes(value);
+const isEach = (isKnown) => (value) => value.split("\n").every(isKnown);
+const isWithin = (low, high) => (value) => value.trim() !== "" && Number(value) >= low && Number(value) <= high;
+const isRun = (id) => rows.some((row) => row.run_id === id);
+const isColumn = (name) => study.tableColumns.some((one) => one.name === name);
+const UNDERSTOOD = {  // the values that a link may give
+  lang: (value) => Object.hasOwn(TEXTS, value), theme: isOne("auto", "light", "dark"),
+  part: (value) => value === "all" || /^\d+$/.test(value) && Number(value) < study.parts.length,
+  target: isWithin(-1e300, 1e300), objective: isOne(...OBJECTIVES), price: isWithin(0, 1e300), measured: isOne("1"),
+  x: isOne(...AMOUNTS), y: isOne("test_accuracy", "test_loss"), logx: isOne("1"), logy: isOne("1"), smooth: isWithin(0, 0.95),
+  color: (value) => Object.hasOwn(study.values, value), cell: (value) => study.cellNames.has(value.split("@")[0]),
+  picked: isEach(isRun), only: isOne("1"), sort: isColumn, down: isOne("1"), find: () => true, page: isWithin(1, 1e9),
+  hidden: isEach(isColumn), shown: isEach(isColumn), run: isRun,
+};
+function isUnderstood(name, value) {
+  if (!name.startsWith(FILTER)) return Object.hasOwn(UNDERSTOOD, name) && UNDERSTOOD[name](value);
+  const range = value.match(RANGE), asked = column(name.slice(FILTER.length));
+  return Boolean(asked) && (!range || !asked.is_number || range.slice(1).every((end) => end === "" || Number.isFinite(Number(end))));
+}
 function readLink() {
-  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  state = { ...DEFAULTS, ...found };
-  if (!(state.lang in TEXTS)) state.lang = "en";
+  const given = [...new URLSearchParams(location.hash.slice(1))].filter(([, value]) => value !== "");
+  const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
+  state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
+  byId("misread").hidden = !odd.length;
+  byId("misread").textContent = odd.length ? words("misread", { odd: odd.join(", ") }) : "";
 }
 function link(changes = {}) {
   const all = { ...state, ...changes };
@@ -103,15 +124,13 @@ const title = (name) => {
 
 // What is chosen: target, runs, cells
 
-// The part of the study: the one that the reader chose, else the one with the fastest recommended cell; `all` or, in a
-// study of one part, the only one.
-const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.bestPart : state.part === "all" ? null : Number(state.part));
+// The part of the study: the one that the reader chose, else the one of the study's answer; `all` or, in a study of one
+// part, the only one.
+const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.answer.part : state.part === "all" ? null : Number(state.part));
 const part = () => study.parts[place() ?? -1];
-function bestPart() {
-  const seconds = study.parts.map(({ cells }) => cells?.seconds[cells.is_recommended.indexOf(true)] ?? Infinity);
-  const least = Math.min(...seconds);
-  return Number.isFinite(least) ? seconds.indexOf(least) : null;
-}
+// The study's own question is shown: what the page then says is what a terminal says, and nothing is computed here.
+const isOwn = () => !state.measured && !isFiltered() && state.objective === "seconds" && place() === (study.answer.part ?? (study.parts.length < 2 ? 0 : null))
+  && target() === (givenTarget()?.value ?? null);
 const givenTarget = () => part()?.target ?? study.target;
 const metric = () => givenTarget()?.metric ?? "test_accuracy";
 const target = () => state.target !== "" ? Number(state.target) : givenTarget()?.value ?? null;
@@ -143,7 +162,7 @@ function amount(value) {
 function passes(row) {
   return Object.keys(state).filter((name) => name.startsWith(FILTER)).every((name) => {
     const value = row[name.slice(FILTER.length)], wanted = state[name];
-    const range = wanted.match(/^(.*)\.\.(.*)$/);
+    const range = wanted.match(RANGE);
     if (!range) return wanted.split("\n").includes(String(value ?? ""));
     return isNumber(value) && (range[1] === "" || value >= Number(range[1])) && (range[2] === "" || value <= Number(range[2]));
   });
@@ -177,7 +196,7 @@ function starred(cells) {  // the best cell by the objective has the star
 function measuredCells(shown) {
   const groups = new Map();
   for (const row of shown) {
-    if (!row.curve || (row.part === null && study.bestPart !== null)) continue;  // not at its best learning rate
+    if (!row.curve || (row.part === null && study.answer.part !== null)) continue;  // not at its best learning rate
     const name = cellName(row);
     if (!groups.has(name)) groups.set(name, []);
     groups.get(name).push(row);
@@ -271,22 +290,35 @@ function looks() {
   };
 }
 async function draw(name, spec, data, onPick) {
-  const host = byId(name), wanted = JSON.stringify([spec, scale.config]);
+  const host = byId(name), width = host.clientWidth || 600;  // a hidden page has no width
+  const wanted = JSON.stringify([spec, width, scale.config]);
   let chart = charts[name];
   if (chart?.wanted !== wanted || chart.host !== host) {
     chart?.view.finalize();
-    const compiled = vega.compile({ ...spec, autosize: { type: "fit-x", contains: "padding" } }, { config: scale.config }).spec;
+    const compiled = vega.compile({ ...spec, width, autosize: { type: "fit-x", contains: "padding" } }, { config: scale.config }).spec;
     const view = new vega.View(vega.parse(compiled, null, { ast: true }), {
       expr: vega.expressionInterpreter, renderer: "canvas", container: host, hover: false, logLevel: vega.Error,
     });
-    chart = charts[name] = { view, wanted, host, name: spec.data.name };
+    const hasHover = spec.params?.some((one) => one.name === "hovered");
+    chart = charts[name] = { view, wanted, host, name: spec.data.name, hasHover };
     view.addEventListener("click", (event, item) => item?.datum && onPick?.(item.datum, event));
-    view.addEventListener("mousemove", (event, item) => tip(event, item?.datum));
-    view.addEventListener("mouseout", () => tip());
+    view.addEventListener("mousemove", (event, item) => { tip(event, item?.datum); hover(namesOf(item?.datum)); });
+    view.addEventListener("mouseout", () => { tip(); hover([]); });
   }
   chart.rows = data;
   chart.view.change(chart.name, vega.changeset().remove(() => true).insert(data.map((row) => ({ ...row }))));
   await chart.view.runAsync();
+}
+// What the pointer is on, a run or a cell with its runs, stands out in all charts and in the table.
+let hovered = [];
+const namesOf = (datum) => !datum ? [] : datum.run ? namesOfRun(datum.run)
+  : datum.name ? [datum.name, ...rows.filter((row) => row.isShown && cellName(row) === datum.name).map((row) => row.run_id)] : [];
+const namesOfRun = (id) => [id, ...rows.filter((row) => row.run_id === id).map(cellName)];
+function hover(names) {
+  if (names.join("\n") === hovered.join("\n")) return;
+  hovered = names;
+  for (const chart of Object.values(charts)) if (chart.hasHover) chart.view.signal("hovered", names).runAsync();
+  for (const line of document.querySelectorAll("[data-run]")) line.classList.toggle("hovered", names.includes(line.dataset.run));
 }
 function tip(event, datum) {
   const shown = byId("tip"), text = datum ? tipText(datum) : "";
@@ -341,7 +373,7 @@ function renderControls() {
   menu("part", [["all", words("all")], ...study.parts.map((one, at) => [at, one.name])], place() ?? "all");
   menu("objective", OBJECTIVES.filter((name) => name !== "joules" || hasEnergy).map((name) => [name, words(name)]), state.objective);
   byId("prices").hidden = state.objective !== "money";
-  byId("price").value = state.price;
+  if (document.activeElement !== byId("price")) byId("price").value = state.price;
   byId("targets").hidden = wanted === null;
   if (wanted !== null && document.activeElement !== byId("target")) {
     const [low, high] = targetRange(), step = 10 ** Math.floor(Math.log10((high - low || 1) / 100));
@@ -353,11 +385,11 @@ function renderControls() {
   byId("measured").disabled = !part()?.cells || isFiltered() || wanted !== givenTarget()?.value;
 }
 function targetRange() {
-  if (study.range?.[metric()]) return study.range[metric()];
+  if (study.range[metric()]) return study.range[metric()];
   const values = rows.flatMap((row) => row.curve?.[metric()] ?? []).filter(isNumber).sort((one, other) => one - other);
   const asked = givenTarget().value, ends = [values[0] ?? asked, values.at(-1) ?? asked];
   const found = [Math.floor(Math.min(ends[0], asked) * 100) / 100, Math.ceil(Math.max(ends[1], asked) * 100) / 100];
-  (study.range ??= {})[metric()] = found;
+  study.range[metric()] = found;
   return found;
 }
 function cellReading(cell) {
@@ -373,39 +405,51 @@ function renderAnswer(cells) {
   const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
   byId("question").textContent = wanted === null ? words("question_no_target")
     : words("question", { objective: words(state.objective + "_asks"), target: targetWords() });
-  const [name, value] = best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() }), ""];
-  byId("best").textContent = name;
+  const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
+  const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() })];
+  const of = best && !isSaid && place() !== null && study.parts.length > 1 ? `, ${found.name}` : "";
+  byId("best").className = isSaid ? "said" : "";
+  byId("best").textContent = name + of + (value ? ":" : "");
   byId("amount").textContent = value ?? "";
-  const notes = [];
+  const notes = isSaid ? more : [];
   if (best && isPredicted()) {
     notes.push(words(best.num_reached ? "is_measured" : "not_measured"));
     notes.push(state.objective !== "seconds" ? words("sure_objective")
       : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
-  } else if (best) notes.push(words("by_runs"));
+  } else if (best && !isSaid) notes.push(words("by_runs"));
+  if (!own && line) notes.push(words("recomputed", { answer: line }));
   byId("sure").textContent = notes.join(" ");
-  renderNext(found);
-  renderWarnings(found);
+  renderNext(found, isSaid);
+  renderWarnings();
 }
-function renderNext(found) {
-  const isOther = found?.cells && target() !== givenTarget().value;
-  if (isOther) {
+const OBJECTIVE_WORDS = { seconds: "", worker_seconds: " --objective cheapest", joules: " --objective joules" };
+function renderNext(found, isSaid) {
+  if (found?.cells && (target() !== givenTarget().value || state.objective !== "seconds")) {
     const option = metric() === "test_accuracy" ? "--target-accuracy" : "--target-loss";
-    const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`;
-    fill("next", el("p", { class: "note" }, words("other_target", { target: targetWords(givenTarget().value), command: "" })), commandLine(asks));
+    const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`
+      + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`);
+    fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks));
   } else if (found?.next) {
     const cell = found.next;
     const said = isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
     fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell)));
   } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
-  else fill("next", (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
+  else fill("next", isSaid ? [] : (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
 }
-function renderWarnings(found) {
-  const all = study.warnings, shown = all.slice(0, 2), rest = all.slice(2);
-  const items = (lines) => el("ul", {}, lines.map((line) => el("li", {}, line)));
+function renderWarnings() {  // of each its first sentence, which opens
+  const all = study.warnings, shown = all.slice(0, 3), rest = all.slice(3);
+  const one = (text) => {
+    const [, first, more] = text.match(/^(.*?[.:])\s+(?=[A-Z])(.*)$/s) ?? [null, text, ""];
+    return el("details", {}, el("summary", {}, el("span", {}, first)), el("p", {}, more));
+  };
   byId("warnings").hidden = !all.length;
-  fill("warnings", el("h2", { class: "note" }, words("warnings")), items(shown),
-    rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), items(rest)) : null);
-  const why = [...study.why, ...study.missing];
+  if (byId("warnings").dataset.told !== all.join("\n") + state.lang) {
+    byId("warnings").dataset.told = all.join("\n") + state.lang;
+    fill("warnings", el("h2", {}, words("warnings")), shown.map(one),
+      rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), rest.map(one)) : null);
+  }
+  const said = [...document.querySelectorAll("#sure, #next")].map((one) => one.textContent).join(" ");
+  const why = [...study.why, ...study.missing].filter((line) => !said.includes(line));
   byId("why").hidden = !why.length;
   fill("why-lines", why.map((line) => el("p", { class: "note" }, line)));
 }
@@ -413,26 +457,28 @@ async function renderMap(cells) {
   const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
   spec.encoding.x.title = words("global_batch");
   spec.encoding.y.title = words("workers");
+  byId("map-title").textContent = `${words("map")}: ${words(state.objective)}`;
   const isAll = place() === null, many = new Set(cells.map((cell) => cell.num_workers)).size > 1;
   const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
   const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
   if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
+  byId("map").hidden = !cells.length;  // it has a width only if it is shown
   const room = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size)), params = { ink: scale.ink, room, unit: 1 };
-  spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] }));
+  spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] ?? one.value }));
   if (room < 30) {  // fewer labels than columns
     const sizes = [...new Set(cells.map((cell) => cell.global_batch))].sort(compare), every = Math.ceil(50 / Math.max(1, room));
     spec.encoding.x.axis = { values: sizes.filter((_, at) => at % every === 0) };
   }
-  spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size * (innerWidth < 600 ? 40 : 46);
+  spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
+  spec.height *= innerWidth < 600 ? Math.min(44, Math.max(30, 200 / spec.height)) : Math.min(64, Math.max(36, 300 / spec.height));
   byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
   menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
   fill("reading", chosen ? [
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
-  byId("map").hidden = !cells.length;
   byId("map").setAttribute("aria-label", `${words("map")}. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
-  const data = cells.map((cell) => ({ ...cell, is_picked: cellName(cell) === state.cell, row: isAll ? rowOf(cell) : "" }));
+  const data = cells.map((cell) => ({ ...cell, name: cellName(cell), is_picked: cellName(cell) === state.cell, row: isAll ? rowOf(cell) : "" }));
   if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
 }
 
@@ -507,7 +553,7 @@ function pointsOf(row, isSome) {
 }
 function curveSpec() {
   const spec = structuredClone(study.charts.curves);
-  spec.params = [{ name: "smoothing", value: Number(state.smooth) }];
+  spec.params.find((one) => one.name === "smoothing").value = Number(state.smooth);
   spec.encoding.x.title = words(state.x);
   spec.encoding.y.title = words(yName(), { part: words("part_" + study.part) });
   if (state.logx) spec.encoding.x.scale = { type: "log", nice: false };
@@ -576,7 +622,9 @@ function renderTable(shown) {
     type: "button", "data-sort": one.name,
     onclick: () => go({ sort: one.name, down: name === one.name && !state.down ? "1" : "", page: "1" }),
   }, title(one.name) + (one.name === name ? (state.down ? " ↓" : " ↑") : "")))));
-  const body = found.slice((page - 1) * PAGE_ROWS, page * PAGE_ROWS).map((row) => el("tr", { class: row.isPicked ? "picked" : "" },
+  const body = found.slice((page - 1) * PAGE_ROWS, page * PAGE_ROWS).map((row) => el("tr", {
+    class: row.isPicked ? "picked" : "", "data-run": row.run_id, onmouseenter: () => hover(namesOfRun(row.run_id)), onmouseleave: () => hover([]),
+  },
     el("td", {}, el("input", {
       type: "checkbox", checked: list("picked").includes(row.run_id), "aria-label": `${words("select")} ${row.run_id}`,
       "data-pick": row.run_id, onchange: () => toggle(row.run_id),
@@ -640,7 +688,9 @@ async function renderParallel(shown) {
   byId("parallel-says").textContent = words("parallel_hint", { n: MAX_LINES });
   byId("parallel").setAttribute("aria-label", words("parallel"));
   byId("parallel").hidden = used.length < 2;
-  const spec = { ...study.charts.parallel, params: [{ name: "page", value: scale.config.background }] };
+  const spec = structuredClone(study.charts.parallel);
+  spec.params.find((one) => one.name === "page").value = scale.config.background;
+  spec.encoding.x.axis.labelLimit = Math.floor(byId("parallel").clientWidth / Math.max(1, used.length)) - 6;
   if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
 }
 
@@ -654,16 +704,15 @@ function pairs(caption, head, lines) {
 async function renderRun() {
   const row = rows.find((one) => one.run_id === state.run), host = byId("run");
   const back = el("p", {}, el("a", { href: link({ run: "" }) }, `← ${words("back")}`));
-  if (!row) return fill("run", back, el("h2", {}, words("no_run", { run: state.run })));
   const { details } = study, settings = study.columns.filter((one) => one.name !== "run_id" && !one.is_result);
   const differing = settings.filter((one) => study.values[one.name]?.length > 1);
   const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).join(", ");
   const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
   const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? amount(row.to_target) : words("not_reached")]];
-  const events = [row.warning, ...(details.events?.[row.at] ?? [])].filter(Boolean), logs = details.logs[row.run_id];
+  const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
-    "run-curves": row.curve, anatomy: details.epochs[row.at]?.step_seconds_p50,
+    "run-curves": row.curve, anatomy: details.steps[row.at],
     noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
   const chart = (name, heading) => has[name] ? el("section", {}, el("h3", {}, words(heading)), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
@@ -676,7 +725,8 @@ async function renderRun() {
       el("div", {},
         pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
         pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
-    events.length ? el("section", {}, el("h3", {}, words("events")), el("ul", {}, events.map((line) => el("li", {}, line)))) : "",
+    el("div", { class: "wide" }, pairs(words("events"), [words("after"), words("event"), words("message")],
+      events.map((one) => [number(one.since_start_seconds), one.event, one.message]))),
     logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
     el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
     el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
@@ -687,19 +737,20 @@ async function renderRun() {
     await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, false)), ...strong],
       (point) => go({ run: point.run }, true));
   }
-  if (has.anatomy) await drawAnatomy(details.epochs[row.at]);
-  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.variance / one.gradient_square })));
+  if (has.anatomy) await drawAnatomy(details.steps[row.at]);
+  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
   if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
 }
-async function drawAnatomy(epochs) {
+const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange"], ["wait_seconds", "waiting"]];
+async function drawAnatomy(steps) {
   const spec = structuredClone(study.charts.anatomy), parts = [];
   spec.encoding.x.title = words("epoch");
-  spec.encoding.y.title = words("step_seconds");
-  for (const one of table(epochs)) {
-    const each = (name) => (one[name] ?? 0) / one.num_steps, exchange = each("exposed_exchange_seconds") || each("exchange_seconds"), waiting = each("wait_seconds");
-    const whole = one.train_seconds / one.num_steps;
-    for (const [name, seconds] of [["computing", Math.max(0, whole - exchange - waiting)], ["exchange", exchange], ["waiting", waiting]]) {
-      if (seconds > 0) parts.push({ epoch: one.epoch, part: words(name), seconds });
+  const unit = study.details.step_unit;
+  spec.encoding.y.title = unit === "step" ? words("step_seconds") : words("unit_seconds", { unit });
+  for (const one of table(steps)) {
+    const known = STEP_PARTS.filter(([name]) => isNumber(one[name])), isSplit = isNumber(one.compute_seconds);
+    for (const [name, word] of isSplit ? known : [["total_seconds", "not_split"]]) {
+      if (one[name] > 0) parts.push({ epoch: one.epoch, part: words(word), seconds: one[name] });
     }
   }
   await draw("anatomy", spec, parts);
@@ -740,10 +791,9 @@ async function render() {
   if (mine === drawing) document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = { ...told, bestPart: null };
-  study.bestPart = bestPart();
+  study = { ...told, range: {} };
   rows = table(study.runs).map((row, at) => ({
-    ...row, at, curve: study.curves[at], part: study.part_of_run[at], warning: study.details.warnings[at],
+    ...row, at, curve: study.curves[at], part: study.part_of_run[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
   }));
   study.values = Object.fromEntries(study.columns.map(({ name }) => [name, [...new Set(rows.map((row) => row[name]))].sort(compare).map((value) => String(value ?? ""))]));
@@ -753,6 +803,8 @@ function update(told) {
     { name: "to_target", is_number: true, isUsual: true },
     ...study.columns.filter((one) => one.is_result).map((one) => ({ ...one, isUsual: ["test_accuracy", "test_loss", "train_seconds", "message"].includes(one.name) && rows.some((row) => row[one.name] !== null && row[one.name] !== "") })),
   ];
+  study.cellNames = new Set([...rows, ...study.parts.flatMap((one) => (one.cells ? table(one.cells) : []))]
+    .map((row) => `${row.global_batch}x${row.num_workers}`));
   readLink();
   return render();
 }
@@ -768,6 +820,12 @@ function listen() {
   byId("reset").addEventListener("click", () => { history.replaceState(null, "", link({ ...Object.fromEntries(Object.keys(state).map((name) => [name, ""])), lang: state.lang, theme: state.theme })); readLink(); render(); });
   addEventListener("hashchange", () => { readLink(); render(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+  let folded = [];  // paper shows what is folded away, but no list of a menu and none of a figure's runs
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("#why, #warnings details, #run details, main > section > details")].filter((one) => !one.open);
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
   let waiting;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(render, 150); });
   addEventListener("keydown", (event) => {
