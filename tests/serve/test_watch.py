@@ -416,6 +416,12 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
         assert server.ask("studies/s/events?report=x")[0] == 400
 
 
+def new_page(browser: Any) -> Any:
+    page = browser.new_page()
+    page.set_default_timeout(1000 * PATIENCE)
+    return page
+
+
 def until(page: Any, expression: str) -> None:
     """Wait until an expression is true in a page, whose policy forbids Playwright's own way."""
     ends = time.monotonic() + PATIENCE
@@ -431,7 +437,7 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
     later = [line for line in longer.splitlines(keepends=True) if '"type": "epoch"' in line][1]
     with claimed(claim_of_run(run)), watching(tmp_path, "s") as server:
         said: list[str] = []
-        page = browser.new_page()
+        page = new_page(browser)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(f"{server.address}studies/s/")
@@ -455,7 +461,7 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
     study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
     failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
     with watching(tmp_path, "s") as server:
-        page = browser.new_page()
+        page = new_page(browser)
         address = f"{server.address}studies/s/"
         page.goto(f"{address}#run={failed.name}")
         page.wait_for_selector("body[data-drawn]")
@@ -472,7 +478,7 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
         assert before == [[True, True], 300, 40]
         write_run(study, local_batch=1024)
         page.evaluate("wanted = study.version; void 0")
-        other = browser.new_page()
+        other = new_page(browser)
         other.goto(address)  # a page that is loaded renews the document of all
         other.close()
         until(
@@ -487,7 +493,7 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
         page.evaluate("wanted = study.version; void 0")
         write_run(study, local_batch=2048)
         time.sleep(6)
-        other = browser.new_page()
+        other = new_page(browser)
         other.goto(address)
         other.close()
         until(
@@ -501,7 +507,7 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
 
 def test_a_page_of_an_earlier_server_says_what_to_do(tmp_path: Path, browser: Any) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    pages = [browser.new_page() for _ in range(2)]
+    pages = [new_page(browser) for _ in range(2)]
     with watching(tmp_path, "s") as server:
         port = str(server.port)
         for page, path in zip(pages, ("studies/s/", "studies/s/points/"), strict=True):

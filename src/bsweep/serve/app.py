@@ -267,7 +267,8 @@ async def _news(
     """
     seen = dict.fromkeys((feed.name for feed in feeds), known)
     told: set[str] = set()  # the studies of which there was news
-    said_at, document = time.monotonic(), {}
+    said_at = time.monotonic()
+    document: dict[str, Any] = {}
     renewing: asyncio.Task[None] | None = None
     while not is_ending():
         for feed in feeds:
