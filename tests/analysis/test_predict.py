@@ -203,7 +203,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     )
     assert printed.returncode == 0, printed.stderr
     assert len(printed.stdout.splitlines()) <= 5
-    assert re.search(r"^Run next: .* save \d+\.\d % for about ", printed.stdout, re.MULTILINE)
+    assert re.search(r"^Run next: .* is expected to save \d+\.\d % of ", printed.stdout, re.MULTILINE)
     assert printed.stdout.startswith(
         "Fastest to a test accuracy of 0.9: global batch 128 on 2 workers"
     )
@@ -575,9 +575,9 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ((128, 2), "Measured."),
-        ((32, 2), "Predicted from runs of this batch size on other workers."),
-        ((64, 1), "Predicted without a run of this batch size."),
+        ((128, 2), "Runs of this cell reached the target."),
+        ((32, 2), "the prediction is from runs of this batch size on other workers."),
+        ((64, 1), "the prediction is from other batch sizes."),
     ],
 )
 def test_the_kind_of_evidence_is_told(
