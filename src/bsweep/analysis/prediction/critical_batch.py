@@ -230,9 +230,9 @@ def branches_of(seen: Observed) -> pd.DataFrame:
     found = seen.continued
     if found.empty:
         return pd.DataFrame({"global_batch": []})
-    of_checkpoint = found.groupby(["branch_of", found["branch_steps"].astype(float)])
-    source, begun = of_checkpoint["global_batch"].nunique().idxmax()
-    own = of_checkpoint.get_group((source, begun))
+    sizes = found.groupby(["branch_of", "branch_steps"])["global_batch"].nunique()
+    source, begun = sizes.index[int(sizes.to_numpy().argmax())]
+    own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
     batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")[
         "global_batch"
     ]
