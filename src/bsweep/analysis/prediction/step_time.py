@@ -162,8 +162,7 @@ def fit_step_time(
     of_cells = cells.weighted(keys, runs, weights) if weights else cells.cells_of(runs)
     kinds, of = np.array([kind for kind, _ in keys]), np.array([cell for _, cell in keys], float)
     clock = _CLOCK_SPREAD * np.isin(kinds, ["exposed", "exchange"])
-    chosen = cells.evenly(len(keys), _MOST_FITTED)
-    typical, middle = _scales(timings)
+    chosen, (typical, middle) = cells.evenly(len(keys), _MOST_FITTED), _scales(timings)
 
     def parameters(points: Array) -> tuple[Array, ...]:
         exchanges: list[Array] = []
@@ -181,15 +180,15 @@ def fit_step_time(
         seconds = _seconds(tuple(coefficients), of[places], kinds[places], across_from)
         return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
-    number_of = 7 if across_from is None else 9
+    count = 7 if across_from is None else 9
     of_cells, points = cells.fitted(
-        of_cells, expected, number_of, num_draws, seed, chosen, is_weighted=bool(weights)
+        of_cells, expected, count, num_draws, seed, chosen, is_weighted=bool(weights)
     )
     rng = np.random.default_rng([seed, 2])
     effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
     *coefficients, sigma, tau = parameters(points)
-    whole = [number for number, (kind, _) in enumerate(keys) if kind == "step"]
-    timed = tuple(keys[number][1] for number in whole)
+    whole = np.flatnonzero(kinds == "step")
+    timed = tuple(cell for kind, cell in keys if kind == "step")
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
     fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
