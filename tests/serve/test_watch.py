@@ -401,9 +401,9 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
         run = write_run(study, local_batch=16)
         missed = {"Last-Event-ID": str(first["version"])}
         with server.events(path, **missed) as news, server.events(path, "curves", **missed) as of:
-            assert [point["run_id"] for point in news.get(timeout=PATIENCE)[1]["points"]] == [
-                run.name
-            ]
+            while not (points := news.get(timeout=PATIENCE)[1]["points"]):
+                pass  # the server has not looked since
+            assert [point["run_id"] for point in points] == [run.name]
             assert list(of.get(timeout=PATIENCE)[1]) == [run.name]
         ends = time.monotonic() + PATIENCE
         while (

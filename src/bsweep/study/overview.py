@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,9 +212,8 @@ def sums(rows: Sequence[Row], source: str) -> dict[str, Any]:
         "seconds_left": _sum([row.seconds for row in left]),
         "worker_hours_left": _sum([row.worker_hours for row in left]),
     }
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.state.status] = counts.get(row.state.status, 0) + 1
+    numbers = Counter(row.state.status for row in rows)
+    counts = {status: numbers[status] for status in states.STATUSES if numbers[status]}
     return {"counts": counts, **times, "estimated_by": source or None}
 
 
