@@ -617,7 +617,7 @@ function renderTable(shown) {
   const page = Math.min(Math.max(1, Number(state.page) || 1), pages), name = state.sort || "to_target";
   const direction = words(state.down ? "descending" : "ascending");
   const head = el("tr", {}, el("th", { scope: "col" }, words("select")), columns.map((one) => el("th", {
-    scope: "col", class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
+    scope: "col", "data-title": title(one.name), class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
   }, el("button", {
     type: "button", "data-sort": one.name,
     onclick: () => go({ sort: one.name, down: name === one.name && !state.down ? "1" : "", page: "1" }),
