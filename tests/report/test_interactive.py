@@ -276,7 +276,7 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
         of_noise = [row["y"] for row in rows(page, "noise")]
     assert found == [*zip(*batches.lines[0].get_data(), strict=True)]
     on_paper = np.asarray(scales.lines[0].get_ydata(), float)
-    np.testing.assert_allclose(np.unique(on_paper), np.unique(of_noise))
+    np.testing.assert_allclose(np.unique(on_paper), np.unique(of_noise), rtol=1e-5)
 
 
 def test_both_drawings_of_the_map_show_the_same(

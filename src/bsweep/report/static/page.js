@@ -668,7 +668,7 @@ function chooseColumn(name, isOn) {
 async function renderParallel(shown) {
   const axes = [...study.filters.map((one) => one.name).filter((name) => !["status", "seed"].includes(name)).slice(0, 6),
     ...["train_seconds", "images_per_second", "test_accuracy", "test_loss", "to_target"].filter((name) => new Set(rows.map((row) => row[name])).size > 1)];
-  const most = innerWidth < 700 ? 4 : 9, used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
+  const most = Math.min(9, Math.max(4, Math.floor(innerWidth / 110))), used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
   const drawn = nearest(shown, MAX_LINES), isSome = drawn.some((row) => row.isPicked), color = colorName();
   const places = [], of = {};
   for (const name of used) {
