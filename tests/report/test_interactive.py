@@ -59,6 +59,13 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     )
     logs = run / "logs/rank.0"
     logs.mkdir(parents=True)
+    for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
+        error = {
+            "message": f"Error of {rank}", "traceback": "Traceback\n  File own.py\n    step()",
+            "time": time, "is_consequence": is_consequence,
+        }  # fmt: skip
+        (run / f"logs/rank.{rank}").mkdir(exist_ok=True)
+        (run / f"logs/rank.{rank}/error.json").write_text(json.dumps(error))
     (logs / "stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
     return bsweep.load(folder)
 
@@ -109,7 +116,8 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
     with opened(browser, tmp_path / "page.html") as page:
         said = page.inner_text(".answer")
         assert f"Global batch {best.recommended['global_batch']} on 1 worker" in said
-        assert f", wide: {best.amount.partition(' (')[0]}" in said
+        assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
+        assert said.startswith("wide: ")
         assert line not in said
         go(page, measured="1")
         assert f"The study's own answer: {line}" in page.inner_text("#sure")
@@ -462,6 +470,8 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         said = page.inner_text("#run")
         assert said.count(HOSTILE) >= 2, "the message and the end of a log"
         assert "ValueError: no" in said
+        assert "rank.1/error.json\nError of 1\nTraceback\n  File own.py\n    step()" in said
+        assert "Error of 0" not in said, "it followed from the other"
         events = page.locator("#run table", has=page.locator("caption", has_text="Events"))
         assert HOSTILE in events.inner_text()
         assert page.locator("#run img").count() == 0

@@ -403,13 +403,12 @@ function cellReading(cell) {
 }
 function renderAnswer(cells) {
   const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
-  byId("question").textContent = wanted === null ? words("question_no_target")
-    : words("question", { objective: words(state.objective + "_asks"), target: targetWords() });
+  const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
+  byId("question").textContent = of + (wanted === null ? words("question_no_target") : words("question", { objective: words(state.objective + "_asks"), target: targetWords() }));
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
   const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() })];
-  const of = best && !isSaid && place() !== null && study.parts.length > 1 ? `, ${found.name}` : "";
   byId("best").className = isSaid ? "said" : "";
-  byId("best").textContent = name + of + (value ? ":" : "");
+  byId("best").textContent = name + (value ? ":" : "");
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
