@@ -203,7 +203,9 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     )
     assert printed.returncode == 0, printed.stderr
     assert len(printed.stdout.splitlines()) <= 5
-    assert re.search(r"^Run next: .* is expected to save \d+\.\d % of ", printed.stdout, re.MULTILINE)
+    assert re.search(
+        r"^Run next: .* is expected to save \d+\.\d % of ", printed.stdout, re.MULTILINE
+    )
     assert printed.stdout.startswith(
         "Fastest to a test accuracy of 0.9: global batch 128 on 2 workers"
     )

@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
@@ -224,6 +226,11 @@ def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
             drawn(page)
 
 
+def of(line: Line2D) -> tuple[tuple[float, float], ...]:
+    """Return the points of a line on paper."""
+    return tuple((float(x), float(y)) for x, y in np.asarray(line.get_xydata()))
+
+
 @pytest.mark.parametrize(
     ("figure", "fragment", "columns"),
     [
@@ -238,8 +245,7 @@ def test_both_drawings_of_curves_have_the_same_points(
     write_study(tmp_path / "s", local_batches=(8, 32), epochs=4)
     study = bsweep.load(tmp_path / "s")
     panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
-    drawn_lines = [line.get_data() for axes in panels for line in axes.lines]
-    on_paper = {tuple(zip(*map(list, one), strict=True)) for one in drawn_lines if len(one[0]) == 4}
+    on_paper = {points for axes in panels for line in axes.lines if len(points := of(line)) == 4}
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     with opened(browser, tmp_path / "page.html", fragment) as page:
         found: dict[str, list[tuple[float, float]]] = {}
@@ -253,7 +259,11 @@ def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Pat
     write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
     study = bsweep.load(tmp_path / "s")
     bars = plots.FIGURES["seconds_per_step"](study).axes[0].patches
-    on_paper = sorted(bar.get_width() for bar in bars if bar.get_facecolor() != to_rgba(PALE))
+    on_paper = sorted(
+        bar.get_width()
+        for bar in bars
+        if isinstance(bar, Rectangle) and bar.get_facecolor() != to_rgba(PALE)
+    )
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     found: list[float] = []
     with opened(browser, tmp_path / "page.html") as page:
@@ -282,7 +292,7 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
     with opened(browser, tmp_path / "page.html", "run=b8_w1_horovod_s0") as page:
         found = [(row["x"], row["y"]) for row in rows(page, "batches")]
         of_noise = [row["y"] for row in rows(page, "noise")]
-    assert found == [*zip(*batches.lines[0].get_data(), strict=True)]
+    assert tuple(found) == of(batches.lines[0])
     on_paper = np.asarray(scales.lines[0].get_ydata(), float)
     np.testing.assert_allclose(np.unique(on_paper), np.unique(of_noise), rtol=1e-5)
 
