@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
@@ -57,6 +61,13 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     )
     logs = run / "logs/rank.0"
     logs.mkdir(parents=True)
+    for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
+        error = {
+            "message": f"Error of {rank}", "traceback": "Traceback\n  File own.py\n    step()",
+            "time": time, "is_consequence": is_consequence,
+        }  # fmt: skip
+        (run / f"logs/rank.{rank}").mkdir(exist_ok=True)
+        (run / f"logs/rank.{rank}/error.json").write_text(json.dumps(error))
     (logs / "stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
     return bsweep.load(folder)
 
@@ -107,7 +118,8 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
     with opened(browser, tmp_path / "page.html") as page:
         said = page.inner_text(".answer")
         assert f"Global batch {best.recommended['global_batch']} on 1 worker" in said
-        assert f", wide: {best.amount.partition(' (')[0]}" in said
+        assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
+        assert said.startswith("wide: ")
         assert line not in said
         go(page, measured="1")
         assert f"The study's own answer: {line}" in page.inner_text("#sure")
@@ -205,7 +217,7 @@ def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
     page_path = tmp_path / "page.html"
     page_path.write_text(html_of(document(bsweep.load(tmp_path / "s", mix=True))), "utf-8")
     with opened(browser, page_path) as page:
-        for menu, left in (("hardware", 2), ("status", 2)):
+        for menu, left in (("hardware", 1), ("status", 2)):
             page.click(f'details[data-menu="{menu}"] summary')
             page.locator(f'input[data-filter="{menu}"]').last.uncheck()
             drawn(page)
@@ -214,38 +226,44 @@ def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
             drawn(page)
 
 
+def of(line: Line2D) -> tuple[tuple[float, float], ...]:
+    """Return the points of a line on paper."""
+    return tuple((float(x), float(y)) for x, y in np.asarray(line.get_xydata()))
+
+
 @pytest.mark.parametrize(
     ("figure", "fragment", "columns"),
     [
-        ("accuracy_by_epoch", "x=epochs&y=test_accuracy", (None, "test_accuracy")),
-        ("loss_by_epoch", "x=epochs&y=test_loss", (None, "test_loss")),
-        ("accuracy_by_time", "x=seconds&y=test_accuracy", ("elapsed_seconds", "test_accuracy")),
+        ("accuracy_by_epoch", "x=epochs&y=test_accuracy", 2),
+        ("loss_by_epoch", "x=epochs&y=test_loss", 2),
+        ("accuracy_by_time", "x=seconds&y=test_accuracy", 1),
     ],
 )
 def test_both_drawings_of_curves_have_the_same_points(
-    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: tuple[str | None, str]
+    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int
 ) -> None:
     write_study(tmp_path / "s", local_batches=(8, 32), epochs=4)
     study = bsweep.load(tmp_path / "s")
-    last = plots.FIGURES[figure](study).axes[-1]
-    lines = [[*zip(*line.get_data(), strict=True)] for line in last.lines]
-    on_paper = sorted(line for line in lines if len(line) == 4)
+    panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
+    on_paper = {points for axes in panels for line in axes.lines if len(points := of(line)) == 4}
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     with opened(browser, tmp_path / "page.html", fragment) as page:
         found: dict[str, list[tuple[float, float]]] = {}
         for row in rows(page, "curves"):
             found.setdefault(row["run"], []).append((row["x"], row["y"]))
-    assert len(found) == 4
-    assert [*map(np.asarray, on_paper)] == [
-        pytest.approx(np.asarray(line), rel=1e-6) for line in sorted(found.values())
-    ]
+    assert len(found) == len(on_paper) == 4
+    np.testing.assert_allclose(sorted(found.values()), sorted(map(list, on_paper)), rtol=1e-6)
 
 
 def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
     study = bsweep.load(tmp_path / "s")
     bars = plots.FIGURES["seconds_per_step"](study).axes[0].patches
-    on_paper = sorted(bar.get_width() for bar in bars if bar.get_facecolor() != to_rgba(PALE))
+    on_paper = sorted(
+        bar.get_width()
+        for bar in bars
+        if isinstance(bar, Rectangle) and bar.get_facecolor() != to_rgba(PALE)
+    )
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     found: list[float] = []
     with opened(browser, tmp_path / "page.html") as page:
@@ -274,8 +292,9 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
     with opened(browser, tmp_path / "page.html", "run=b8_w1_horovod_s0") as page:
         found = [(row["x"], row["y"]) for row in rows(page, "batches")]
         of_noise = [row["y"] for row in rows(page, "noise")]
-    assert found == [*zip(*batches.lines[0].get_data(), strict=True)]
-    assert {*scales.lines[0].get_ydata()} <= {pytest.approx(value) for value in of_noise}
+    assert tuple(found) == of(batches.lines[0])
+    on_paper = np.asarray(scales.lines[0].get_ydata(), float)
+    np.testing.assert_allclose(np.unique(on_paper), np.unique(of_noise), rtol=1e-5)
 
 
 def test_both_drawings_of_the_map_show_the_same(
@@ -461,9 +480,31 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         said = page.inner_text("#run")
         assert said.count(HOSTILE) >= 2, "the message and the end of a log"
         assert "ValueError: no" in said
+        assert "rank.1/error.json\nError of 1\nTraceback\n  File own.py\n    step()" in said
+        assert "Error of 0" not in said, "it followed from the other"
         events = page.locator("#run table", has=page.locator("caption", has_text="Events"))
         assert HOSTILE in events.inner_text()
         assert page.locator("#run img").count() == 0
+
+
+def test_paper_has_whole_figures_and_a_head_on_each_page_of_a_table(
+    browser: Any, tmp_path: Path
+) -> None:
+    if shutil.which("pdftotext") is None:
+        pytest.skip("no pdftotext: apt-get install poppler-utils")
+    write_study(tmp_path / "s", local_batches=tuple(range(8, 408, 8)), num_workers=(1,))
+    study = bsweep.load(tmp_path / "s")
+    (tmp_path / "page.html").write_text(html_of(document(study), "<p>folded away</p>"), "utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
+        assert page.get_attribute("main > section > details", "open") is None, "folded again"
+    pdftotext = ["pdftotext", "-layout", str(tmp_path / "page.pdf"), "-"]
+    pages = subprocess.run(pdftotext, capture_output=True, text=True, check=True).stdout.split("\f")
+    with_runs = [text for text in pages if "b8_w1" in text or "b200_w1" in text]
+    assert len(with_runs) == 2, "the table takes several pages"
+    for text in with_runs:
+        assert "time to target" in text or "test accuracy" in text
+    assert "folded away" in "".join(pages)
 
 
 def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:

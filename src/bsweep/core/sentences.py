@@ -48,6 +48,19 @@ def said(template: str, **values: object) -> Sentence:
     return made
 
 
+def english(told: Any) -> str:
+    """Return the English text of what a document has in place of a sentence: a text, or what a
+    sentence is made of.
+    """
+    if isinstance(told, str):
+        return told
+    if "parts" in told:
+        return str(told["between"]).join(map(english, told["parts"]))
+    return said(
+        told["template"], **{name: english(value) for name, value in told["values"].items()}
+    )
+
+
 def joined(parts: Iterable[str], between: str = " ") -> Sentence:
     """Return texts one after the other, without the empty ones.
 

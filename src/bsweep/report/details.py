@@ -17,6 +17,7 @@ from bsweep.analysis import Study
 from bsweep.core.words import escaped
 from bsweep.plots.batching import noise_scales
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import Damaged, read_json
 
 _MAX_POINTS = 60  # of a run, in each of its charts
 _MAX_FAILED = 40  # runs whose logs are in the page
@@ -113,11 +114,28 @@ def _logs(study: Study) -> Iterator[tuple[str, dict[str, str]]]:
     failed = study.runs.loc[~study.runs["status"].isin(_FINE), "run_id"]
     for run_id in failed[:_MAX_FAILED]:
         paths = RunPaths(study.folder / run_id)
-        files = [*sorted(paths.logs.glob("rank.*/error.json"))[:1], paths.launcher_log]
-        files += sorted(paths.logs.glob("rank.*/stderr"))[:2]
+        files = [paths.launcher_log, *sorted(paths.logs.glob("rank.*/stderr"))[:2]]
         texts = {str(path.relative_to(paths.logs)): _end(path) for path in files}
+        texts = _first_error(paths) | texts
         if told := {name: text for name, text in texts.items() if text}:
             yield str(run_id), told
+
+
+def _first_error(paths: RunPaths) -> dict[str, str]:
+    """Return the first error that a worker recorded, with its traceback, by the name of its file.
+
+    Errors that followed from another worker's come last.
+    """
+    found = []
+    for path in sorted(paths.logs.glob("rank.*/error.json")):
+        try:
+            error = read_json(path) or {}
+        except Damaged as damage:
+            error = {"message": str(damage), "is_consequence": True}
+        text = f"{error.get('message', '')}\n{error.get('traceback') or ''}".strip()
+        order = (bool(error.get("is_consequence")), error.get("time") or 0)
+        found.append((order, str(path.relative_to(paths.logs)), escaped(text)[-_TAIL:]))
+    return {name: text for _, name, text in sorted(found)[:1]}
 
 
 def _end(path: Path) -> str:

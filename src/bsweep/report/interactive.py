@@ -14,6 +14,7 @@ from string import Template
 
 import orjson
 
+from bsweep.core.sentences import english
 from bsweep.report.document import Document
 from bsweep.report.page import as_list, headlines, page, static
 
@@ -33,8 +34,8 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
     """
     body = _BODY.substitute(
         title=html.escape(document["name"]),
-        answer=headlines([*document["why"], *document["missing"]]),
-        warnings=as_list("Warnings", document["warnings"], "warnings"),
+        answer=headlines(map(english, [*document["why"], *document["missing"]])),
+        warnings=as_list("Warnings", [*map(english, document["warnings"])], "warnings"),
         data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )

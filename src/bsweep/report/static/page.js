@@ -403,13 +403,12 @@ function cellReading(cell) {
 }
 function renderAnswer(cells) {
   const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
-  byId("question").textContent = wanted === null ? words("question_no_target")
-    : words("question", { objective: words(state.objective + "_asks"), target: targetWords() });
+  const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
+  byId("question").textContent = of + (wanted === null ? words("question_no_target") : words("question", { objective: words(state.objective + "_asks"), target: targetWords() }));
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
   const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() })];
-  const of = best && !isSaid && place() !== null && study.parts.length > 1 ? `, ${found.name}` : "";
   byId("best").className = isSaid ? "said" : "";
-  byId("best").textContent = name + of + (value ? ":" : "");
+  byId("best").textContent = name + (value ? ":" : "");
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
@@ -617,7 +616,7 @@ function renderTable(shown) {
   const page = Math.min(Math.max(1, Number(state.page) || 1), pages), name = state.sort || "to_target";
   const direction = words(state.down ? "descending" : "ascending");
   const head = el("tr", {}, el("th", { scope: "col" }, words("select")), columns.map((one) => el("th", {
-    scope: "col", class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
+    scope: "col", "data-title": title(one.name), class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
   }, el("button", {
     type: "button", "data-sort": one.name,
     onclick: () => go({ sort: one.name, down: name === one.name && !state.down ? "1" : "", page: "1" }),
@@ -668,7 +667,7 @@ function chooseColumn(name, isOn) {
 async function renderParallel(shown) {
   const axes = [...study.filters.map((one) => one.name).filter((name) => !["status", "seed"].includes(name)).slice(0, 6),
     ...["train_seconds", "images_per_second", "test_accuracy", "test_loss", "to_target"].filter((name) => new Set(rows.map((row) => row[name])).size > 1)];
-  const most = innerWidth < 700 ? 4 : 9, used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
+  const most = Math.min(9, Math.max(4, Math.floor(innerWidth / 110))), used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
   const drawn = nearest(shown, MAX_LINES), isSome = drawn.some((row) => row.isPicked), color = colorName();
   const places = [], of = {};
   for (const name of used) {
