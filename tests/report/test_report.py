@@ -76,6 +76,7 @@ def test_all_files_are_written(page: Path) -> None:
         "runs.csv",
         "epochs.csv",
         "evaluations.csv",
+        "events.csv",
         "provenance.csv",
         "table.md",
         "table.tex",
@@ -536,7 +537,7 @@ def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
         "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
-        "strategy.cycle_time_ms (1 ms); other strategies have no such cycle."
+        "strategy.cycle_time_ms (1 ms). Other strategies have no such cycle."
     )
     write_run(tmp_path / "s", local_batch=8, num_workers=2)
     assert stated not in analysis.headlines(bsweep.load(tmp_path / "s"))

@@ -35,12 +35,7 @@ def said(template: str, **values: object) -> Sentence:
     Returns:
         The English text.
     """
-
-    def shown(found: re.Match[str]) -> str:
-        value = values[found[1]]
-        return counted(value, found[2]) if found[2] else str(value)
-
-    made = Sentence(_FIELD.sub(shown, template))
+    made = Sentence(_filled(template, values))
     texts = {
         name: value if isinstance(value, Sentence) else str(value) for name, value in values.items()
     }
@@ -56,9 +51,17 @@ def english(told: Any) -> str:
         return told
     if "parts" in told:
         return str(told["between"]).join(map(english, told["parts"]))
-    return said(
-        told["template"], **{name: english(value) for name, value in told["values"].items()}
+    return _filled(
+        told["template"], {name: english(value) for name, value in told["values"].items()}
     )
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    def shown(found: re.Match[str]) -> str:
+        value = values[found[1]]
+        return counted(value, found[2]) if found[2] else str(value)
+
+    return _FIELD.sub(shown, template)
 
 
 def joined(parts: Iterable[str], between: str = " ") -> Sentence:

@@ -438,7 +438,7 @@ function renderNext(found, isSaid) {
 function renderWarnings() {  // of each its first sentence, which opens
   const all = study.warnings, shown = all.slice(0, 3), rest = all.slice(3);
   const one = (text) => {
-    const [, first, more] = text.match(/^(.*?[.:])\s+(?=[A-Z])(.*)$/s) ?? [null, text, ""];
+    const [, first, more] = String(text).match(/^(.*?[.:])\s+(?=[A-Z])(.*)$/s) ?? [null, text, ""];
     return el("details", {}, el("summary", {}, el("span", {}, first)), el("p", {}, more));
   };
   byId("warnings").hidden = !all.length;

@@ -398,6 +398,7 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   if (told.isSpoken) return told;
   told.isSpoken = true;
   for (const name of ["warnings", "why", "missing"]) told[name] = sentence(told[name]);
+  told.answer.lines = sentence(told.answer.lines);
   for (const part of told.parts) {
     if (part.sentences) part.sentences = sentence(part.sentences);
     if (part.cells) part.cells.problem = sentence(part.cells.problem);
