@@ -63,7 +63,7 @@ def templates() -> Iterator[str]:
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "said":
                     first = node.args[0]
                     assert isinstance(first, ast.Constant), f"{path}:{node.lineno}: no plain text"
-                    yield first.value
+                    yield str(first.value)
 
 
 def test_each_text_of_the_page_is_there_in_korean() -> None:
@@ -133,7 +133,11 @@ def test_a_reader_chooses_the_language_of_all_sentences(
 ) -> None:
     path = tmp_path / "report.html"
     path.write_text(html_of(document(study)), encoding="utf-8")
-    lines = "[...document.querySelectorAll('#why-lines p, #warnings li')].map((p) => p.textContent)"
+    lines = """[
+        ...[...document.querySelectorAll("#warnings details:has(> summary > span)")].map((one) =>
+            [...one.querySelectorAll("span, p")].map((p) => p.textContent).join(" ").trim()),
+        ...[...document.querySelectorAll("#why-lines p")].map((p) => p.textContent),
+    ]"""
     shown = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
     shown += [*analysis.recommendations(study), *analysis.fairness_words(study)]
     shown += [*analysis.headlines(study), *analysis.what_is_missing(study)]

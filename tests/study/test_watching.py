@@ -121,7 +121,7 @@ def test_status_reads_what_has_ended_once(
             step(run, 0.5)
 
     monkeypatch.setattr(states, "state_of_run", counted)
-    monkeypatch.setattr(study_commands.time, "sleep", sleep)
+    monkeypatch.setattr("bsweep.cli.study_commands.time.sleep", sleep)
     assert study_commands.status([str(study), "--watch", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["counts"].get("running", 0) for one in told] == [1, 1, 0]

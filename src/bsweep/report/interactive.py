@@ -34,8 +34,8 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
     """
     body = _BODY.substitute(
         title=html.escape(document["name"]),
-        answer=headlines(map(english, [*document["why"], *document["missing"]])),
-        warnings=as_list("Warnings", [*map(english, document["warnings"])], "warnings"),
+        answer=headlines([english(line) for line in [*document["why"], *document["missing"]]]),
+        warnings=as_list("Warnings", [english(line) for line in document["warnings"]], "warnings"),
         data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )

@@ -129,7 +129,7 @@ class _Recorded:
         self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
         self.epochs_done = 0.0
         self.lost_workers: tuple[str, ...] = ()
-        self.scores: dict[str, float | None] = dict.fromkeys(_SCORES)
+        self.scores: dict[str, Any] = dict.fromkeys(_SCORES)
         self._file = Following(metrics)
 
     def look(self) -> bool:
