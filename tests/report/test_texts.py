@@ -133,7 +133,11 @@ def test_a_reader_chooses_the_language_of_all_sentences(
 ) -> None:
     path = tmp_path / "report.html"
     path.write_text(html_of(document(study)), encoding="utf-8")
-    lines = "[...document.querySelectorAll('#why-lines p, #warnings li')].map((p) => p.textContent)"
+    lines = (
+        "[...document.querySelectorAll('#warnings details:not(:has(details)), #why-lines p')]"
+        ".map((one) => [...one.querySelectorAll('span, p')].map((part) => part.textContent)"
+        ".filter(Boolean).join(' ') || one.textContent)"
+    )
     shown = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
     shown += [*analysis.recommendations(study), *analysis.fairness_words(study)]
     shown += [*analysis.headlines(study), *analysis.what_is_missing(study)]
