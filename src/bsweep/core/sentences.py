@@ -43,14 +43,6 @@ def said(template: str, **values: object) -> Sentence:
     return made
 
 
-def _filled(template: str, values: Mapping[str, object]) -> str:
-    def shown(found: re.Match[str]) -> str:
-        value = values[found[1]]
-        return counted(value, found[2]) if found[2] else str(value)
-
-    return _FIELD.sub(shown, template)
-
-
 def english(told: Any) -> str:
     """Return the English text of what a document has in place of a sentence: a text, or what a
     sentence is made of.
