@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -56,7 +56,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def headlines(lines: Sequence[str]) -> str:
+def headlines(lines: Iterable[str]) -> str:
     """Return lines as the paragraphs in HTML that a page begins with."""
     return "\n".join(f"<p class=headline>{html.escape(line)}</p>" for line in lines)
 

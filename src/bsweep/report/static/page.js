@@ -790,7 +790,7 @@ async function render() {
   if (mine === drawing) document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = { ...told, range: {} };
+  study = { ...spoken(told), range: {} };
   rows = table(study.runs).map((row, at) => ({
     ...row, at, curve: study.curves[at], part: study.part_of_run[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),

@@ -409,5 +409,3 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   }
   return told;
 }
-const updateInEnglish = update;  // of page.js
-update = (told) => updateInEnglish(spoken(told));
