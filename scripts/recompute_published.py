@@ -259,6 +259,27 @@ def interval(values: Sequence[float]) -> list[float]:
     return [mean(values), mean(values) - half, mean(values) + half]
 
 
+def of_recorded_policies(page: str) -> Iterator[Told]:
+    """The seconds of policies whose runs were timed on their own workers, from the records."""
+    seconds: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows("text/policies/runs"):
+        policy, batch = row["batching"] or "fixed", row["global_batch"]
+        rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
+        rule += ", AdaScale" * (row["lr_rule"] == "adascale")
+        evaluations = evaluations_of("text/policies", row["run_id"])
+        needed = crossing(evaluations, float(row["target_loss"]), "train_seconds", "test_loss")
+        seconds[rule][int(row["seed"])] = needed
+    anew = {}
+    for row in rows("text/policies"):
+        own, best = seconds[row["rule"]], seconds[row["best_fixed"]]
+        ratios = interval([math.log(own[seed] / best[seed]) for seed in best])
+        anew[row["rule"]] = [math.exp(value) for value in ratios]
+        told = " ".join(f"{float(row[name]):.3f}" for name in ("ratio", "low", "high"))
+        yield f"text/policies.csv, {row['rule']}", anew[row["rule"]], told
+    for label, ratio, *_ in table(section(page, "Policies on the text"), "on two workers"):
+        yield f"policies on the text, {label}", anew[label.replace("`", "")], ratio
+
+
 def of_policies(page: str) -> Iterator[Told]:
     for row in rows("truth/policies"):
         rule, workers = row["rule"], int(row["num_workers"])
@@ -512,7 +533,7 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
 
 
 PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
-    of_truth, of_grids, of_policies, of_batchnorm, of_worlds, of_cifar10,
+    of_truth, of_grids, of_policies, of_recorded_policies, of_batchnorm, of_worlds, of_cifar10,
     of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
 )  # fmt: skip
 
