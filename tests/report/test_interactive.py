@@ -139,6 +139,26 @@ def test_without_a_recommendation_the_terminals_lines_are_said(
         assert page.locator("#next code").count() == 0
 
 
+def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
+    browser: Any, tmp_path: Path
+) -> None:
+    typed = {"command": "bsweep run global_batch=64,128,256,512,1024 evaluate_every_examples=4000"}
+    for batch in (64, 128, 256, 512, 1024):
+        every = 4_000 if batch > 128 else 400_000
+        write_target_run(tmp_path / "s", Truth(), batch=batch, every_examples=every, meta=typed)
+    study = bsweep.load(tmp_path / "s")
+    prediction = bsweep.predict(study, TARGET)
+    assert prediction.evaluate_every_examples == 40_000
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        assert "gives only an upper bound of their time" in page.inner_text("#sure")
+        assert "again, with more evaluations" in page.inner_text("#next")
+        command = page.inner_text("#next code").split()
+        assert not any(word.startswith("global_batch") for word in command)
+        batch = f"local_batch={prediction.recommended['global_batch']}"
+        assert {batch, "evaluate_every_examples=40000"} < {*command}
+
+
 def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, path: Path) -> None:
     with opened(browser, path, "run=b64_w4_horovod_s0_lr_rulelinear") as page:
         page.set_viewport_size({"width": 1000, "height": 800})

@@ -195,6 +195,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "probability_best": found.choice.probability_best,
         "probability_close": found.choice.probability_close,
         "next": None if cell is None else {name: cell[name] for name in names},
+        "evaluate_every_examples": found.evaluate_every_examples,
     }
 
 

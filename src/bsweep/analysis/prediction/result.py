@@ -28,7 +28,7 @@ from bsweep.analysis.prediction.objectives import (
     gains,
     log_objective,
 )
-from bsweep.analysis.prediction.selection import Observed, more_evaluations
+from bsweep.analysis.prediction.selection import Observed, more_evaluations, wanted_evaluations
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
 from bsweep.core.sentences import Sentence, first_said, joined, said
@@ -84,6 +84,14 @@ class Prediction:
     def recommended(self) -> pd.Series[Any]:
         """The row of the recommended cell in the prediction's table of cells."""
         return self.cells.iloc[self.choice.place]
+
+    @property
+    def evaluate_every_examples(self) -> int | None:
+        """The setting with which to train the recommended cell again, if its runs reached the
+        target at their first evaluation, so that only an upper bound of their time is known;
+        None otherwise.
+        """
+        return wanted_evaluations(self.seen.runs) if _is_only_bounded(self.recommended) else None
 
     @property
     def fits(self) -> pd.DataFrame:

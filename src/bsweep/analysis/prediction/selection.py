@@ -430,16 +430,19 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     )
 
 
-def more_evaluations(runs: pd.DataFrame) -> str:
-    """Return the setting with which the runs that reached the target at their first evaluation
-    would be evaluated several times before, and what a program of one's own does instead.
+def wanted_evaluations(runs: pd.DataFrame) -> int:
+    """Return after how many examples an evaluation should follow, so that the runs that reached the
+    target at their first evaluation would be evaluated several times before.
     """
     at_once = runs.loc[runs["is_bound"].eq(True), "examples_to_target"]
-    fewest = float(at_once.astype(float).min())
-    every = max(1, round(fewest / _WANTED_EVALUATIONS))
+    return max(1, round(float(at_once.astype(float).min()) / _WANTED_EVALUATIONS))
+
+
+def more_evaluations(runs: pd.DataFrame) -> str:
+    """Return the setting for `wanted_evaluations`, and what a program of one's own does instead."""
     return said(
         "evaluate_every_examples={every}; a program of your own: call run.evaluated more often",
-        every=every,
+        every=wanted_evaluations(runs),
     )
 
 

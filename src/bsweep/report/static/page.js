@@ -224,19 +224,19 @@ const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace
 function command(row, changes = {}) {
   const keys = study.columns.filter((one) => one.word), given = study.commands.words[study.commands.of_run[row.at]] ?? [];
   const own = Object.fromEntries(keys.map((one) => [one.word, row[one.name]]));
-  const all = { ...own, ...changes, study: study.name };
+  const all = { ...own, global_batch: null, ...changes, study: study.name };  // the local batch says it
   const kept = given.filter((word) => !(word.replace(/^\++/, "").split("=")[0] in all));
   const set = Object.entries(all).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return ["bsweep run", ...kept.map(quoted), ...set.map(([name, value]) => quoted(`${name}=${value}`))].join(" ");
 }
-function commandOfCell(cell) {
+function commandOfCell(cell, changes = {}) {
   const here = place() ?? cell.part, alike = rows.filter((row) => row.part === here);
   const same = alike.filter((row) => cellName(row) === cellName(cell)), near = same[0] ?? alike[0] ?? rows[0];
   const seeds = same.map((row) => row.seed), wanted = target();
   const stop = wanted === null ? {} : { [metric() === "test_accuracy" ? "target_accuracy" : "target_loss"]: Number(wanted.toPrecision(12)) };
   return command(near, {
     num_workers: cell.num_workers, local_batch: cell.local_batch ?? cell.global_batch / cell.num_workers,
-    seed: seeds.length ? Math.max(...seeds) + 1 : near.seed, ...stop,
+    seed: seeds.length ? Math.max(...seeds) + 1 : near.seed, ...stop, ...changes,
   });
 }
 async function copy(text, button) {
@@ -412,7 +412,7 @@ function renderAnswer(cells) {
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
-    notes.push(words(best.num_reached ? "is_measured" : "not_measured"));
+    notes.push(words(found.evaluate_every_examples ? "is_bounded" : best.num_reached ? "is_measured" : "not_measured"));
     notes.push(state.objective !== "seconds" ? words("sure_objective")
       : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
   } else if (best && !isSaid) notes.push(words("by_runs"));
@@ -429,9 +429,9 @@ function renderNext(found, isSaid) {
       + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`);
     fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks));
   } else if (found?.next) {
-    const cell = found.next;
-    const said = isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
-    fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell)));
+    const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
+    const said = every ? words("next_bounded", { cell: cellWords(cell) }) : isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
+    fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell, changes)));
   } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
   else fill("next", isSaid ? [] : (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
 }
