@@ -180,8 +180,8 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
     """Draw one cell of a map as a rectangle, with a text in it if the map has at most 14 columns.
 
-    It has a frame if the cell was measured, and a star if the cell is recommended or statistically
-    tied with the recommended one.
+    It has a frame if the cell was measured, and a star if the cell is recommended, or better than
+    the recommended one with a probability of 5 % or more.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}
@@ -252,8 +252,8 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
-    """Return the legend's entries for cells that are measured, recommended, or tied with the
-    recommended one.
+    """Return the legend's entries for cells that are measured, recommended, or maybe better
+    than the recommended one.
     """
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
     entries: list[Patch | Line2D] = (
@@ -261,7 +261,7 @@ def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
     )
     entries.append(handle(star, "recommended"))
     if cells["is_alternative"].any():
-        entries.append(handle({**star, "markerfacecolor": "none"}, "statistically tied with it"))
+        entries.append(handle({**star, "markerfacecolor": "none"}, "better with a probability of 5 % or more"))
     return entries
 
 

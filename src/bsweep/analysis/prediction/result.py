@@ -157,7 +157,7 @@ class Prediction:
 
     def sentence(self) -> Sentence:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
-        which cells are tied with it, or else which is the next best.
+        which cells may be better, or else which is the next best.
 
         Returns:
             A text of several sentences.
