@@ -261,7 +261,9 @@ def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
     )
     entries.append(handle(star, "recommended"))
     if cells["is_alternative"].any():
-        entries.append(handle({**star, "markerfacecolor": "none"}, "better with a probability of 5 % or more"))
+        entries.append(
+            handle({**star, "markerfacecolor": "none"}, "better with a probability of 5 % or more")
+        )
     return entries
 
 
