@@ -626,7 +626,7 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
     says = (
-        r"no batch size has known steps .* 2 runs reached a test accuracy of 0.9 at the first "
+        r"known of no batch size, .* 2 runs reached a test accuracy of 0.9 at the first "
         r"evaluation.* Evaluate more often \(evaluate_every_examples=40000; .* harder to reach"
     )
     with pytest.raises(ValueError, match=says):
@@ -653,6 +653,17 @@ def test_a_time_known_by_a_bound_alone_is_not_called_measured(tmp_path: Path) ->
     assert "The best measured cell is global batch 256" in prediction.sentence()
     assert "the recommended cell again" in prediction.next_run()
     assert "evaluate_every_examples=40000" in prediction.next_run()
+
+
+def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) -> None:
+    for batch in (32, 128, 256, 512):
+        beside = {"beside_others": batch == 128}
+        write_target_run(tmp_path / "s", TRUTH, batch=batch, meta=beside)
+    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[32, 128, 256, 512])
+    assert prediction.recommended["global_batch"] == 128
+    assert "Runs of this cell reached the target." in prediction.sentence()
+    assert "again, with more evaluations" not in prediction.next_run()
+    assert prediction.evaluate_every_examples is None
 
 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:

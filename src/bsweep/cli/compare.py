@@ -95,11 +95,12 @@ def _judge(found: Comparison, share: float) -> int:
         logger.error(f"bsweep: slower by more than {limit}: {first_of(slower, comma='; ')}")
     is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
     is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
+    is_rarer = found.verdicts("seconds_to_target") == RARER
     is_refused = cells["is_across_hardware"] & ~is_timed
     unknown = [
         (found.missing, "no run completed. Run the cells that are missing"),
         (
-            cells[found.verdicts("seconds_to_target") == RARER],
+            cells[is_rarer],
             "fewer runs reach the target. Run more seeds",
         ),
         (
@@ -107,7 +108,11 @@ def _judge(found: Comparison, share: float) -> int:
             "the hardware differs. To compare the times all the same, use --across-hardware",
         ),
         (
-            cells[~is_tested & ~is_refused],
+            cells[~is_timed & ~is_refused & ~is_rarer],
+            "no times are known of both studies. Run these cells alone (launch.parallel=1)",
+        ),
+        (
+            cells[is_timed & ~is_tested & ~is_rarer],
             f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds",
         ),
     ]

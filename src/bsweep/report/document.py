@@ -196,6 +196,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "probability_close": found.choice.probability_close,
         "next": None if cell is None else {name: cell[name] for name in names},
         "evaluate_every_examples": found.evaluate_every_examples,
+        "is_check": not found.recommended["num_reached"],  # of the cell to run next
     }
 
 

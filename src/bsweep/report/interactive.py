@@ -46,7 +46,7 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
 _BODY = Template("""<header><h1 id="title">$title</h1><p id="summary"></p>
 <div class="tools"><select id="lang" aria-label="Language, 언어"></select>
 <select id="theme" aria-label="Look, 화면"></select></div></header>
-<noscript><p>This page needs JavaScript to be asked back. Its static part is below.</p>
+<noscript><p>Filtering and choosing on this page need JavaScript. Its static part is below.</p>
 <div class="paper">$answer
 $warnings</div></noscript>
 <main>

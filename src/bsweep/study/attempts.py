@@ -130,8 +130,7 @@ _SKIPPED = {
 # What another attempt does after the memory of a GPU ran out in a capture, by the note in the
 # run's `meta.json`.
 _AFTER_LOST_MEMORY = {
-    "lost_in_calibration": "in new processes, after a CUDA graph of the calibration ran out of "
-    "memory",
+    "lost_in_calibration": "after a CUDA graph of the calibration ran out of memory",
     "without_graph": "without a CUDA graph, after its capture ran out of memory",
 }
 

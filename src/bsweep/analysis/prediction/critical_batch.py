@@ -231,6 +231,8 @@ def branches_of(seen: Observed) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame({"global_batch": []})
     sizes = found.groupby(["branch_of", "branch_steps"])["global_batch"].nunique()
+    if sizes.empty:  # it is not known after how many steps they began
+        return pd.DataFrame({"global_batch": []})
     source, begun = sizes.index[int(sizes.to_numpy().argmax())]
     own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
     batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")[

@@ -28,7 +28,12 @@ from bsweep.analysis.prediction.objectives import (
     gains,
     log_objective,
 )
-from bsweep.analysis.prediction.selection import Observed, more_evaluations, wanted_evaluations
+from bsweep.analysis.prediction.selection import (
+    CELL,
+    Observed,
+    more_evaluations,
+    wanted_evaluations,
+)
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
 from bsweep.core.sentences import Sentence, first_said, joined, said
@@ -86,12 +91,22 @@ class Prediction:
         return self.cells.iloc[self.choice.place]
 
     @property
+    def _is_only_bounded(self) -> bool:
+        """True if all runs of the recommended cell that reached the target did so at the first
+        evaluation.
+        """
+        runs = self.seen.runs
+        is_own = (runs[CELL] == self.recommended[CELL].tolist()).all(axis="columns")
+        at = runs.loc[is_own & runs["reached"].eq(True), "is_bound"]
+        return len(at) > 0 and bool(at.eq(True).all())
+
+    @property
     def evaluate_every_examples(self) -> int | None:
         """The setting with which to train the recommended cell again, if its runs reached the
         target at their first evaluation, so that only an upper bound of their time is known;
         None otherwise.
         """
-        return wanted_evaluations(self.seen.runs) if _is_only_bounded(self.recommended) else None
+        return wanted_evaluations(self.seen.runs) if self._is_only_bounded else None
 
     @property
     def fits(self) -> pd.DataFrame:
@@ -213,7 +228,7 @@ class Prediction:
         """
         gains = self.gains()
         runs = gains[gains["kind"] == "run"]
-        if not self.recommended["num_reached"] or _is_only_bounded(self.recommended):
+        if not self.recommended["num_reached"] or self._is_only_bounded:
             return runs.iloc[self.choice.place]
         best = runs.sort_values("gain").iloc[-1]
         return None if best["gain"] < LEAST_GAIN else best
@@ -235,7 +250,7 @@ class Prediction:
                 f"the recommended cell itself, to its target. {takes}, shows whether the "
                 f"prediction holds, and {gain}"
             )
-        if _is_only_bounded(self.recommended):
+        if self._is_only_bounded:
             return (
                 "the recommended cell again, with more evaluations ("
                 f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
@@ -250,7 +265,7 @@ class Prediction:
         not reach it, or do not exist, and then whether there are runs of its batch size.
         """
         cell = self.recommended
-        if _is_only_bounded(cell):
+        if self._is_only_bounded:
             return said(
                 "Predicted: its own runs reached the target at their first evaluation, which gives "
                 "only an upper bound of the time."
@@ -480,11 +495,6 @@ def cell_name(cell: pd.Series[Any]) -> Sentence:
         local=local,
         passes=said(" in {passes} passes", passes=cell["passes"]) if cell["passes"] > 1 else "",
     )
-
-
-def _is_only_bounded(cell: pd.Series[Any]) -> bool:
-    """Return True if all runs of a cell that reached the target did so at the first evaluation."""
-    return bool(cell["num_reached"]) and math.isnan(cell["measured_seconds"])
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:

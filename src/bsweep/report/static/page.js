@@ -128,7 +128,7 @@ const title = (name) => {
 // part, the only one.
 const place = () => (study.parts.length < 2 ? 0 : state.part === "" ? study.answer.part : state.part === "all" ? null : Number(state.part));
 const part = () => study.parts[place() ?? -1];
-// The study's own question is shown: what the page then says is what a terminal says, and nothing is computed here.
+// The study's own question is shown: the page then names the cell and the interval that a terminal names.
 const isOwn = () => !state.measured && !isFiltered() && state.objective === "seconds" && place() === (study.answer.part ?? (study.parts.length < 2 ? 0 : null))
   && target() === (givenTarget()?.value ?? null);
 const givenTarget = () => part()?.target ?? study.target;
@@ -412,7 +412,7 @@ function renderAnswer(cells) {
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
-    notes.push(words(found.evaluate_every_examples ? "is_bounded" : best.num_reached ? "is_measured" : "not_measured"));
+    notes.push(words(found.evaluate_every_examples && state.objective === "seconds" ? "is_bounded" : best.num_reached ? "is_measured" : "not_measured"));
     notes.push(state.objective !== "seconds" ? words("sure_objective")
       : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
   } else if (best && !isSaid) notes.push(words("by_runs"));
@@ -430,7 +430,7 @@ function renderNext(found, isSaid) {
     fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks));
   } else if (found?.next) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
-    const said = every ? words("next_bounded", { cell: cellWords(cell) }) : isNumber(cell.gain) ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
+    const said = every ? words("next_bounded", { cell: cellWords(cell) }) : !found.is_check ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
     fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell, changes)));
   } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
   else fill("next", isSaid ? [] : (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));

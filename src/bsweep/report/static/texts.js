@@ -31,7 +31,7 @@ const TEXTS = {
     next: "Run next", next_none: "Nothing. No further run is expected to save 0.5 % or more of the time to the target.",
     next_gain: "{cell}. Its result may change the recommendation, which is expected to save {gain} % of the time to the target.",
     next_bounded: "{cell} again, with more evaluations, to measure its time to the target.",
-    next_check: "The recommended cell itself, until it reaches the target. None of its runs has done so.",
+    next_check: "The recommended cell itself, until it reaches the target. This shows whether the prediction holds.",
     copy: "Copy", copied: "Copied", copy_failed: "Select the text and copy it.",
     warnings: "Warnings", more: "{n} more", why: "Why",
     map: "Each cell", part: "Part of the study", target: "Target", objective: "Objective",
@@ -103,7 +103,7 @@ const TEXTS = {
     next: "다음 실행", next_none: "없음. 더 실행해도 목표까지의 시간이 0.5 % 이상 줄지 않을 것으로 예상됩니다.",
     next_gain: "{cell}. 그 결과로 추천이 바뀔 수 있으며, 목표까지의 시간이 {gain} % 줄 것으로 예상됩니다.",
     next_bounded: "{cell}: 더 자주 평가하며 다시 실행해 목표까지의 시간을 재세요.",
-    next_check: "추천한 조합을 목표에 도달할 때까지 실행하세요. 아직 도달한 실행이 없습니다.",
+    next_check: "추천한 조합을 목표에 도달할 때까지 실행해 예측이 맞는지 확인하세요.",
     copy: "복사", copied: "복사했습니다", copy_failed: "글을 선택해 복사하세요.",
     warnings: "경고", more: "{n}개 더", why: "이유",
     map: "조합별", part: "연구의 부분", target: "목표", objective: "기준",
@@ -393,9 +393,10 @@ class Sentence {
 function sentence(told) {  // of a text, or of what a document has in place of a sentence
   if (told instanceof Sentence || told === null || told === "") return told;
   if (Array.isArray(told)) return told.map(sentence);
-  if (typeof told === "string") return told in SENTENCES.ko ? new Sentence({ template: told, values: {} }) : told;
-  if (told.parts) return new Sentence({ ...told, parts: told.parts.map(sentence) });
-  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) => [name, sentence(value)]));
+  if (typeof told === "string") return Object.hasOwn(SENTENCES.ko, told) ? new Sentence({ template: told, values: {} }) : told;
+  const within = (one) => (typeof one === "string" ? one : sentence(one));  // a text in a sentence is a name or a number
+  if (told.parts) return new Sentence({ ...told, parts: told.parts.map(within) });
+  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) => [name, within(value)]));
   return new Sentence({ ...told, values });
 }
 function spoken(told) {  // the document, with all of its sentences in the reader's language
