@@ -338,4 +338,4 @@ def test_a_page_shows_hostile_names_as_text(
     assert "&lt;script&gt;alert(2)" in page
     assert page.count(" - bsweep comparison</title>") == 1
     assert "b: 1 of 2 runs did not complete" in page
-    assert "http" not in page
+    assert "http:" not in page
