@@ -366,7 +366,7 @@ def test_a_batch_that_missed_the_target_is_not_recommended(
     assert truth.seconds(256, 2) < 0.95 * truth.seconds(128, 2), "it would have been the fastest"
     cells = prediction.cells.set_index("global_batch")
     assert cells["seconds"][256] < cells["seconds"][128], "by the law it still is"
-    assert prediction.recommended["global_batch"] == 32
+    assert prediction.recommended["global_batch"] == 128
     broken_off = [
         write_target_run(tmp_path / "t", truth, batch=b, workers=2, most_examples=m, status=how)
         for b, m, how in _BROKEN_OFF

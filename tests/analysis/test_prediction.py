@@ -428,7 +428,9 @@ def test_scatter_between_seeds_contradicts_nothing() -> None:
     }
     assert not list(rates.contradictions(cells, 0.08, "linear"))
     rising = cells | {256.0: cell_runs([2 * truth.steps(128)] * 3)}
-    assert "steps, batch 128 at most" in "".join(rates.contradictions(rising, 0.08, "fixed"))
+    assert "steps to the target, batch 128 at most" in "".join(
+        rates.contradictions(rising, 0.08, "fixed")
+    )
 
 
 def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:

@@ -17,7 +17,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ HOSTILE = "<b>two"
 ODD = b"\xff\x1bthree"  # not UTF-8, and a code for terminals
 PATIENCE = 240.0
 UPDATED = "study.version > wanted && document.body.dataset.drawn && !document.body.style.minHeight"
+
+
+def run_apart(asked: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: a browser's loop may run in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, asked).result()
 
 
 class Server:
@@ -177,7 +184,7 @@ def test_no_websocket_is_opened(server: Server) -> None:
         scope = {"type": "websocket", "path": "/token/", "headers": headers}
         await guard(scope, receive, send)
 
-    asyncio.run(ask())
+    run_apart(ask())
     assert [message["type"] for message in sent] == ["websocket.close"]
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     assert server.ask("studies/one/events?", root="/wrong/", **upgrade)[0] == 403
@@ -384,7 +391,7 @@ def test_no_name_is_looked_up_for_a_request(monkeypatch: pytest.MonkeyPatch) -> 
 
     guard = Guard(app, "token", 80, {"mine"}, is_open=True)
     scope = {"type": "http", "method": "GET", "path": "/token/", "headers": [(b"host", b"mine")]}
-    asyncio.run(guard(scope, None, None))  # type: ignore[arg-type]
+    run_apart(guard(scope, None, None))  # type: ignore[arg-type]
     assert answered == ["/token/"]
 
 

@@ -200,8 +200,8 @@ def test_gpus_compare_their_half_precision_fp16_and_the_compiled_model(
     wanted = Calibration(1, (8,), compile="auto")
     config = compose("local_batch=8", "compile=auto")
     choose_numerics._measure(config, wanted, data, gpu, none, strategy)
-    half, fp16 = (Numerics(name, True) for name in ("bfloat16", "fp16"))
-    assert asked == [(half, fp16), (fp16, replace(fp16, compiled=True))]
+    each = tuple(Numerics(name, last) for name in ("bfloat16", "fp16") for last in (True, False))
+    assert asked == [each, (each[2], replace(each[2], compiled=True))]
 
 
 def test_a_compiled_model_is_chosen_only_beyond_the_scatter() -> None:

@@ -114,7 +114,8 @@ class Watched:
             if stamp and stamp == (entry.inode(), _FINAL):
                 there += 1
                 continue
-            if name.startswith(".") or not entry.is_dir():
+            is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
+            if name.startswith(".") or not is_folder:  # a link in a circle is none
                 continue
             there += 1
             before = self._found.get(name, NEW)
