@@ -520,7 +520,7 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
     )
     for name, script in {"setup.sh": "exit 0", "hosts.sh": hosts, "slurm.sh": "exit 0"}.items():
         (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\n{script}\n")
-    for name in ("ruff", "mypy", "shellcheck", "chromium"):
+    for name in ("ruff", "mypy", "shellcheck", "chromium", "pdftotext"):
         checkout.with_program(name, "exit 0")
     checkout.with_program("pytest", "echo 1 failed >&2; exit 1")
     if apt_get:

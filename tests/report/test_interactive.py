@@ -155,8 +155,8 @@ def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
         assert "again, with more evaluations" in page.inner_text("#next")
         command = page.inner_text("#next code").split()
         assert not any(word.startswith("global_batch") for word in command)
-        batch = f"local_batch={prediction.recommended['global_batch']}"
-        assert {batch, "evaluate_every_examples=40000"} < {*command}
+        local = f"local_batch={prediction.recommended['global_batch']}"
+        assert {local, "evaluate_every_examples=40000"} < {*command}
 
 
 def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, path: Path) -> None:
