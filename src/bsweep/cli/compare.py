@@ -16,6 +16,8 @@ from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import counted, first_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from bsweep.analysis import Comparison
 
 logger = terminal.logger(__name__)
@@ -78,10 +80,7 @@ def _share(text: str) -> float:
 
 def _judge(found: Comparison, share: float) -> int:
     """Say which cells are slower by more than `share` with certainty, and return the exit code."""
-    from bsweep.analysis.comparison import RARER
-    from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
-
-    cells, limit = found.cells, f"{100 * share:g} %"
+    limit = f"{100 * share:g} %"
     slower = [
         f"{row.study}, {row.cell}: "
         + (
@@ -93,11 +92,28 @@ def _judge(found: Comparison, share: float) -> int:
     ]
     if slower:
         logger.error(f"bsweep: slower by more than {limit}: {first_of(slower, comma='; ')}")
+    unknown = _untold(found)
+    for rows, why in unknown:
+        if len(rows):
+            named = first_of([*(rows["study"] + ", " + rows["cell"])], comma="; ")
+            logger.error(
+                f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(rows), 'cell')} "
+                f"({named}): {why}."
+            )
+    return 1 if slower else BAD_CONFIG if any(len(rows) for rows, _ in unknown) else 0
+
+
+def _untold(found: Comparison) -> list[tuple[pd.DataFrame, str]]:
+    """Return the cells whose times could not be tested, by the reason and its remedy."""
+    from bsweep.analysis.comparison import RARER
+    from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+
+    cells = found.cells
     is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
     is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
     is_rarer = found.verdicts("seconds_to_target") == RARER
     is_refused = cells["is_across_hardware"] & ~is_timed
-    unknown = [
+    return [
         (found.missing, "no run completed. Run the cells that are missing"),
         (
             cells[is_rarer],
@@ -116,11 +132,3 @@ def _judge(found: Comparison, share: float) -> int:
             f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds",
         ),
     ]
-    for rows, why in unknown:
-        if len(rows):
-            named = first_of([*(rows["study"] + ", " + rows["cell"])], comma="; ")
-            logger.error(
-                f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(rows), 'cell')} "
-                f"({named}): {why}."
-            )
-    return 1 if slower else BAD_CONFIG if any(len(rows) for rows, _ in unknown) else 0
