@@ -266,6 +266,9 @@ def test_an_answer_in_fp16_says_nothing_of_a_point_that_refuses_it(words: tuple[
         assert "Using fp16, channels_last: " in found.says(AUTO)
         assert calibration_file.numerics_for(refusing, found, GPUS_OWN) == GPUS_OWN
         assert found.says(refusing) == ""
+    begun = Calibration(1, (8,), settled=FP16, settled_by="itself")  # on a GPU without bf16
+    assert calibration_file.numerics_for(refusing, begun, GPUS_OWN) == FP16
+    assert "Using fp16, channels_last: " in begun.says(refusing)
 
 
 def test_what_is_said_is_what_is_used() -> None:

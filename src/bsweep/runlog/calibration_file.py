@@ -151,6 +151,13 @@ class Calibration:
         )
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
+    def is_refused(self, config: RunConfig, numerics: Numerics) -> bool:
+        """Return True if the precision is fp16, which a point refuses and with which it did not
+        begin.
+        """
+        is_its_own = self.settled_by == "itself"
+        return numerics.precision == "fp16" and refuses_fp16(config) and not is_its_own
+
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
         """Return the measured precisions and memory formats that `config` allows (all measured ones
         if it allows none), each with its seconds per example, the best first.
@@ -162,7 +169,7 @@ class Calibration:
             one
             for one in self.timed
             if is_open_to(config, one.numerics)
-            and not _is_refused_fp16(config, one.numerics)
+            and not self.is_refused(config, one.numerics)
             and not (one.numerics.compiled and why_not_compiled(config))
         ] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
@@ -177,7 +184,7 @@ class Calibration:
         The sentence is empty if nothing was chosen yet, or fp16 was chosen, which this run refuses.
         """
         best = self.settled or (self.ranked(config)[0][0] if self.timed else None)
-        if best is None or _is_refused_fp16(config, best):
+        if best is None or self.is_refused(config, best):
             return ""
         if self.settled:
             return (
@@ -397,7 +404,7 @@ def numerics_for(config: RunConfig, calibration: Calibration | None, default: Nu
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
     # A later sweep in the same study may use a strategy that cannot train in fp16.
-    is_refused = _is_refused_fp16(config, found)
+    is_refused = calibration is not None and calibration.is_refused(config, found)
     return Numerics(
         (default if is_refused else found).precision
         if config.precision == "auto"
@@ -415,10 +422,6 @@ def is_open_to(config: RunConfig | Calibration, numerics: Numerics) -> bool:
         and config.channels_last in ("auto", numerics.channels_last)
         and config.compile in ("auto", numerics.compiled)
     )
-
-
-def _is_refused_fp16(config: RunConfig, numerics: Numerics) -> bool:
-    return numerics.precision == "fp16" and refuses_fp16(config)
 
 
 def refuses_fp16(config: RunConfig) -> bool:
