@@ -38,8 +38,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     plain = step.train_step
 
     def seen(job: Job, batch: Any, part: Any, *more: Any) -> Any:
-        if not (job.compiled and job.compiled._is_open):
-            found.append((len(part), bool(job.compiled) and len(part) in job.compiled._sizes))
+        compiled = job.compiled
+        if not (compiled and compiled._is_open):
+            found.append((len(part), compiled is not None and len(part) in compiled._sizes))
         with torch.compiler.set_stance("default" if is_open(job) else "fail_on_recompile"):
             return plain(job, batch, part, *more)
 

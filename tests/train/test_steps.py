@@ -472,13 +472,14 @@ def test_after_a_failed_capture_the_rest_waits_and_draws_numbers(
     random numbers, such as those of dropout, to a generator whose capture broke off.
     """
     waits: list[object] = []
+    set_states: list[object] = []
 
     def wait(stream: object) -> None:
         waits.append(stream)
         if is_open:
             raise RuntimeError("a capture is open")
 
-    cuda, stream, set_states = FakeCuda(), SimpleNamespace(wait_stream=lambda _: None), []
+    cuda, stream = FakeCuda(), SimpleNamespace(wait_stream=lambda _: None)
     outer = SimpleNamespace(wait_stream=wait)
     monkeypatch.setattr(cuda, "current_stream", lambda: outer)
     monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
