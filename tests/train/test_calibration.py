@@ -254,6 +254,33 @@ def test_fp16_is_left_out_if_a_point_refuses_it(tmp_path: Path) -> None:
             assert asked.leaves_out_fp16 == left_out
 
 
+@pytest.mark.parametrize("words", [("strategy=parameter_server",), ("strategy=ddp", "graph=step")])
+def test_an_answer_in_fp16_says_nothing_of_a_point_that_refuses_it(words: tuple[str, ...]) -> None:
+    """It takes what its GPU has beside fp16, whether the answer was measured or is of other runs;
+    the start record then says what that is.
+    """
+    refusing = compose("local_batch=8", "num_workers=2", *words)
+    measured_in_it = Calibration(1, (8,), measured_batches=(8,), timed=(Timed(FP16, (0.1,)),))
+    for found in (measured_in_it, Calibration(1, (8,), settled=FP16)):
+        assert calibration_file.numerics_for(AUTO, found, GPUS_OWN) == FP16
+        assert "Using fp16, channels_last: " in found.says(AUTO)
+        assert calibration_file.numerics_for(refusing, found, GPUS_OWN) == GPUS_OWN
+        assert found.says(refusing) == ""
+    begun = Calibration(1, (8,), settled=FP16, settled_by="itself")  # on a GPU without bf16
+    assert calibration_file.numerics_for(refusing, begun, GPUS_OWN) == FP16
+    assert "Using fp16, channels_last: " in begun.says(refusing)
+
+
+def test_what_is_said_is_what_is_used() -> None:
+    compiled = replace(GPUS_OWN, compiled=True)
+    each = (Timed(GPUS_OWN, (0.2,)), Timed(compiled, (0.1,)))
+    found = Calibration(1, (8,), measured_batches=(8,), timed=each)
+    for words in (("compile=auto",), ("compile=auto", "strategy=ddp"), ("precision=fp32",)):
+        config = compose("local_batch=8", *words)
+        used = calibration_file.numerics_for(config, found, GPUS_OWN)
+        assert f"Using {used}: " in found.says(config)
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [(6.0, [8, 256]), (2.0, [8, 16, 64, 256])])
 def test_gpus_calibrate_as_many_batches_as_they_have_time_to_prepare(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
@@ -488,7 +515,7 @@ def test_what_was_not_measured_is_said_too() -> None:
     assert settled.says(AUTO) == calibration_file.unmeasured(of_gpu)
     assert (
         calibration_file.unmeasured(start, was_asked=True)
-        == "Using fp32, contiguous: nothing could be measured"
+        == "Using fp32, contiguous: the calibration has no answer for it"
     )
 
 

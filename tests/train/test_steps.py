@@ -464,6 +464,38 @@ def test_all_captures_on_a_device_use_one_stream(monkeypatch: pytest.MonkeyPatch
     assert len(cuda.streams) == 3
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_after_a_failed_capture_the_rest_waits_and_draws_numbers(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """What the failed block launched may still write what is restored. And torch 2.6 would refuse
+    random numbers, such as those of dropout, to a generator whose capture broke off.
+    """
+    waits: list[object] = []
+    set_states: list[object] = []
+
+    def wait(stream: object) -> None:
+        waits.append(stream)
+        if is_open:
+            raise RuntimeError("a capture is open")
+
+    cuda, stream = FakeCuda(), SimpleNamespace(wait_stream=lambda _: None)
+    outer = SimpleNamespace(wait_stream=wait)
+    monkeypatch.setattr(cuda, "current_stream", lambda: outer)
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gpus, "stream_for", lambda *_: stream)
+    monkeypatch.setattr(torch, "Generator", lambda device: f"new on {device}")
+    generators = [None, SimpleNamespace(graphsafe_set_state=set_states.append)]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    with (
+        pytest.raises(RuntimeError, match="operation not permitted"),
+        graphs.on_capture_stream(torch.device("cuda", 1)),
+    ):
+        breaks(lambda: None, None)
+    assert waits == [stream]
+    assert set_states == ["new on cuda:1"]
+
+
 def test_a_graphs_memory_is_measured_and_added_later(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1109,10 +1141,11 @@ def test_a_gpus_graph_of_whole_steps_trains_as_kernels_do(
 OF_THE_USER = """
 import math
 from torch import nn
+from torch.nn.functional import dropout
 
 class Waits(nn.Linear):
     def forward(self, images):
-        return super().forward(images.flatten(1)) / images.square().mean().item()
+        return dropout(super().forward(images.flatten(1))) / images.square().mean().item()
 
 def build(num_classes, shape):
     return Waits(math.prod(shape), num_classes)

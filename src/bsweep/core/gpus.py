@@ -83,6 +83,16 @@ def stream_for(device: torch.device, work: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def renew_random(device: torch.device) -> None:
+    """Give torch's random number generator of a GPU a new state, with torch's default seed.
+
+    After a capture that broke off, the old state refuses to draw outside captures (torch 2.6).
+    """
+    import torch
+
+    torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
+
+
 def driver_version() -> str | None:
     """Return the release of the loaded NVIDIA driver, such as 580.65.06; None if it is unknown."""
     try:

@@ -11,7 +11,7 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import End
-from bsweep.train import graph_capture, worker
+from bsweep.train import graph_capture, lone, worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
@@ -56,7 +56,11 @@ def measure(
         MemoryError: If not even one example fits into this worker's memory.
         WorkerLost: If another worker ended.
     """
-    with worker.open_job(_with_exchange(config), paths, place, on_step) as job:
+    # `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
+    # vector at each step, without other work at that time.
+    in_probe = cast("AnyStrategy", config.strategy.in_probe)
+    with worker.open_job(config, paths, place, on_step, in_probe) as job:
+        job = _with_passes_of(config, job)
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
         exchange_seconds = _exchange_seconds(job)
@@ -74,14 +78,12 @@ def measure(
             job.log.write(End(status="completed", message=""))
 
 
-def _with_exchange(config: RunConfig) -> RunConfig:
-    """Return the configuration with the strategy that a probe runs, as the configured strategy's
-    card says (`in_probe`).
-
-    So `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
-    vector at each step, without other work at that time.
-    """
-    return replace(config, strategy=cast("AnyStrategy", config.strategy.in_probe))
+def _with_passes_of(config: RunConfig, job: Job) -> Job:
+    """Return the probe's job with passes as those of the run, whose strategy may differ."""
+    if not config.strategy.can.exchanges_in_passes:
+        return job
+    graph = lone.config_of(config, job.place.rank).graph
+    return replace(job, config=replace(job.config, graph=graph), half_weights=None)
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
@@ -196,16 +198,15 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
         if limit is None:
             seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
         else:
-            arguments = (
+            settled = replace(
                 job.config,
-                job.paths,
-                job.place.rank,
-                torch.get_num_threads(),
-                local_batch,
-                times,
+                precision=cast("Any", job.precision),
+                channels_last=job.numerics.channels_last,
+                compile=job.numerics.compiled,
             )
+            arguments = (settled, job.paths, job.place.rank, torch.get_num_threads(), local_batch)
             seconds = fresh_process.call(
-                timed_steps.step_seconds_within, limit, *arguments, on_poll=job.on_step
+                timed_steps.step_seconds_within, limit, *arguments, times, on_poll=job.on_step
             )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from bsweep import batching
-from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
@@ -37,20 +35,21 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     """Time training steps of a lone worker at one batch size, and return the median seconds per
     step.
 
-    A first step is not timed.
+    A first step is not timed; if the run compiles its model, it is compiled before that.
 
     Args:
         job: The job of a lone worker.
         local_batch: The examples per pass.
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
-    config = replace(job.config, local_batch=local_batch, global_batch=None, batching=FIXED)
-    job = replace(job, config=config, policy=batching.build(config))
+    job = lone.at_batch(job, local_batch)
+    config = job.config
     if job.device.type == "cuda":
         job = lone.as_trained(job)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
-    step.train_step(job, examples, examples, 1, config.accumulation_steps)
+    with job.compiling():
+        step.train_step(job, examples, examples, 1, config.accumulation_steps)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):

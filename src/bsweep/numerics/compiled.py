@@ -25,13 +25,20 @@ class Compiled:
 
     def __init__(self, model: nn.Module) -> None:
         """Prepare the compilation of `model`, and forget what this process compiled before."""
-        torch.compiler.reset()  # torch compiles the same code for a few models only
         self._model = model
         # With the kernels of one size only, torch would compile the next size for any size.
         self._compiled = torch.compile(model, dynamic=False)
         self._sizes: set[int] = set()
         self._is_open = False
         self.seconds = 0.0  # in which passes were compiled and run for the first time
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what this process compiled: torch compiles the same code for a few models and
+        batch sizes only, and runs it without compilation for others.
+        """
+        torch.compiler.reset()
+        self._sizes.clear()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ the same time and share their memory. Steps of another size are launched kernel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,11 +160,19 @@ def on_capture_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream = gpus.stream_for(device, "capture")
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # The context leaves the stream even if a capture breaks off.
-        yield
-    torch.cuda.current_stream().wait_stream(stream)
+    stream, outer = gpus.stream_for(device, "capture"), torch.cuda.current_stream()
+    stream.wait_stream(outer)
+    try:
+        # The context leaves the stream even if a capture breaks off.
+        with torch.cuda.stream(stream):
+            yield
+    except BaseException:
+        # What is restored next must not be overwritten by what the block had launched.
+        with suppress(RuntimeError):  # In torch without #180395, the capture may still be open.
+            outer.wait_stream(stream)
+        gpus.renew_random(device)
+        raise
+    outer.wait_stream(stream)
 
 
 def capture(work: Callable[[], object], pool: Any) -> Captured:

@@ -151,6 +151,13 @@ class Calibration:
         )
         return statistics.fmean(times[batch] / batch for batch in nearest)
 
+    def is_refused(self, config: RunConfig, numerics: Numerics) -> bool:
+        """Return True if the precision is fp16, which a point refuses and with which it did not
+        begin.
+        """
+        is_its_own = self.settled_by == "itself"
+        return numerics.precision == "fp16" and refuses_fp16(config) and not is_its_own
+
     def ranked(self, config: RunConfig) -> list[tuple[Numerics, float]]:
         """Return the measured precisions and memory formats that `config` allows (all measured ones
         if it allows none), each with its seconds per example, the best first.
@@ -162,7 +169,8 @@ class Calibration:
             one
             for one in self.timed
             if is_open_to(config, one.numerics)
-            and not (one.numerics.precision == "fp16" and refuses_fp16(config))
+            and not self.is_refused(config, one.numerics)
+            and not (one.numerics.compiled and why_not_compiled(config))
         ] or self.timed
         timed = [(one.numerics, self.seconds_per_example(one)) for one in open_to]
         least = min(seconds for _, seconds in timed)
@@ -173,16 +181,18 @@ class Calibration:
         """Return a sentence that names a run's precision and memory format and says why they were
         chosen.
 
-        The sentence is empty if nothing was chosen yet.
+        The sentence is empty if nothing was chosen yet, or fp16 was chosen, which this run refuses.
         """
+        best = self.settled or (self.ranked(config)[0][0] if self.timed else None)
+        if best is None or self.is_refused(config, best):
+            return ""
         if self.settled:
             return (
                 f"Using {numerics_for(config, self, self.settled)}: "
                 f"{_SETTLED[self.settled_by]}{self._of_here()}"
             )
-        if not self.measured_batches:
-            return ""
-        (chosen, least), *others = self.ranked(config)
+        (_, least), *others = self.ranked(config)
+        chosen = numerics_for(config, self, best)
         compared = ", ".join(f"{numerics} {seconds / least:.2f}x" for numerics, seconds in others)
         batches = ", ".join(map(str, self.measured_batches))
         margin = f"no other choice is faster by more than {_INDISTINCT - 1 + self.noise:.0%}"
@@ -212,7 +222,7 @@ def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
         was_asked: True if a calibration was requested.
     """
     why = (
-        "nothing could be measured"
+        "the calibration has no answer for it"
         if was_asked
         else f"the sweep has fewer than {LEAST_STEPS:,} steps, too few to calibrate"
     )
@@ -385,8 +395,8 @@ def numerics_for(config: RunConfig, calibration: Calibration | None, default: Nu
     """Return a run's precision, memory format and compilation: each as configured or, where it is
     `auto`, from the calibration or else from `default`.
 
-    In place of fp16 that the run's strategy refuses, `auto` stands for fp32. Where torch cannot
-    compile the run's steps, `auto` does not compile them.
+    In place of fp16 that the run refuses, `auto` stands for the precision of `default`. Where torch
+    cannot compile the run's steps, `auto` does not compile them.
     """
     found = default
     if calibration and calibration.settled:
@@ -394,9 +404,9 @@ def numerics_for(config: RunConfig, calibration: Calibration | None, default: Nu
     elif calibration and calibration.timed:
         found = calibration.ranked(config)[0][0]
     # A later sweep in the same study may use a strategy that cannot train in fp16.
-    is_refused = found.precision == "fp16" and bool(config.strategy.can.why_no_fp16)
+    is_refused = calibration is not None and calibration.is_refused(config, found)
     return Numerics(
-        ("fp32" if is_refused else found.precision)
+        (default if is_refused else found).precision
         if config.precision == "auto"
         else config.precision,
         found.channels_last if config.channels_last == "auto" else config.channels_last,

@@ -38,10 +38,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         say: Called with each line of the workers' output.
     """
     paths = RunPaths(config.study_dir / ".probe")
-    # To compile for each batch size would take minutes.
-    outcome = _launch_beside(
-        replace(config, compile=False), paths, say, "bsweep.measure.probe_worker"
-    )
+    outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
     if outcome.status == "completed":
         found = read_json(paths.folder / "probe.json")
         assert found, "the probe completed without an answer"

@@ -19,8 +19,6 @@ from dataclasses import asdict, replace
 
 import torch
 
-from bsweep import batching
-from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.core.memory import is_out_of_memory
 from bsweep.data.dataset import Dataset
@@ -413,16 +411,10 @@ def _rounds_of_graph(job: Job, batch: int, most_seconds: float) -> list[float]:
     not compiled, no round begins, unless there are fewer than `_LEAST_ROUNDS`.
     """
     until = time.monotonic() + most_seconds - _compiling([job])
-    config = replace(
-        lone.config_of(job.config, 0),
-        local_batch=batch,
-        global_batch=None,
-        accumulation_steps=1,
-        batching=FIXED,
-        graph=job.config.graph and "auto",
-    )
     precision.round_products(job.precision)
-    job = lone.as_trained(replace(job, config=config, policy=batching.build(config)))
+    graph = job.config.graph and "auto"
+    job = replace(job, config=lone.config_of(job.config, 0))
+    job = lone.as_trained(lone.at_batch(job, batch, accumulation_steps=1, graph=graph))
     examples, clock = job.inputs.first(batch), StepClock(job.device, [])
     num_steps = 1  # in the first round, which is not used
     for number in range(_MOST_ROUNDS):

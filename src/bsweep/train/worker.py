@@ -22,6 +22,7 @@ from bsweep import batching, data, models, strategies
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
+from bsweep.config.strategies import AnyStrategy
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
@@ -117,17 +118,21 @@ def train(
 
 @contextmanager
 def open_job(
-    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None]
+    config: RunConfig,
+    paths: RunPaths,
+    place: Place,
+    on_step: Callable[[], None],
+    in_place: AnyStrategy | None = None,
 ) -> Iterator[Job]:
-    """Set up and yield this worker's training job; afterwards close its run log and, unless the
-    worker has failed, its strategy.
+    """Set up and yield this worker's training job (see `set_up`); afterwards close its run log and,
+    unless the worker has failed, its strategy.
 
     All workers call this together. They may wait for one another when they close the strategy:
     NCCL closes a group by all processes of a host together. A worker that failed would wait there
     for the others, while they wait for it in an exchange.
     """
     torch.set_num_threads(place.threads(config.launch.threads_per_worker))
-    job = set_up(config, paths, place, on_step)
+    job = set_up(config, paths, place, on_step, in_place)
     with job.log:
         try:
             with errors_reported(paths, place):
@@ -139,11 +144,23 @@ def open_job(
 
 
 def set_up(
-    config: RunConfig, paths: RunPaths, place: Place, on_step: Callable[[], None] = do_nothing
+    config: RunConfig,
+    paths: RunPaths,
+    place: Place,
+    on_step: Callable[[], None] = do_nothing,
+    in_place: AnyStrategy | None = None,
 ) -> Job:
     """Build and return this worker's training job (its model, data, optimizer and strategy).
 
     All workers call this together.
+
+    Args:
+        config: The run's configuration.
+        paths: The paths in the run's folder.
+        place: This worker's rank and host.
+        on_step: Called at signs of life.
+        in_place: A strategy to be built in place of the run's own, which still decides about the
+            precision and compilation.
 
     Raises:
         ValueError: If, for example, a host has fewer GPUs than workers, or workers differ in
@@ -154,6 +171,7 @@ def set_up(
         _let_segments_grow()
     own.read_kept(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
+    config, of_run = replace(config, strategy=in_place or config.strategy), config
     strategy = strategies.build(config, place, paths)
     peers_check.refuse_missing_gpus(
         strategy.gather_json(peers_check.seat(place, gpus)), config.device
@@ -164,7 +182,7 @@ def set_up(
     # `agree` builds jobs of a lone worker to time them; the run's own job is built last.
     alone = Single(config, config.strategy, Place(), paths)
     numerics = choose_numerics.agree(
-        config,
+        of_run,
         paths,
         dataset,
         strategy,

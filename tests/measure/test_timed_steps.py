@@ -1,0 +1,156 @@
+"""The steps that a probe times: those of a run, compiled where the run compiles its model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bsweep.config.strategies import SingleConfig
+from bsweep.core import fresh_process
+from bsweep.core.ranks import Place
+from bsweep.measure import probe_worker, timed_steps
+from bsweep.numerics.half_weights import HalfWeights
+from bsweep.runlog import calibration_file
+from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_json
+from bsweep.train import choose_numerics, lone, step, worker
+from bsweep.train.job import Job
+from tests.support.running import TINY, compose
+
+POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "launch=inline", "strategy=single", "study=s")
+COMPILED = Numerics("fp32", channels_last=False, compiled=True)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """The batch of each timed step, and True if it is compiled; nothing compiles in these."""
+    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(timed_steps, "NUM_STEPS", 2)
+    found: list[tuple[int, bool]] = []
+    plain = step.train_step
+
+    def seen(job: Job, batch: Any, part: Any, *more: Any) -> Any:
+        compiled = job.compiled
+        if not (compiled and compiled._is_open):
+            found.append((len(part), compiled is not None and len(part) in compiled._sizes))
+        with torch.compiler.set_stance("default" if is_open(job) else "fail_on_recompile"):
+            return plain(job, batch, part, *more)
+
+    def is_open(job: Job) -> bool:
+        return not job.compiled or job.compiled._is_open
+
+    monkeypatch.setattr(step, "train_step", seen)
+    return found
+
+
+def answer(compiled: float) -> Calibration:
+    """Of the study: the compiled steps take so many times the seconds of others."""
+    each = (Timed(Numerics("fp32", False), (0.1,)), Timed(COMPILED, (0.1 * compiled,)))
+    return Calibration(1, (8,), measured_batches=(8,), timed=each)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_compiled", "limit"),
+    [("true", True, None), ("auto", True, 1e5), ("auto", False, None), ("false", False, 1e5)],
+)
+def test_a_probe_times_steps_compiled_as_those_of_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    timed: list[tuple[int, bool]],
+    word: str,
+    is_compiled: bool,
+    limit: float | None,
+) -> None:
+    """Without compiling in them, also for more batches than torch compiles the same code for. Under
+    a limit, where the process of a batch begins with half of it, this process stands in for it.
+    """
+
+    def call(function: Callable[..., float], *arguments: Any, on_poll: object) -> float:
+        return function(*arguments)
+
+    monkeypatch.setattr(fresh_process, "call", call)
+    monkeypatch.setattr(probe_worker, "_limit_mebibytes", lambda _: limit)
+    monkeypatch.setattr(probe_worker, "_next", lambda batch, _: batch + 1)
+    monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 8)
+    words = (*POINT, "precision=fp32", "channels_last=false", f"results_dir={tmp_path}")
+    config = compose(*words, "data.num_train=10", f"compile={word}")
+    config.study_dir.mkdir()
+    calibration_file.write_calibration(
+        calibration_file.path_of(config), answer(0.5 if is_compiled else 2.0)
+    )
+    paths = RunPaths(tmp_path / "probe")
+    paths.folder.mkdir()
+    probe_worker.measure(config, paths, Place())
+    (found,) = (read_json(paths.folder / "probe.json") or {})["workers"]
+    assert found["largest_batch"] == 10
+    half = range(1, 6) if limit else ()
+    assert {*timed} == {
+        *((batch, is_compiled) for batch in range(1, 11)),
+        *((batch, False) for batch in half),
+    }
+
+
+def test_a_gpus_calibration_compiles_for_each_batch_anew(
+    tmp_path: Path, timed: list[tuple[int, bool]]
+) -> None:
+    """With the sizes of last steps, these are nine; torch compiles the same code for eight."""
+    words = (*POINT, "data.num_train=10", "compile=true", "precision=fp32", "channels_last=false")
+    job = worker.set_up(compose(*words), RunPaths(tmp_path), Place())
+    for batch in range(4, 9):
+        assert len(choose_numerics._rounds_of_graph(job, batch, 0.0)) == 2
+    assert {*timed} == {(batch, True) for batch in range(4, 9)}
+
+
+@pytest.mark.parametrize(
+    ("words", "precision", "compiled"),
+    [
+        (("strategy=ddp",), "fp16", False),
+        (("strategy=ddp", "strategy.hook=powersgd"), "fp32", False),
+        (("strategy=allreduce",), "fp16", True),
+    ],
+)
+def test_another_strategy_in_its_place_leaves_the_runs_numerics(
+    tmp_path: Path, words: tuple[str, ...], precision: str, compiled: bool, timed: object
+) -> None:
+    config = compose(*POINT, "launch=torchrun", *words, "compile=auto", f"results_dir={tmp_path}")
+    config.study_dir.mkdir()
+    fastest = Timed(Numerics("fp16", False, compiled=True), (0.1,))
+    found = Calibration(1, (8,), measured_batches=(8,), timed=(fastest,))
+    calibration_file.write_calibration(calibration_file.path_of(config), found)
+    in_place = SingleConfig(name="single")
+    job = worker.set_up(config, RunPaths(tmp_path), Place(), in_place=in_place)
+    assert job.numerics == Numerics(precision, False, compiled)
+    assert (job.compiled is not None) == compiled
+    assert job.config.strategy == in_place
+
+
+@pytest.mark.parametrize(
+    ("words", "graph", "is_cast"),
+    [
+        (("strategy=ddp",), False, False),
+        (("strategy=ddp", "graph=step"), "step", False),
+        (("strategy=horovod", "strategy.buckets=2", "launch=horovodrun"), False, False),
+        (("strategy=allreduce",), "auto", True),
+    ],
+)
+def test_a_probe_has_graphs_and_casts_where_the_run_has_them(
+    tmp_path: Path, words: tuple[str, ...], graph: object, is_cast: bool
+) -> None:
+    """DDP has no graph of its passes, and takes each gradient by itself."""
+    of_run = compose(*POINT, "launch=torchrun", *words)
+    job = worker.set_up(compose(*POINT), RunPaths(tmp_path), Place())
+    cast = HalfWeights(job.model, job.vector)
+    in_probe: Any = of_run.strategy.in_probe
+    job = replace(job, config=replace(of_run, strategy=in_probe), half_weights=cast)
+    found = timed_steps.alone(probe_worker._with_passes_of(of_run, job))
+    assert found.config.graph == graph
+    assert (found.half_weights is cast) == is_cast
+    assert lone.config_of(of_run, 0).graph == graph, "in a calibration, too"
