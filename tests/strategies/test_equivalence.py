@@ -237,6 +237,13 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, (*SYNCHRONOUS_DILOCO, "compression=topk", "compression.density=1")),
         (3, (*SYNCHRONOUS_DILOCO, "strategy.on_loss=continue")),
     ],
+    "sharded": [
+        (1, ()),
+        (2, ()),
+        (2, ("accumulation_steps=2",)),
+        (3, ("strategy.reshard=step", "strategy.wrap=model")),
+        (4, ("strategy.replicas=2",)),
+    ],
 }
 # Local batches of three workers that share a global batch of 24.
 UNEVEN = {
@@ -245,6 +252,7 @@ UNEVEN = {
     "allreduce": (),
     "parameter_server": ("strategy.num_servers=2",),
     "diloco": SYNCHRONOUS_DILOCO,
+    "sharded": (),
 }
 
 

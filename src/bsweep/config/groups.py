@@ -81,6 +81,17 @@ class ModelConfig(Card):
     rounds them to half precision. So they may be rounded before.
     """
 
+    block_names: ClassVar[tuple[str, ...]] = ()
+    """The value of `names_of_blocks` for models that always have the same."""
+
+    @property
+    def names_of_blocks(self) -> tuple[str, ...]:
+        """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
+        for any characters between two dots. If empty, `bsweep.models.blocks` chooses blocks by
+        their size.
+        """
+        return self.block_names
+
     def resolved(self) -> Self:
         """Return this card with the hash of its file of pretrained weights, if it names one.
 

@@ -13,6 +13,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
+from bsweep.config.splitting import ShardedConfig
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -467,6 +468,7 @@ AnyStrategy = Annotated[
     | ParameterServerConfig
     | LocalSGDConfig
     | DiLoCoConfig
+    | ShardedConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

@@ -87,6 +87,11 @@ class Flat:
     def num_bytes(self) -> int:
         return self.gradients.numel() * self.gradients.element_size()
 
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the whole model or shard."""
+        return self.parameters.numel()
+
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Divide the vector into `count` parts whose sizes differ by at most one.
 

@@ -19,7 +19,7 @@ from bsweep.config.strategies import Transport
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.clock import Mark, mark, seconds_between
-from bsweep.numerics.vector import Flat
+from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Event, Round, Traffic
@@ -146,6 +146,9 @@ class Strategy(ABC):
     It is the same on all workers. The run is saved then, and may be resumed.
     """
 
+    passes_together = False
+    """True if workers exchange in every forward pass, so that all must make equally many."""
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 
@@ -187,6 +190,21 @@ class Strategy(ABC):
             A tensor of the same shape, type and device.
         """
         return torch.zeros_like(parameters)
+
+    def vector(self, model: nn.Module) -> Flat:
+        """Return the vector of the parameters that this worker holds, whose tensors are the
+        model's from now on.
+
+        By default these are all parameters. A strategy that splits the model divides it first. All
+        workers call it together, before `prepare`.
+
+        Args:
+            model: The model, with the same initial values on all workers.
+
+        Returns:
+            The vector of the parameters and their gradients.
+        """
+        return Vector(model, self.new_gradients)
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:

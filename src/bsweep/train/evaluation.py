@@ -147,8 +147,16 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    # With some strategies workers exchange in every forward pass, so all make equally many.
+    longest = -(-len(part) // len(members)) if job.strategy.passes_together else len(mine)
+    num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     job.model.eval()
-    with memory.unlimited(), torch.inference_mode():  # the memory limit is for training steps only
+    # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
+    no_gradients = torch.no_grad if job.strategy.passes_together else torch.inference_mode
+    with memory.unlimited(), no_gradients():  # the memory limit is for training steps only
+        for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
+            with job.autocast():
+                job.model(job.inputs.of(examples))
         for examples, labels in part.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():

@@ -41,7 +41,8 @@ def train(job: Job, cursor: Cursor | None) -> None:
     ):
         job.record(train_epoch(job, cursor, keeper))
         _record_rounds(job)  # Workers may have been lost during the evaluation.
-        if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
+        own = job.vector.parameters.sum().double().view(1)  # a worker may hold a part of them only
+        if not math.isfinite(job.sums(own)[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += keeper.after_epoch(cursor)
