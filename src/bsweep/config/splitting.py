@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.point import Point
@@ -36,6 +37,9 @@ class SplitConfig(StrategyConfig):
         ),
     )
 
+    def data_parallel_size(self, num_workers: int) -> int:
+        return self.replicas
+
     def num_parts(self, num_workers: int) -> int:
         """Return the number of workers over which each replica of the model is split.
 
@@ -49,8 +53,6 @@ class SplitConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        from bsweep.config.strategies import AllReduceConfig  # it imports this module
-
         return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -76,6 +78,12 @@ class ShardedConfig(SplitConfig):
     reduce: Literal["fp32", "bf16"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
+
+    def data_parallel_size(self, num_workers: int) -> int:
+        """Return the number of workers: each takes a part of every batch, and computes with the
+        whole parameters, which it gathers.
+        """
+        return num_workers
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

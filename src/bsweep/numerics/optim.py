@@ -139,7 +139,7 @@ def _by_rule(config: RunConfig, rate_batch: float) -> float:
         o.lr_rule,
         reference_batch=o.reference_batch,
         rate_batch=rate_batch,
-        num_workers=config.num_workers,
+        num_workers=config.data_parallel_size,
     )
 
 

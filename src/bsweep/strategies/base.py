@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bsweep.config.allreduce import Transport
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import Transport
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.clock import Mark, mark, seconds_between
@@ -146,6 +146,11 @@ class Strategy(ABC):
     It is the same on all workers. The run is saved then, and may be resumed.
     """
 
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The indices of the shares of all workers that the run has not lost."""
+        return self.members
+
     passes_together = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
@@ -172,6 +177,12 @@ class Strategy(ABC):
         self.meter = Meter()
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
+        self.replica = place.rank
+        """The index of this worker's share of each batch. Workers that hold parts of one replica of
+        a model have the same.
+        """
+        self.counts = True
+        """True if this worker's sums of losses count. One worker of each replica has it."""
         self.members = tuple(range(place.num_workers))
         """The ranks of all workers that the run has not lost."""
 

@@ -142,13 +142,14 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
     part, as a float64 tensor (3,).
     """
-    dataset, members = job.dataset, job.strategy.members
-    mine = plan.even_part(torch.arange(len(part)), members.index(job.place.rank), len(members))
+    dataset, replicas = job.dataset, job.strategy.replicas
+    share = replicas.index(job.strategy.replica), len(replicas)
+    mine = plan.even_part(torch.arange(len(part)), *share)
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(part) // len(members)) if job.strategy.passes_together else len(mine)
+    longest = -(-len(part) // len(replicas)) if job.strategy.passes_together else len(mine)
     num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
@@ -163,7 +164,7 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
                 outputs = job.model(job.inputs.of(examples))
             totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
-    return totals
+    return totals if job.strategy.counts else torch.zeros_like(totals)
 
 
 # The most images or tokens in one forward pass, unless a single example has more tokens; they bound

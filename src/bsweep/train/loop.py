@@ -179,9 +179,9 @@ def _train_steps(
         The sum of losses, the number of correct answers and the number of labels of this worker's
         part, as a float64 tensor (3,) on the device.
     """
-    strategy, own = job.strategy, shares[job.place.rank]
-    parts = plan.local_steps(batch, job.place.rank, shares)
-    coming_parts = [*parts, *plan.local_steps(coming, job.place.rank, shares)]
+    strategy, own = job.strategy, shares[job.strategy.replica]
+    parts = plan.local_steps(batch, strategy.replica, shares)
+    coming_parts = [*parts, *plan.local_steps(coming, strategy.replica, shares)]
     sums = torch.zeros_like(cursor.totals)
     cursor.global_batch = plan.global_batch(shares)
     if isinstance(strategy, Rounds):
@@ -284,7 +284,7 @@ def _log_step(
 ) -> None:
     # Workers that do not step together must not wait for one another here. So this worker's sums,
     # scaled to the size of the whole round, stand for all.
-    strategy, own = job.strategy, shares[job.place.rank].num_examples
+    strategy, own = job.strategy, shares[job.strategy.replica].num_examples
     others = plan.round_size(shares) / own
     loss, _, labels = (
         job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()

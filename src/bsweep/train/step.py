@@ -106,7 +106,9 @@ def compute_passes(
                 score = job.objective.score(loss, outputs, targets)
                 totals = score if totals is None else totals + score
         job.vector.collect_gradients()
-    return torch.zeros(3, dtype=torch.float64, device=job.device) if totals is None else totals
+    if totals is None or not job.strategy.counts:
+        return torch.zeros(3, dtype=torch.float64, device=job.device)
+    return totals
 
 
 def _outputs(job: Job, model: nn.Module | Compiled, inputs: Tensor) -> Any:
