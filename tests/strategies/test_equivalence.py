@@ -242,7 +242,9 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ()),
         (2, ("accumulation_steps=2",)),
         (3, ("strategy.reshard=step", "strategy.wrap=model")),
-        (4, ("strategy.replicas=2",)),
+        (4, ("strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
+        (2, ("optimizer=lamb", "optimizer.lr=0.01")),
+        (2, ("optimizer=lars",)),
     ],
 }
 # Local batches of three workers that share a global batch of 24.
@@ -269,7 +271,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
     assert expected["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(
@@ -281,7 +283,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
 def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
     workers = trained(3, f"strategy={strategy}", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
     assert expected["moved"] > 0.01
     assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, (
         "its part, of a tail too"
@@ -305,7 +307,7 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
     workers = trained(2, f"strategy={strategy}", *overrides, *more)
-    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer")))
     for worker in workers:
         torch.testing.assert_close(
             worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11

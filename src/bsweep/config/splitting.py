@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from bsweep.config.allreduce import AllReduceConfig
@@ -78,6 +78,7 @@ class ShardedConfig(SplitConfig):
     reduce: Literal["fp32", "bf16"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, loads_any_parts=True)
 
     def data_parallel_size(self, num_workers: int) -> int:
         """Return the number of workers: each takes a part of every batch, and computes with the

@@ -41,19 +41,21 @@ class ShardedVector(Flat):
         self._parts: dict[nn.Parameter, Tensor] = {}  # of the gradients
         for part, (_, one) in zip(self.slices, every, strict=True):
             move_fsdp_parameter(one, self.parameters[part.start : part.stop])
-            self._parts[one.sharded_param] = self._view(self.gradients, part)
+            self._parts[one.sharded_param] = _view(self.gradients[part.start :], part.shape)
             one.sharded_param.grad = self.whole(self.gradients, part)
 
     @property
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)
 
-    def whole(self, flat: Tensor, part: Slice) -> DTensor:
+    def whole(self, flat: Tensor, part: Slice, start: int = 0) -> DTensor:
         """Return the tensor of one slice as a DTensor, whose part on this worker is a view.
 
         Args:
-            flat: A tensor as long as `parameters`, such as a state of the optimizer.
+            flat: A tensor with an element for each of `parameters` from `start` on, such as a state
+                of the optimizer.
             part: One of `slices`.
+            start: The index in `parameters` of the first element of `flat`.
 
         Returns:
             A DTensor with the shape of the whole parameter.
@@ -61,7 +63,7 @@ class ShardedVector(Flat):
         like = self.tensors[self.slices.index(part)]
         assert isinstance(like, DTensor)
         return DTensor.from_local(
-            self._view(flat, part),
+            _view(flat[part.start - start :], part.shape),
             like.device_mesh,
             like.placements,
             run_check=False,
@@ -93,5 +95,6 @@ class ShardedVector(Flat):
         if views:
             private("copy_each")(views, gradients)
 
-    def _view(self, flat: Tensor, part: Slice) -> Tensor:
-        return flat[part.start : part.start + math.prod(part.shape)].view(part.shape)
+
+def _view(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return flat[: math.prod(shape)].view(shape)

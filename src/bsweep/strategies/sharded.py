@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
@@ -28,9 +29,11 @@ from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.sharded_vector import ShardedVector
 from bsweep.numerics.vector import Flat
+from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
+from bsweep.strategies import parts
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.process_group import TorchStrategy
@@ -38,6 +41,7 @@ from bsweep.strategies.process_group import TorchStrategy
 
 class Sharded(TorchStrategy, InBackward):
     passes_together = True
+    saves_model = True
 
     def __init__(
         self, config: RunConfig, strategy: ShardedConfig, place: Place, paths: RunPaths
@@ -74,6 +78,7 @@ class Sharded(TorchStrategy, InBackward):
         return ShardedVector(model)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        assert isinstance(vector, ShardedVector)
         self._vector, self._optimizer = vector, optimizer
 
     def before_last_pass(self) -> None:
@@ -87,6 +92,18 @@ class Sharded(TorchStrategy, InBackward):
 
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        with worker_lost():
+            return get_model_state_dict(model, options=whole)
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
+        return parts.save(self._vector, self._optimizer, checkpoint.folder, self.workers)
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        parts.load(self._vector, self._optimizer, checkpoint.folder, self.workers)
+        return True
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()
