@@ -364,6 +364,21 @@ def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
     assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
 
 
+@pytest.mark.parametrize(("reshard", "num_gathers"), [("forward", 2), ("step", 1)])
+def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: int) -> None:
+    more = (f"strategy.reshard={reshard}", "accumulation_steps=2")
+    first, _ = trained(2, "strategy=sharded", "global_batch=24", *more)
+    for epoch in first["epochs"]:
+        mine, other = epoch["worker_memory"]
+        assert mine["parameter_bytes"] == other["parameter_bytes"] == mine["gradient_bytes"]
+        assert mine["optimizer_bytes"] == mine["parameter_bytes"], "the momentum of its parts"
+        # Gloo sums by an all-reduce for each worker.
+        expected = (num_gathers + 2) * mine["parameter_bytes"]
+        assert epoch["sent_bytes"] == 2 * epoch["num_steps"] * expected
+    whole = 8 * len(first["parameters"])
+    assert whole <= 2 * mine["parameter_bytes"] < 1.1 * whole, "with padding"
+
+
 def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:
     first, second = trained(2, "strategy=local_sgd", "strategy.sync_every=3", "global_batch=24")
     assert torch.equal(first["parameters"], second["parameters"])

@@ -187,7 +187,7 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in record.items()
-            if not key.endswith(_MEASURED) and key not in ("time", "servers")
+            if not key.endswith(_MEASURED) and key not in ("time", "servers", "worker_memory")
         }
         for record in records
     ]

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
-from bsweep.numerics.vector import Flat, Slice
+from bsweep.numerics.vector import Flat, Slice, Vector
 
 
-class ShardedVector(Flat):
+class ShardedVector(Vector):
     """This worker's parts of a model's parameters and of their gradients, as two flat tensors.
 
     The model is one that `torch.distributed.fsdp.fully_shard` has split. FSDP2 divides each
@@ -36,7 +36,7 @@ class ShardedVector(Flat):
             slices.append(Slice(name, start, start + size, shape, is_matrix, index))
             start += size
         self.tensors = tuple(one.sharded_param for _, one in every)
-        super().__init__(slices, self.tensors[0].dtype, self.tensors[0].device)
+        Flat.__init__(self, slices, self.tensors[0].dtype, self.tensors[0].device)
         self.gradients.zero_()
         self._parts: dict[nn.Parameter, Tensor] = {}  # of the gradients
         for part, (_, one) in zip(self.slices, every, strict=True):

@@ -207,7 +207,7 @@ class Strategy(ABC):
         """
         return torch.zeros_like(parameters)
 
-    def vector(self, model: nn.Module) -> Flat:
+    def vector(self, model: nn.Module) -> Vector:
         """Return the vector of the parameters that this worker holds, whose tensors are the
         model's from now on.
 

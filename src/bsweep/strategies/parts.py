@@ -11,7 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.optim import Optimizer
 
 from bsweep.core.regular_files import sha256_of
@@ -39,10 +41,8 @@ def save(
         OSError: If a file cannot be written.
     """
     with worker_lost():
-        dcp.save(
-            _named(vector, optimizer),
-            storage_writer=dcp.FileSystemWriter(folder),
-            process_group=group,
+        save_parts(
+            _named(vector, optimizer), storage_writer=FileSystemWriter(folder), process_group=group
         )
     rank = dist.get_rank(group)
     names = [path.name for path in folder.glob(f"__{rank}_*.distcp")]
@@ -66,7 +66,7 @@ def load(
         optimizer.step()
     named = _named(vector, optimizer)
     with worker_lost():
-        dcp.load(named, storage_reader=dcp.FileSystemReader(folder), process_group=group)
+        load_parts(named, storage_reader=FileSystemReader(folder), process_group=group)
     for number, parameter in enumerate(_parameters(optimizer)):
         for key, value in optimizer.state[parameter].items():
             if not isinstance(value, Tensor):  # torch has put the loaded one into `named`
@@ -88,7 +88,7 @@ def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:
             if id(parameter) in slices and isinstance(value, Tensor):
                 named[f"optimizer.{key}.{slices[id(parameter)].name}"] = value
             elif isinstance(value, Tensor) and value.shape == parameter.shape:
-                start = parameter.storage_offset()
+                start = int(parameter.storage_offset())
                 for part in vector.slices:
                     if start <= part.start < start + len(parameter):
                         whole = vector.whole(value, part, start)

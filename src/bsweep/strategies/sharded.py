@@ -13,6 +13,7 @@ is not measured.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -79,30 +80,51 @@ class Sharded(TorchStrategy, InBackward):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         assert isinstance(vector, ShardedVector)
-        self._vector, self._optimizer = vector, optimizer
+        self._num_passes = 0  # of the step so far
+        self._parts, self._optimizer = vector, optimizer
 
     def before_last_pass(self) -> None:
         """Do nothing: each pass sums its gradients, so that no worker ever holds a whole one."""
 
     def passes(self) -> AbstractContextManager[None]:
+        self._num_passes += 1
         return exchange_lost()
 
     def step(self) -> None:
+        num_bytes = self._num_passes * self._bytes_of_pass()
+        self.meter.sent_bytes += num_bytes
+        self.meter.received_bytes += num_bytes
+        self._num_passes = 0
         self._optimizer.step()
 
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
+        self._num_passes = 0
+
+    def _bytes_of_pass(self) -> int:
+        """Return the bytes that a worker sends in one pass, if all collectives are rings.
+
+        Gloo sums and scatters gradients by an all-reduce for each worker, which sends twice as much
+        as NCCL's reduce-scatter.
+        """
+        gradients, parameters = self._parts.gradients, self._parts.parameters.nbytes
+        num_gathers = 1 + (self._config.reshard == "forward")  # before the backward pass again
+        element_bytes = 2 if self._config.reduce == "bf16" else gradients.element_size()
+        summed = gradients.numel() * element_bytes
+        within = num_gathers * parameters + (1 + (not gradients.is_cuda)) * summed
+        replicas = self._config.replicas
+        return (self._num_parts - 1) * within + 2 * (replicas - 1) * summed // replicas
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         with worker_lost():
-            return get_model_state_dict(model, options=whole)
+            return cast("dict[str, Tensor]", get_model_state_dict(model, options=whole))
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
-        return parts.save(self._vector, self._optimizer, checkpoint.folder, self.workers)
+        return parts.save(self._parts, self._optimizer, checkpoint.folder, self.workers)
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        parts.load(self._vector, self._optimizer, checkpoint.folder, self.workers)
+        parts.load(self._parts, self._optimizer, checkpoint.folder, self.workers)
         return True
 
     def traffic(self) -> Traffic:
