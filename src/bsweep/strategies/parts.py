@@ -67,10 +67,13 @@ def load(
     named = _named(vector, optimizer)
     with worker_lost():
         load_parts(named, storage_reader=FileSystemReader(folder), process_group=group)
+    # torch loads tensors in place, and puts loaded numbers into `named`.
     for number, parameter in enumerate(_parameters(optimizer)):
         for key, value in optimizer.state[parameter].items():
-            if not isinstance(value, Tensor):  # torch has put the loaded one into `named`
+            if not isinstance(value, Tensor):
                 optimizer.state[parameter][key] = named[f"optimizer.{key}.{number}"]
+    for number, group in enumerate(optimizer.param_groups):
+        group.update({key: named[f"group.{number}.{key}"] for key in _numbers(group)})
 
 
 def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:
@@ -95,7 +98,14 @@ def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:
                         named[f"optimizer.{key}.{part.name}"] = whole
             else:
                 named[f"optimizer.{key}.{number}"] = value
+    for number, group in enumerate(optimizer.param_groups):
+        named |= {f"group.{number}.{key}": group[key] for key in _numbers(group)}
     return named
+
+
+def _numbers(group: dict[str, Any]) -> list[str]:
+    """Return the keys of a parameter group that hold numbers, such as LAMB's count of steps."""
+    return [key for key, value in group.items() if isinstance(value, (int, float, Tensor))]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
