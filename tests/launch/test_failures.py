@@ -376,7 +376,7 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
 def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(
     error: RuntimeError, is_lost: bool
 ) -> None:
-    with pytest.raises(WorkerLost if is_lost else type(error)), ddp._exchange_lost():
+    with pytest.raises(WorkerLost if is_lost else type(error)), ddp.exchange_lost():
         raise error
 
 

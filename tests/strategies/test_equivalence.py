@@ -237,6 +237,15 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, (*SYNCHRONOUS_DILOCO, "compression=topk", "compression.density=1")),
         (3, (*SYNCHRONOUS_DILOCO, "strategy.on_loss=continue")),
     ],
+    "sharded": [
+        (1, ()),
+        (2, ()),
+        (2, ("accumulation_steps=2",)),
+        (3, ("strategy.reshard=step", "strategy.wrap=model")),
+        (4, ("strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
+        (2, ("optimizer=lamb", "optimizer.lr=0.01")),
+        (2, ("optimizer=lars",)),
+    ],
 }
 # Local batches of three workers that share a global batch of 24.
 UNEVEN = {
@@ -245,6 +254,7 @@ UNEVEN = {
     "allreduce": (),
     "parameter_server": ("strategy.num_servers=2",),
     "diloco": SYNCHRONOUS_DILOCO,
+    "sharded": (),
 }
 
 
@@ -261,7 +271,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
     assert expected["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(
@@ -273,7 +283,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
 def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
     workers = trained(3, f"strategy={strategy}", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
     assert expected["moved"] > 0.01
     assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, (
         "its part, of a tail too"
@@ -297,7 +307,7 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
     workers = trained(2, f"strategy={strategy}", *overrides, *more)
-    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer.")))
+    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer")))
     for worker in workers:
         torch.testing.assert_close(
             worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
@@ -352,6 +362,21 @@ def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
             assert epoch["exchange_seconds"] > 0
             assert epoch["exchange_steps"] == 2 * epoch["num_steps"]
     assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
+
+
+@pytest.mark.parametrize(("reshard", "num_gathers"), [("forward", 2), ("step", 1)])
+def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: int) -> None:
+    more = (f"strategy.reshard={reshard}", "accumulation_steps=2")
+    first, _ = trained(2, "strategy=sharded", "global_batch=24", *more)
+    for epoch in first["epochs"]:
+        mine, other = epoch["worker_memory"]
+        assert mine["parameter_bytes"] == other["parameter_bytes"] == mine["gradient_bytes"]
+        assert mine["optimizer_bytes"] == mine["parameter_bytes"], "the momentum of its parts"
+        # Gloo sums by an all-reduce for each worker.
+        expected = (num_gathers + 2) * mine["parameter_bytes"]
+        assert epoch["sent_bytes"] == 2 * epoch["num_steps"] * expected
+    whole = 8 * len(first["parameters"])
+    assert whole <= 2 * mine["parameter_bytes"] < 1.1 * whole, "with padding"
 
 
 def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bsweep import batching, data, strategies
@@ -35,9 +36,10 @@ from bsweep.runlog.checkpoint_files import checkpoints, cut_records
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.train import graph_capture, step, worker
+from bsweep.train import graph_capture, loop, step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job, memory_format
 from tests.support import policies
 from tests.support.running import meeting_at
@@ -48,7 +50,7 @@ _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     batching.build,
     warm_up_module.make_steps,
 )
-_PLAIN_SCALED = Job.scaled
+_PLAIN_SCALED, _PLAIN_LOOP = Job.scaled, loop.train
 _PLAIN_NO_GRAPH, _PLAIN_CAPTURE = graph_capture.no_graph, graphs.capture
 _PLAIN_CAPTURABLE = optim.capturable
 
@@ -121,13 +123,20 @@ def run(
         strategies.serve(config, place, RunPaths(folder))
         return None
     torch.manual_seed(config.seed)
+    trained: list[torch.Tensor] = []  # parameters, gathered while all workers are there
+
+    def spying_train(job: Job, cursor: Cursor | None) -> None:
+        _PLAIN_LOOP(job, cursor)
+        trained.append(_flat(job.vector))
+
+    loop.train = spying_train
     job = worker.train(config, RunPaths(folder), place)
     num_vectors = _num_vectors(job.vector)
     records = _whole_record(RunPaths(folder))
     return {
-        "parameters": _flat(job.vector),
+        "parameters": trained[0],
         "seen": seen,
-        "moved": _moved(job),
+        "moved": _moved(job, trained[0]),
         "num_vectors": num_vectors,
         "start": next(record for record in records if record["type"] == "start"),
         "epochs": [record for record in records if record["type"] == "epoch"],
@@ -237,7 +246,7 @@ def _count_early_sends() -> list[int]:
     return counts
 
 
-def _moved(job: Job) -> float:
+def _moved(job: Job, trained: torch.Tensor) -> float:
     """How far the weights are from where they began."""
     from bsweep import models
 
@@ -245,8 +254,8 @@ def _moved(job: Job) -> float:
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
     layout = memory_format(job.numerics.channels_last)
-    initial = Vector(model.double().to(memory_format=layout)).parameters  # type: ignore[call-overload]
-    return float((job.vector.parameters.cpu().double() - initial).abs().max())
+    initial = Vector(model.double().to(memory_format=layout))  # type: ignore[call-overload]
+    return float((trained.double() - _flat(initial)).abs().max())
 
 
 def _num_vectors(vector: Vector) -> int:
@@ -264,7 +273,8 @@ def _num_vectors(vector: Vector) -> int:
 
 def _flat(vector: Vector) -> torch.Tensor:
     """All parameters in the order of their indices, whatever their strides."""
-    return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in vector.tensors])
+    whole = [t.full_tensor() if isinstance(t, DTensor) else t for t in vector.tensors]
+    return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in whole])
 
 
 if __name__ == "__main__":

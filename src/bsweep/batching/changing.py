@@ -42,7 +42,7 @@ class Changing(Policy, Generic[Card]):
         card: Any = config.batching
         self.card: Card = card
         if card.max_local_batch is not None:
-            self.pass_batches = (card.max_local_batch,) * config.num_workers
+            self.pass_batches = (card.max_local_batch,) * config.data_parallel_size
         self.configured = config.examples_per_step
         self.global_batch = self.configured
 

@@ -81,6 +81,17 @@ class ModelConfig(Card):
     rounds them to half precision. So they may be rounded before.
     """
 
+    block_names: ClassVar[tuple[str, ...]] = ()
+    """The value of `names_of_blocks` for models that always have the same."""
+
+    @property
+    def names_of_blocks(self) -> tuple[str, ...]:
+        """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
+        for any characters between two dots. If empty, `bsweep.models.blocks` chooses blocks by
+        their size.
+        """
+        return self.block_names
+
     def resolved(self) -> Self:
         """Return this card with the hash of its file of pretrained weights, if it names one.
 
@@ -265,6 +276,19 @@ class StrategyConfig(Card):
         """
         return 0
 
+    def data_parallel_size(self, num_workers: int) -> int:
+        """Return the number of workers, or of groups of workers, that each take a part of every
+        batch. It is less than the number of workers if workers of one group compute the same
+        examples together, each with its part of a model.
+
+        Args:
+            num_workers: The number of workers.
+
+        Returns:
+            The number of parts of a batch.
+        """
+        return num_workers
+
     @property
     def in_probe(self) -> StrategyConfig:
         """The card of the strategy that a probe (a short measurement) runs to measure this
@@ -432,10 +456,12 @@ class AllocationConfig(Card):
             ("local_batches", self.local_batches),
             ("local_steps", self.local_steps),
         ):
-            if values is not None and len(values) != point.num_workers:
+            size = point.data_parallel_size
+            if values is not None and len(values) != size:
+                whose = "worker" if size == point.num_workers else "replica of the split model"
                 yield (
                     f"allocation.{key}={show(values)} has {len(values)} numbers for "
-                    f"num_workers={point.num_workers}: give one for each worker."
+                    f"num_workers={point.num_workers}: give one for each {whose}."
                 )
         if not point.strategy.can.takes_local_steps and (
             self.shares_steps or self.local_steps is not None
@@ -454,7 +480,7 @@ class AllocationConfig(Card):
             yield from self._batch_problems(point, point.global_batch)
 
     def _batch_problems(self, point: Point, global_batch: int) -> Iterator[str]:
-        passes, workers = point.accumulation_steps, point.num_workers
+        passes, workers = point.accumulation_steps, point.data_parallel_size
         if self.local_batches is not None:
             if point.examples_per_step != global_batch:
                 yield (

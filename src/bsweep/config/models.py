@@ -35,6 +35,7 @@ class ResNet18Config(ModelConfig):
     stem: Literal["imagenet", "cifar"]
 
     builds: ClassVar[str] = "bsweep.models.resnet18:build"
+    block_names: ClassVar[tuple[str, ...]] = ("layer*",)
     has_batchnorm: ClassVar[bool] = True
     casts_images_first: ClassVar[bool] = True
 
@@ -45,6 +46,7 @@ class VGG16Config(ModelConfig):
     dropout: Fraction
 
     builds: ClassVar[str] = "bsweep.models.vgg16:build"
+    block_names: ClassVar[tuple[str, ...]] = ("features", "classifier.*")
     casts_images_first: ClassVar[bool] = True
 
 
@@ -72,6 +74,7 @@ class LlamaConfig(ModelConfig):
     vocabulary_size: Count | None
 
     builds: ClassVar[str] = "bsweep.models.llama:build"
+    block_names: ClassVar[tuple[str, ...]] = ("blocks.*",)
     learns_from: ClassVar[Kind] = "text"
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -162,11 +165,17 @@ class TorchvisionModelConfig(LibraryConfig):
 @dataclass(frozen=True, kw_only=True)
 class OwnModelConfig(Own, ModelConfig):
     name: Literal["own"]
+    blocks: tuple[str, ...]
 
+    added_later: ClassVar[Mapping[str, object]] = {"blocks": ()}
     builds: ClassVar[str] = "bsweep.models.own:build"
     takes: ClassVar[tuple[str, ...]] = ("num_classes", "shape")
     learns_from: ClassVar[Kind | None] = None
     has_batchnorm: ClassVar[bool | None] = None
+
+    @property
+    def names_of_blocks(self) -> tuple[str, ...]:
+        return self.blocks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,10 @@ class RunConfig(Schema):
 
     @property
     def local_batches(self) -> tuple[int, ...]:
-        """Return each worker's configured number of examples in one forward pass."""
-        return self.allocation.local_batches or (self.examples_per_pass,) * self.num_workers
+        """Return each worker's configured number of examples in one forward pass. Workers that hold
+        parts of one replica of a model count as one.
+        """
+        return self.allocation.local_batches or (self.examples_per_pass,) * self.data_parallel_size
 
     @property
     def worker_batches(self) -> tuple[int, ...]:
@@ -109,7 +111,15 @@ class RunConfig(Schema):
     @property
     def local_steps(self) -> tuple[int, ...]:
         """Return the configured number of optimizer steps that each worker makes in a round."""
-        return self.allocation.local_steps or (self.strategy.local_steps,) * self.num_workers
+        one = self.strategy.local_steps
+        return self.allocation.local_steps or (one,) * self.data_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return the number of workers, or of groups of workers with one replica of a split model
+        each, among which a batch is divided.
+        """
+        return self.strategy.data_parallel_size(self.num_workers)
 
     @property
     def num_shards(self) -> int:
@@ -130,9 +140,8 @@ class RunConfig(Schema):
         """
         if self.allocation.local_batches:
             return sum(self.worker_batches)
-        return (
-            self.global_batch or self.examples_per_pass * self.num_workers * self.accumulation_steps
-        )
+        passes = self.data_parallel_size * self.accumulation_steps
+        return self.global_batch or self.examples_per_pass * passes
 
     @property
     def target(self) -> Target | None:
@@ -170,7 +179,7 @@ class RunConfig(Schema):
         it.
         """
         return self.local_batch or (self.global_batch or 0) // (
-            self.num_workers * self.accumulation_steps
+            self.data_parallel_size * self.accumulation_steps
         )
 
     def resolved(self) -> RunConfig:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config.allreduce import Algorithm, AllReduceConfig, Transport
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
+from bsweep.config.splitting import ShardedConfig
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -26,9 +28,6 @@ from bsweep.config.values import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Algorithm = Literal["ring", "tree", "halving_doubling", "native"]
-Transport = Literal["network", "shared_memory"]
 
 CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
 GPU_CYCLE_MS = 0.1
@@ -208,45 +207,6 @@ class DDPConfig(StrategyConfig):
                 "launch.slowdown with strategy=ddp: this strategy exchanges gradients within the "
                 "backward pass, so that a slowdown cannot stretch the computation alone. Use "
                 "strategy=allreduce."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduceConfig(StrategyConfig):
-    name: Literal["allreduce"]
-    algorithm: Algorithm
-    transport: Transport | Literal["auto"] = "auto"
-
-    builds: ClassVar[str] = "bsweep.strategies.allreduce:AllReduce"
-    kind_can: ClassVar[Capabilities] = Capabilities(
-        launchers=("torchrun",), takes_codecs=True, replicates=True
-    )
-    added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
-
-    @property
-    def can(self) -> Capabilities:
-        return replace(self.kind_can, step_in_graph=self.algorithm == "native")
-
-    def why_not_shared(self, point: Point) -> str:
-        """Return the setting of a point that rules out the exchange of gradients through shared
-        memory, with the remedy; an empty text if no setting does.
-        """
-        if self.algorithm != "native":
-            return (
-                f"strategy.algorithm={self.algorithm} sends messages: use strategy.algorithm=native"
-            )
-        if point.compression.builds:
-            return (
-                f"compression={point.compression.name} needs messages that are sent: use "
-                "compression=none"
-            )
-        return ""
-
-    def problems(self, point: Point) -> Iterator[str]:
-        yield from super().problems(point)
-        if self.transport == "shared_memory" and (reason := self.why_not_shared(point)):
-            yield (
-                f"strategy.transport=shared_memory, but {reason}, or leave strategy.transport out."
             )
 
 
@@ -467,6 +427,7 @@ AnyStrategy = Annotated[
     | ParameterServerConfig
     | LocalSGDConfig
     | DiLoCoConfig
+    | ShardedConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

@@ -13,7 +13,9 @@ other workers.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -81,6 +83,55 @@ def initial(
                 None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
     return model
+
+
+def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model, in the order of its modules: the parts that a strategy which
+    splits the model handles one at a time.
+
+    They are those that the card names. If it names none, they are the outermost modules that have
+    at most a quarter of the model's parameters each, and modules without further modules in them.
+
+    Args:
+        card: The card of the model.
+        model: The model.
+
+    Raises:
+        ConfigError: If the model has no module of a name that the card gives.
+    """
+    if not card.names_of_blocks:
+        return list(_small_enough(model, _num_parameters(model) / 4))
+    found = {
+        pattern: [module for name, module in model.named_modules() if _matches(name, pattern)]
+        for pattern in card.names_of_blocks
+    }
+    for pattern, modules in found.items():
+        if not modules:
+            outermost = ", ".join(name for name, _ in model.named_children())
+            raise ConfigError(
+                f"model.blocks has {pattern}, but no module of the model has such a name: use "
+                f"names of its modules, with * for a part of a name, such as those of {outermost}."
+            )
+    chosen = {id(module) for modules in found.values() for module in modules}
+    return [module for module in model.modules() if id(module) in chosen]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+
+
+def _small_enough(model: nn.Module, most: float) -> Iterator[nn.Module]:
+    for module in model.children():
+        if num := _num_parameters(module):
+            if num <= most or not list(module.children()):
+                yield module
+            else:
+                yield from _small_enough(module, most)
+
+
+def _num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:

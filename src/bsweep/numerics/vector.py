@@ -40,6 +40,14 @@ class Slice:
         return self.stop - self.start
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds: the whole tensor, unless it is a DTensor
+    of torch, whose parts lie on several workers.
+    """
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
 GRADIENT_PLACE = "gradient_place"
 """The name of the attribute in which a parameter tensor holds its part of the gradient vector.
 
@@ -86,6 +94,11 @@ class Flat:
     @property
     def num_bytes(self) -> int:
         return self.gradients.numel() * self.gradients.element_size()
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the whole model or shard."""
+        return self.parameters.numel()
 
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Divide the vector into `count` parts whose sizes differ by at most one.

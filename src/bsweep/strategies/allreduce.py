@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import AllReduceConfig
 from bsweep.core.ranks import Place
 from bsweep.core.torch_private import private
 from bsweep.numerics.vector import Flat

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bsweep.config.allreduce import Transport
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import Transport
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.clock import Mark, mark, seconds_between
-from bsweep.numerics.vector import Flat
+from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Event, Round, Traffic
@@ -146,6 +146,19 @@ class Strategy(ABC):
     It is the same on all workers. The run is saved then, and may be resumed.
     """
 
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The indices of the shares of all workers that the run has not lost."""
+        return self.members
+
+    passes_together = False
+    """True if workers exchange in every forward pass, so that all must make equally many."""
+
+    saves_model = False
+    """True if `save_elsewhere` and `load_elsewhere` save and restore the parameters and the
+    optimizer's state, because no worker holds all of them.
+    """
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 
@@ -169,6 +182,12 @@ class Strategy(ABC):
         self.meter = Meter()
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
+        self.replica = place.rank
+        """The index of this worker's share of each batch. Workers that hold parts of one replica of
+        a model have the same.
+        """
+        self.counts = True
+        """True if this worker's sums of losses count. One worker of each replica has it."""
         self.members = tuple(range(place.num_workers))
         """The ranks of all workers that the run has not lost."""
 
@@ -187,6 +206,21 @@ class Strategy(ABC):
             A tensor of the same shape, type and device.
         """
         return torch.zeros_like(parameters)
+
+    def vector(self, model: nn.Module) -> Vector:
+        """Return the vector of the parameters that this worker holds, whose tensors are the
+        model's from now on.
+
+        By default these are all parameters. A strategy that splits the model divides it first. All
+        workers call it together, before `prepare`.
+
+        Args:
+            model: The model, with the same initial values on all workers.
+
+        Returns:
+            The vector of the parameters and their gradients.
+        """
+        return Vector(model, self.new_gradients)
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -388,6 +422,18 @@ class Strategy(ABC):
             state: The values of this worker from a checkpoint, by name.
         """
         self.meter = Meter(**state["meter"])
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the whole model's parameters and buffers by name. All workers call it together,
+        after training.
+
+        Args:
+            model: This worker's model, or the part of it that it holds.
+
+        Returns:
+            The tensors; those of the lowest rank that still takes part count.
+        """
+        return dict(model.state_dict())
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Make helpers of the workers, such as parameter servers, save their state in a checkpoint.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bsweep.config.strategies import Algorithm
+from bsweep.config.allreduce import Algorithm
 
 
 class Wire:

@@ -77,7 +77,7 @@ class DDP(TorchStrategy, InBackward):
         self._module.require_backward_grad_sync = True
 
     def passes(self) -> AbstractContextManager[None]:
-        return _exchange_lost()
+        return exchange_lost()
 
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
@@ -166,7 +166,7 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 
 @contextmanager
-def _exchange_lost() -> Iterator[None]:
+def exchange_lost() -> Iterator[None]:
     """Turn the error of an exchange that failed in the `with` block into `WorkerLost`, and raise
     other errors unchanged.
     """

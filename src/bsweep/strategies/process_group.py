@@ -13,10 +13,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
+from bsweep.config.allreduce import Algorithm
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import Algorithm
 from bsweep.core import network, torch_private
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat

@@ -142,20 +142,29 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
     part, as a float64 tensor (3,).
     """
-    dataset, members = job.dataset, job.strategy.members
-    mine = plan.even_part(torch.arange(len(part)), members.index(job.place.rank), len(members))
+    dataset, replicas = job.dataset, job.strategy.replicas
+    share = replicas.index(job.strategy.replica), len(replicas)
+    mine = plan.even_part(torch.arange(len(part)), *share)
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    # With some strategies workers exchange in every forward pass, so all make equally many.
+    longest = -(-len(part) // len(replicas)) if job.strategy.passes_together else len(mine)
+    num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     job.model.eval()
-    with memory.unlimited(), torch.inference_mode():  # the memory limit is for training steps only
+    # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
+    no_gradients = torch.no_grad if job.strategy.passes_together else torch.inference_mode
+    with memory.unlimited(), no_gradients():  # the memory limit is for training steps only
+        for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
+            with job.autocast():
+                job.model(job.inputs.of(examples))
         for examples, labels in part.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
                 outputs = job.model(job.inputs.of(examples))
             totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
             job.heartbeat()
-    return totals
+    return totals if job.strategy.counts else torch.zeros_like(totals)
 
 
 # The most images or tokens in one forward pass, unless a single example has more tokens; they bound

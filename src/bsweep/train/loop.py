@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.errors import Diverged
 from bsweep.runlog.measured import NoiseScale
-from bsweep.runlog.records import End, Epoch, Event, Round, Step
+from bsweep.runlog.records import End, Epoch, Event, Round, Step, WorkerMemory
 from bsweep.strategies import Rounds
 from bsweep.train import evaluation, graph_capture, step
 from bsweep.train.checkpointing import Keeper
@@ -41,7 +41,8 @@ def train(job: Job, cursor: Cursor | None) -> None:
     ):
         job.record(train_epoch(job, cursor, keeper))
         _record_rounds(job)  # Workers may have been lost during the evaluation.
-        if not bool(job.vector.parameters.sum().isfinite()):  # the same on every worker
+        own = job.vector.parameters.sum().double().view(1)  # a worker may hold a part of them only
+        if not math.isfinite(job.sums(own)[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += keeper.after_epoch(cursor)
@@ -64,10 +65,11 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
 def _keep_weights(job: Job) -> None:
     """Write the trained weights; the lowest rank that still takes part writes them."""
+    weights = job.strategy.weights(job.model)
     if job.place.rank != job.strategy.members[0]:
         return
     try:
-        final_file.write(job.model, job.dataset, job.paths.final)
+        final_file.write(weights, job.dataset, job.paths.final)
     except (OSError, RuntimeError) as error:
         message = f"{job.paths.final} was not written: {error}"
         job.record(Event(event="warning", message=message))
@@ -150,6 +152,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         step_seconds_p95=_quantile(seconds, 0.95),
         learning_rate=job.optimizer.param_groups[0]["lr"],
         global_batch=cursor.global_batch,
+        worker_memory=_worker_memory(job, peak_memory_bytes),
         peak_memory_bytes=peak_memory_bytes,
         evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
         skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
@@ -158,6 +161,17 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )
+
+
+def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
+    """Return the memory of each worker that still takes part, in the form of `WorkerMemory`."""
+    own = WorkerMemory(
+        parameter_bytes=job.vector.parameters.nbytes,
+        gradient_bytes=job.vector.gradients.nbytes,
+        optimizer_bytes=optim.state_bytes(job.optimizer),
+        peak_bytes=peak_bytes,
+    )
+    return tuple(job.strategy.gather_json(asdict(own)))
 
 
 def _train_steps(
@@ -178,9 +192,9 @@ def _train_steps(
         The sum of losses, the number of correct answers and the number of labels of this worker's
         part, as a float64 tensor (3,) on the device.
     """
-    strategy, own = job.strategy, shares[job.place.rank]
-    parts = plan.local_steps(batch, job.place.rank, shares)
-    coming_parts = [*parts, *plan.local_steps(coming, job.place.rank, shares)]
+    strategy, own = job.strategy, shares[job.strategy.replica]
+    parts = plan.local_steps(batch, strategy.replica, shares)
+    coming_parts = [*parts, *plan.local_steps(coming, strategy.replica, shares)]
     sums = torch.zeros_like(cursor.totals)
     cursor.global_batch = plan.global_batch(shares)
     if isinstance(strategy, Rounds):
@@ -283,7 +297,7 @@ def _log_step(
 ) -> None:
     # Workers that do not step together must not wait for one another here. So this worker's sums,
     # scaled to the size of the whole round, stand for all.
-    strategy, own = job.strategy, shares[job.place.rank].num_examples
+    strategy, own = job.strategy, shares[job.strategy.replica].num_examples
     others = plan.round_size(shares) / own
     loss, _, labels = (
         job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()

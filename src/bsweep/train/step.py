@@ -75,8 +75,9 @@ def compute_passes(
     Returns:
         The same sums as `train_step`.
     """
-    parts = (plan.even_part(part, i, num_passes) for i in range(num_passes))
+    parts = [plan.even_part(part, i, num_passes) for i in range(num_passes)]
     filled = [indices for indices in parts if len(indices)]
+    made = parts if job.strategy.passes_together else filled or parts[:1]
     num_labels = (
         job.strategy.loss_divisor(len(part), len(round_batch)) * job.inputs.labels_per_example
     )
@@ -85,26 +86,29 @@ def compute_passes(
     with job.phase("backward"), job.slowdown.step(len(part)):
         # In an epoch's last batch a worker may have no example. It then computes one with weight
         # zero, because some strategies exchange within a pass.
-        for number, indices in enumerate(filled or [round_batch[:1]], 1):
+        for number, indices in enumerate(made, 1):
+            examples = indices if len(indices) else round_batch[:1]
             with job.phase("data"), job.autocast():
-                inputs, targets = job.inputs.training(indices, crops)
-            with _exchange_within(job.strategy, is_last=number == max(1, len(filled))):
+                inputs, targets = job.inputs.training(examples, crops)
+            with _exchange_within(job.strategy, is_last=number == len(made)):
                 with job.phase("forward"):
                     outputs = _outputs(job, job.compiled or job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
-                factor = constant(bool(filled) / num_labels, loss.dtype, loss.device)
-                if len(filled) > 1 or isinstance(job.strategy, InBackward):
+                factor = constant(bool(len(indices)) / num_labels, loss.dtype, loss.device)
+                if len(made) > 1 or isinstance(job.strategy, InBackward):
                     # A parameter whose view is added to the loss takes the factor itself as its
                     # gradient, to which the next pass or an exchange writes.
                     factor = factor.clone()
                 loss.backward(job.scaled(factor.view_as(loss)))
-            job.noise.after_pass(len(indices))
-            if filled:
+            job.noise.after_pass(len(examples))
+            if len(indices):
                 score = job.objective.score(loss, outputs, targets)
                 totals = score if totals is None else totals + score
         job.vector.collect_gradients()
-    return torch.zeros(3, dtype=torch.float64, device=job.device) if totals is None else totals
+    if totals is None or not job.strategy.counts:
+        return torch.zeros(3, dtype=torch.float64, device=job.device)
+    return totals
 
 
 def _outputs(job: Job, model: nn.Module | Compiled, inputs: Tensor) -> Any:

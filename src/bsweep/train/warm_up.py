@@ -34,9 +34,11 @@ def make_steps(job: Job) -> None:
             # Other sizes may come at any time and would each cost a search.
             torch.backends.cudnn.benchmark = number == 0
             batch = job.inputs.first(num_examples)
-            parts = plan.local_steps(batch, job.place.rank, shares)
+            parts = plan.local_steps(batch, job.strategy.replica, shares)
             crops = job.inputs.crops(0, job.config.seed)
             for part in {len(part): part for part in parts}.values():
-                step.compute_passes(job, batch, part, crops, shares[job.place.rank].num_passes)
+                step.compute_passes(
+                    job, batch, part, crops, shares[job.strategy.replica].num_passes
+                )
             job.strategy.rehearse()
             job.heartbeat()

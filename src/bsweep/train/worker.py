@@ -216,7 +216,7 @@ def _build_job(
     model = models.initial(config, dataset, device, dtype, layout)
     # Dropout differs between workers, and between runs with different seeds.
     torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))
-    vector = Vector(model, strategy.new_gradients)
+    vector = strategy.vector(model)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
         vector.scale = LossScale(vector.gradients)
@@ -294,7 +294,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         classes=dataset.classes,
         num_classes=None if dataset.is_regression else dataset.num_classes,
         tokens_per_example=dataset.tokens_per_example,
-        num_parameters=job.vector.parameters.numel(),
+        num_parameters=job.vector.num_parameters,
         device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
