@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--budget",
         metavar="TIME",
-        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid)",
+        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid, "
+        "or three typical runs, whichever is more)",
     )
     add(
         "--objective",

@@ -232,12 +232,13 @@ class Prediction:
         if cell is None:
             least = f"{100 * LEAST_GAIN:g} % or more"
             return f"nothing, because no further run is expected to save {least} {saved}"
-        takes = f"It takes about {number(cell['worker_seconds'])} worker-seconds"
+        seconds = number(cell["worker_seconds"])
+        takes = f"It takes about {seconds} worker-seconds plus its start and evaluations"
         gain = f"is expected to save {100 * cell['gain']:.1f} % {saved}"
         if not self.recommended["num_reached"]:
             return (
                 f"the recommended cell itself, to its target. {takes}, shows whether the "
-                f"prediction holds, and {gain}"
+                f"prediction holds, and {gain}{self._probe_instead()}"
             )
         if self.recommended["is_only_bounded"]:
             return (
@@ -247,6 +248,19 @@ class Prediction:
         return (
             f"{cell_name(cell)} with a new seed. {takes}. Its result may change the "
             f"recommendation, which {gain}"
+        )
+
+    def _probe_instead(self) -> str:
+        """Return a sentence on the probe that would settle the step time of the recommended cell,
+        if the cell lies beyond those that were timed; empty for programs, which cannot be probed.
+        """
+        cell = self.recommended
+        if "(timed:" not in cell["beyond"] or self.seen.runs["strategy"].eq("program").any():
+            return ""
+        return (
+            ". To see only the time of its steps, type bsweep probe with the settings of the runs "
+            f"and local_batch={cell['local_batch']:g} num_workers={cell['num_workers']}, and then "
+            "this command with --probe"
         )
 
     def _basis(self) -> Sentence:
