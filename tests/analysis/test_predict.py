@@ -203,7 +203,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     )
     assert printed.returncode == 0, printed.stderr
     assert len(printed.stdout.splitlines()) <= 5
-    saves = re.compile(r"^Run next: .* is expected to save \d+\.\d % of ", re.MULTILINE)
+    saves = re.compile(r"^Run next: .* plus its start .* to save \d+\.\d % of ", re.MULTILINE)
     assert saves.search(printed.stdout)
     assert printed.stdout.startswith(
         "Fastest to a test accuracy of 0.9: global batch 128 on 2 workers"
@@ -571,6 +571,12 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
     assert beyond[256, 2] == "local batch 128 (timed: 256 to 512)"
     assert beyond[512, 2] == ""
     assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
+    place = beyond.index.get_loc((256, 2))
+    named = replace(prediction, choice=replace(prediction.choice, place=place))
+    assert "bsweep probe with the settings of the runs and local_batch=128" in named.next_run()
+    place = beyond.index.get_loc((256, 1))
+    named = replace(prediction, choice=replace(prediction.choice, place=place))
+    assert "bsweep probe" not in named.next_run()
 
 
 @pytest.mark.parametrize(

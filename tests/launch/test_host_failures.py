@@ -63,8 +63,8 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     for said in (
         "h2: ssh cannot enter the host: connect to host h2 port 22",
         (
-            "h3: launch.network_interface=ib0 is not there, or has no address. There are lo "
-            "(127.0.0.1), eth0 (10.213.7.3)"
+            "h3: launch.network_interface=ib0 is not there, or has no address: choose one that "
+            "every host has; this host has lo (127.0.0.1), eth0 (10.213.7.3)"
         ),
         "h3: it cannot resolve h9",
         "h9: ssh cannot enter the host: Could not resolve hostname h9",

@@ -69,6 +69,15 @@ def test_the_registry_of_restarts_listens_at_one_address(monkeypatch: pytest.Mon
     assert address == "127.0.0.1"
 
 
+def test_all_knobs_that_forbid_a_restart_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
+    with pytest.raises(SystemExit, match="bsweep: HOROVOD_CYCLE_TIME is set in the environment"):
+        warm.WarmRank().restart()
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    with pytest.raises(SystemExit, match=r"HOROVOD_\w+, HOROVOD_\w+ are set in the environment"):
+        warm.WarmRank().restart()
+
+
 FAILING = """
 import os
 if os.environ.get("HOROVOD_RANK") == "1":

@@ -26,6 +26,7 @@ from bsweep.launch import checks, environment
 from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.study import provenance
 from bsweep.train import worker
 from tests.support.running import (
     TINY,
@@ -120,6 +121,20 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert {p.name for p in paths.logs.iterdir()} >= {"rank.0", "rank.1", "launcher.log"}
     assert "epoch 2/2" in result.stderr
     assert "images/s" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "recorded"),
+    [
+        (["bsweep run", "study=a b"], "bsweep run 'study=a b'"),
+        (["/my programs/train.py", "--fast"], "'/my programs/train.py' --fast"),
+    ],
+)
+def test_the_recorded_command_can_be_typed_again(
+    typed: list[str], recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", typed)
+    assert provenance._command() == recorded
 
 
 def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:

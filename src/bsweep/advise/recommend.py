@@ -20,6 +20,7 @@ from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_object
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.compose import hydra_grid, overrides
+from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError, flatten, parse_seconds, show
@@ -86,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--budget",
         metavar="TIME",
-        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid)",
+        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid, "
+        "or three typical runs, whichever is more)",
     )
     add(
         "--objective",
@@ -203,6 +205,12 @@ def _problems(config: RunConfig) -> list[str]:
         found.append(
             "stop_at_target=false: a run would train on after it has reached the target. Use "
             "stop_at_target=true."
+        )
+    if isinstance(config.program, OwnProgramConfig) and config.program.metrics:
+        found.append(
+            f"program.metrics={config.program.metrics}: recommend times single steps, but such a "
+            "program tells the times of epochs alone. Call bsweep.join() and run.steps(...) in the "
+            "program. Or train some points with bsweep run, and then type bsweep predict."
         )
     if config.resume_from:
         found.append(

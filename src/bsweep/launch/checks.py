@@ -164,8 +164,8 @@ def _check_variables(launch: ProcessesConfig) -> None:
     interface = launch.network_interface
     if interface and not launch.named_hosts and interface not in (there := psutil.net_if_addrs()):
         raise ValueError(
-            f"launch.network_interface={interface}: this machine has no such interface. It has "
-            f"{', '.join(there)}."
+            f"launch.network_interface={interface}: this machine has no such interface. Choose "
+            f"one of {', '.join(there)}."
         )
 
 

@@ -340,7 +340,8 @@ def _interface_problems(launch: ProcessesConfig, facts: Mapping[str, Any]) -> li
     if not wanted or wanted in there:
         return []
     known = ", ".join(f"{name} ({address})" for name, address in there.items())
-    return [f"launch.network_interface={wanted} is not there, or has no address. There are {known}"]
+    missing = f"launch.network_interface={wanted} is not there, or has no address"
+    return [f"{missing}: choose one that every host has; this host has {known}"]
 
 
 def _file_problems(

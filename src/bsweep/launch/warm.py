@@ -158,11 +158,11 @@ class WarmRank:
                 when it restarts.
         """
         variables = (variable for variable, *_ in HorovodConfig.knobs.values())
-        if knobs := ", ".join(variable for variable in variables if variable in os.environ):
+        if knobs := [variable for variable in variables if variable in os.environ]:
             raise SystemExit(
-                f"bsweep: {knobs} is set in the environment, and Horovod 0.28.1 then cannot train "
-                "another point after a failed one: type the same command again for the remaining "
-                "points"
+                f"bsweep: {', '.join(knobs)} {'is' if len(knobs) == 1 else 'are'} set in the "
+                "environment, and Horovod 0.28.1 then cannot train another point after a failed "
+                "one: type the same command again for the remaining points"
             )
         assert self._meeting_point, "run() has not begun"
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = (

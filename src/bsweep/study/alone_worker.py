@@ -31,6 +31,7 @@ def main() -> NoReturn:
     """Run `python -m bsweep.study.alone_worker FOLDER`, whose `request.json` has the point."""
     folder = Path(sys.argv[1])
     request = json.loads((folder / "request.json").read_text())
+    sys.argv = ["python", *request["command"]]  # recorded in the run as its command
     try:
         config = _config(request)
     except ValueError as error:

@@ -48,7 +48,9 @@ def surroundings() -> dict[str, Any]:
 def _command() -> str:
     """Return the command line that started this process, in a form that can be typed again."""
     prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
-    return f"{prefix}{sys.argv[0]} {shlex.join(sys.argv[1:])}"
+    # `bsweep run` and `bsweep recommend` put their two words there.
+    program = sys.argv[0] if sys.argv[0].startswith("bsweep ") else shlex.quote(sys.argv[0])
+    return f"{prefix}{program} {shlex.join(sys.argv[1:])}"
 
 
 _PACKAGES = (

@@ -98,7 +98,8 @@ def forecast(
       slower workers. If no run on several workers recorded waiting, that part is NaN and is
       contained in the exchange.
     - `num_runs` and `num_reached`: the numbers of the cell's runs, and of those that reached the
-      target. `measured_seconds`: the exponential of `measured_log`.
+      target. `is_only_bounded`: True if some did, all of them at their first evaluation.
+      `measured_seconds`: the exponential of `measured_log`.
     - `is_unreached`: True if runs of the batch size, or of a smaller one, trained to their end and
       neither they nor runs of a larger batch size reached the target.
     - `beyond`: what of the cell lies beyond the measurements, in words: the global batch beyond
@@ -122,6 +123,7 @@ def forecast(
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
     table = table.merge(_measured(seen, steps, step_time, set(of)), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
+    table["is_only_bounded"] = table["is_only_bounded"].eq(True)
     table["is_unreached"] = are_unreached(table["global_batch"], seen.runs)
     table["beyond"] = _beyond(table, seen.runs, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
@@ -185,17 +187,14 @@ def _measured(
     seen: Observed, steps: StepsFit, step_time: StepTimeFit, wanted: set[tuple[int, int, int]]
 ) -> pd.DataFrame:
     runs = seen.runs[pd.MultiIndex.from_frame(seen.runs[CELL]).isin(wanted)]
-    rows = [
-        (
-            *key,
-            len(of),
-            int(of["reached"].eq(True).sum()),
-            np.exp(measured_log(of, steps, step_time)),
-        )
-        for key, of in runs.groupby(CELL)
-    ]
-    numbers = ["num_runs", "num_reached", "measured_seconds"]
-    return pd.DataFrame(rows, columns=[*CELL, *numbers]).astype(dict.fromkeys(numbers, float))
+    rows = []
+    for key, of in runs.groupby(CELL):
+        reached = of[of["reached"].eq(True)]
+        is_only_bounded = len(reached) > 0 and reached["is_bound"].eq(True).all()
+        seconds = np.exp(measured_log(of, steps, step_time))
+        rows.append((*key, len(of), len(reached), is_only_bounded, seconds))
+    names = ["num_runs", "num_reached", "is_only_bounded", "measured_seconds"]
+    return pd.DataFrame(rows, columns=[*CELL, *names]).astype(dict.fromkeys(names, float))
 
 
 def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) -> float:

@@ -29,7 +29,6 @@ from bsweep.analysis.prediction.objectives import (
     log_objective,
 )
 from bsweep.analysis.prediction.selection import (
-    CELL,
     Observed,
     more_evaluations,
     wanted_evaluations,
@@ -91,22 +90,12 @@ class Prediction:
         return self.cells.iloc[self.choice.place]
 
     @property
-    def _is_only_bounded(self) -> bool:
-        """True if all runs of the recommended cell that reached the target did so at the first
-        evaluation.
-        """
-        runs = self.seen.runs
-        is_own = (runs[CELL] == self.recommended[CELL].tolist()).all(axis="columns")
-        at = runs.loc[is_own & runs["reached"].eq(True), "is_bound"]
-        return len(at) > 0 and bool(at.eq(True).all())
-
-    @property
     def evaluate_every_examples(self) -> int | None:
         """The setting with which to train the recommended cell again, if its runs reached the
         target at their first evaluation, so that only an upper bound of their time is known;
         None otherwise.
         """
-        return wanted_evaluations(self.seen.runs) if self._is_only_bounded else None
+        return wanted_evaluations(self.seen.runs) if self.recommended["is_only_bounded"] else None
 
     @property
     def fits(self) -> pd.DataFrame:
@@ -228,7 +217,7 @@ class Prediction:
         """
         gains = self.gains()
         runs = gains[gains["kind"] == "run"]
-        if not self.recommended["num_reached"] or self._is_only_bounded:
+        if not self.recommended["num_reached"] or self.recommended["is_only_bounded"]:
             return runs.iloc[self.choice.place]
         best = runs.sort_values("gain").iloc[-1]
         return None if best["gain"] < LEAST_GAIN else best
@@ -243,14 +232,15 @@ class Prediction:
         if cell is None:
             least = f"{100 * LEAST_GAIN:g} % or more"
             return f"nothing, because no further run is expected to save {least} {saved}"
-        takes = f"It takes about {number(cell['worker_seconds'])} worker-seconds"
+        seconds = number(cell["worker_seconds"])
+        takes = f"It takes about {seconds} worker-seconds plus its start and evaluations"
         gain = f"is expected to save {100 * cell['gain']:.1f} % {saved}"
         if not self.recommended["num_reached"]:
             return (
                 f"the recommended cell itself, to its target. {takes}, shows whether the "
-                f"prediction holds, and {gain}"
+                f"prediction holds, and {gain}{self._probe_instead()}"
             )
-        if self._is_only_bounded:
+        if self.recommended["is_only_bounded"]:
             return (
                 "the recommended cell again, with more evaluations ("
                 f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
@@ -260,12 +250,25 @@ class Prediction:
             f"recommendation, which {gain}"
         )
 
+    def _probe_instead(self) -> str:
+        """Return a sentence on the probe that would settle the step time of the recommended cell,
+        if the cell lies beyond those that were timed; empty for programs, which cannot be probed.
+        """
+        cell = self.recommended
+        if "(timed:" not in cell["beyond"] or self.seen.runs["strategy"].eq("program").any():
+            return ""
+        return (
+            ". To see only the time of its steps, type bsweep probe with the settings of the runs "
+            f"and local_batch={cell['local_batch']:g} num_workers={cell['num_workers']}, and then "
+            "this command with --probe"
+        )
+
     def _basis(self) -> Sentence:
         """Return a sentence that says whether runs of the recommended cell reached the target, did
         not reach it, or do not exist, and then whether there are runs of its batch size.
         """
         cell = self.recommended
-        if self._is_only_bounded:
+        if cell["is_only_bounded"]:
             return said(
                 "Predicted: its own runs reached the target at their first evaluation, which gives "
                 "only an upper bound of the time."
