@@ -423,6 +423,26 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
         assert server.ask("studies/s/events?report=x")[0] == 400
 
 
+@pytest.mark.parametrize("words", [(), ("--beside",)])
+def test_a_new_curve_has_times_as_the_whole_page_has(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    with watching(tmp_path, "s", *words) as server:
+        with server.events("studies/s/events?report=1", "curves") as curves:
+            beside = write_run(study, local_batch=16, meta={**META, "beside_others": True})
+            told = curves.get(timeout=PATIENCE)[1][beside.name]
+        ends = time.monotonic() + PATIENCE
+        while beside.name not in (
+            runs := orjson.loads(server.ask("studies/s/document.json")[1] or "{}").get("runs", {})
+        ).get("run_id", []):
+            server.ask("studies/s/")
+            assert time.monotonic() < ends
+        whole = orjson.loads(server.ask("studies/s/document.json")[1])["curves"]
+    assert told == whole[runs["run_id"].index(beside.name)]
+    assert (None in told["seconds"]) == (not words)
+
+
 def new_page(browser: Any) -> Any:
     page = browser.new_page()
     page.set_default_timeout(1000 * PATIENCE)

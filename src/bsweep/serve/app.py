@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bsweep.analysis import Study
+from bsweep.analysis import load
 from bsweep.core.words import escaped
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
@@ -57,8 +57,8 @@ _POINTS = """<p id="said" role="status">Loading ...</p><progress id="done" aria-
 class Feed:
     """A study that several readers follow, and at which one of them looks for all."""
 
-    def __init__(self, name: str, folder: Path, load: Callable[[Path], Study]) -> None:
-        self.name, self.watched, self._load = name, Watched(folder), load
+    def __init__(self, name: str, folder: Path, *, mix: bool, beside: bool) -> None:
+        self.name, self.watched, self._mix, self._beside = name, Watched(folder), mix, beside
         self.document: dict[str, Any] = {}
         self.document_version = -1  # the version of the study that the document shows
         self.problem = ""  # why there is no newer document
@@ -96,7 +96,7 @@ class Feed:
                 continue
             curve = None
             with suppress(ValueError, OSError):  # its state says so
-                curve = curve_of(self.watched.folder / run_id)
+                curve = curve_of(self.watched.folder / run_id, beside=self._beside)
             self._curves[run_id] = (key, self.watched.version, curve)
 
     async def renew(self, seconds: float) -> None:
@@ -118,7 +118,7 @@ class Feed:
             self._made, self._cost = time.monotonic(), time.monotonic() - began
 
     def _new_document(self) -> dict[str, Any]:
-        return document_of(self._load(self.watched.folder))
+        return document_of(load(self.watched.folder, mix=self._mix, beside=self._beside))
 
     @property
     def pause(self) -> float:
@@ -138,7 +138,9 @@ class Pages:
         studies: Sequence[Path],
         token: str,
         is_ending: Callable[[], bool],
-        load: Callable[[Path], Study],
+        *,
+        mix: bool,
+        beside: bool,
     ) -> None:
         """Look at the studies for the first time.
 
@@ -147,7 +149,8 @@ class Pages:
             token: The first part of each path.
             is_ending: A function that returns True when the server ends, so that open connections
                 end.
-            load: A function that returns the study in a folder.
+            mix: See `bsweep.load`.
+            beside: See `bsweep.load`.
 
         Raises:
             ValueError: If a folder holds no study.
@@ -157,7 +160,7 @@ class Pages:
             name, number = escaped(folder.resolve().name), 1
             while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
                 number += 1
-            self._feeds[called] = Feed(called, folder, load)
+            self._feeds[called] = Feed(called, folder, mix=mix, beside=beside)
         self._root, self._is_ending = f"/{token}", is_ending
 
     def application(self) -> Starlette:
