@@ -196,8 +196,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},
         "cells": {name: [*cells[name]] for name in _CELLS},
-        "probability_best": found.choice.probability_best,
-        "probability_close": found.choice.probability_close,
+        "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},
         "evaluate_every_examples": found.evaluate_every_examples,
         "is_check": not found.recommended["num_reached"],  # of the cell to run next

@@ -412,12 +412,11 @@ function renderAnswer(cells) {
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
-    notes.push(words(found.evaluate_every_examples && state.objective === "seconds" ? "is_bounded" : best.num_reached ? "is_measured" : "not_measured"));
-    notes.push(state.objective !== "seconds" ? words("sure_objective")
-      : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
+    if (state.objective === "seconds") notes.push(found.sure);
+    else notes.push(words("sure_objective"), best.num_reached ? "" : words("not_measured"));
   } else if (best && !isSaid) notes.push(words("by_runs"));
   if (!own && line) notes.push(words("recomputed", { answer: line }));
-  byId("sure").textContent = notes.join(" ");
+  byId("sure").textContent = notes.filter(String).join(" ");
   renderNext(found, isSaid);
   renderWarnings();
 }

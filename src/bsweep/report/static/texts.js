@@ -18,10 +18,7 @@ const TEXTS = {
     best_predicted: "{value}, 90 % interval {low} to {high}",
     best_measured: "{value} (median of {n} runs, {reached} reached it; {low} to {high})",
     best_one: "{value} (one run)",
-    sure: "It is the best cell with probability {best}, and takes at most 5 % longer than the best cell with probability {close}.",
     sure_objective: "It has the lowest predicted median. Probabilities are known for the fastest cell only.",
-    is_measured: "Runs of this cell reached the target.",
-    is_bounded: "Its runs reached the target at their first evaluation, which gives only an upper bound of their time. So the time is predicted.",
     not_measured: "No run of this cell reached the target: run it before you rely on it.",
     by_runs: "This is what the runs show, without a prediction.",
     other_question: "To have the prediction made for what you chose:",
@@ -90,10 +87,7 @@ const TEXTS = {
     best_predicted: "{value}, 90 % 구간 {low}–{high}",
     best_measured: "{value} (실행 {n}개의 중앙값, {reached}개 도달; {low}–{high})",
     best_one: "{value} (실행 1개)",
-    sure: "최선의 조합일 확률은 {best}, 시간이 최선의 조합보다 5 % 이하로만 더 걸릴 확률은 {close}입니다.",
     sure_objective: "예측 중앙값이 가장 낮은 조합입니다. 확률은 가장 빠른 조합에 대해서만 알 수 있습니다.",
-    is_measured: "이 조합의 실행이 목표에 도달했습니다.",
-    is_bounded: "이 조합의 실행은 첫 평가에서 목표에 도달해 시간의 상한만 알 수 있습니다. 그래서 이 시간은 예측값입니다.",
     not_measured: "이 조합에서 목표에 도달한 실행이 없습니다. 믿기 전에 먼저 실행해 보세요.",
     by_runs: "예측 없이 실행 결과만 본 값입니다.",
     other_question: "선택한 조건으로 예측하려면:",
@@ -268,7 +262,7 @@ const SENTENCES = {
     "steps to the target": "목표까지의 스텝",
     "seconds of a step": "스텝 시간",
     "{n:run} shared the machine with other runs (launch.parallel). The prediction uses their numbers of steps, but not their times.": "실행 {n}개가 다른 실행과 기계를 함께 썼습니다(launch.parallel). 예측에는 그 스텝 수만 쓰고 시간은 쓰지 않습니다.",
-    "what the formula says of the {quantity} differs from the runs by about {missed}, but {normal} is normal. Do not rely on cells that were not measured: a formula that does not hold can be far off there.": "공식이 말하는 {quantity}이(가) 실행과 약 {missed} 다르지만, 보통은 {normal}입니다. 측정하지 않은 조합을 믿지 마세요. 맞지 않는 공식은 그곳에서 크게 틀릴 수 있습니다.",
+    "the formula for the {quantity} misses the runs by about {missed}, but {normal} is normal. Do not rely on cells that were not measured: a formula that does not hold can be far off there.": "{quantity}의 공식이 실행에서 약 {missed} 벗어나지만, 보통은 {normal}입니다. 측정하지 않은 조합을 믿지 마세요. 맞지 않는 공식은 그곳에서 크게 틀릴 수 있습니다.",
     "{n:run} reached {target} at the first evaluation, so only an upper bound of the steps is known. Evaluate more often ({how}), or choose a target that is harder to reach.": "실행 {n}개가 첫 평가에서 {target}에 도달해 스텝 수의 상한만 알 수 있습니다. 더 자주 평가하거나({how}), 더 어려운 목표를 고르세요.",
     "evaluate_every_examples={every}; a program of your own: call run.evaluated more often": "evaluate_every_examples={every}; 직접 만든 프로그램은 run.evaluated를 더 자주 호출",
     "Predicted: its own runs reached the target at their first evaluation, which gives only an upper bound of the time.": "예측값입니다. 이 조합의 실행은 첫 평가에서 목표에 도달해 시간의 상한만 알 수 있습니다.",
@@ -305,8 +299,8 @@ const SENTENCES = {
     " in {passes} passes": " {passes}번에 나눔",
     "The next best cell is {cell}.": "그다음으로 좋은 조합은 {cell}입니다.",
     "{items} and {n} more": "{items} 외 {n}개",
-    "not enough runs to tell: the steps to {target} are known of no batch size, but a curve over batch sizes needs two.": "실행이 부족합니다: {target}까지의 스텝을 알 수 있는 배치 크기가 없지만, 배치 크기에 대한 곡선에는 둘이 필요합니다.",
-    "not enough runs to tell: the steps to {target} are known of global batch {batch} alone, but a curve over batch sizes needs two. Run one more batch size.": "실행이 부족합니다: {target}까지의 스텝을 전체 배치 {batch}에서만 알 수 있지만, 배치 크기에 대한 곡선에는 둘이 필요합니다. 배치 크기를 하나 더 실행하세요.",
+    "not enough runs to tell: the steps to {target} are not known for any batch size, but a curve over batch sizes needs two.": "실행이 부족합니다: {target}까지의 스텝을 알 수 있는 배치 크기가 없지만, 배치 크기에 대한 곡선에는 둘이 필요합니다.",
+    "not enough runs to tell: the steps to {target} are known for global batch {batch} alone, but a curve over batch sizes needs two. Run one more batch size.": "실행이 부족합니다: {target}까지의 스텝을 전체 배치 {batch}에서만 알 수 있지만, 배치 크기에 대한 곡선에는 둘이 필요합니다. 배치 크기를 하나 더 실행하세요.",
     "{n:round}": "{n}라운드",
     "{n:epoch}": "{n}에포크",
     "out of memory": "메모리 부족",
@@ -406,6 +400,7 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   told.answer.lines = sentence(told.answer.lines);
   for (const part of told.parts) {
     if (part.sentences) part.sentences = sentence(part.sentences);
+    if (part.sure) part.sure = sentence(part.sure);
     if (part.cells) part.cells.problem = sentence(part.cells.problem);
   }
   for (const column of told.columns) {
