@@ -26,13 +26,17 @@ from bsweep.core.words import escaped
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
 from bsweep.report.interactive import html_of
+from bsweep.report.page import static
 from bsweep.study.watching import Watched
 
 _LOOK_SECONDS = 1.2  # between two looks at a study; a new record is shown at most this much later
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
-_KINDS = {"watch.js": "text/javascript", "watch.css": "text/css"}
+_KINDS = {
+    "texts.js": "text/javascript", "news.js": "text/javascript", "watch.js": "text/javascript",
+    "watch.css": "text/css",
+}  # fmt: skip
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -42,16 +46,20 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title} - bsweep watch</title>
 <link rel="stylesheet" href="{root}/watch.css">
+<script src="{root}/texts.js" defer></script><script src="{root}/news.js" defer></script>
 <script src="{root}/watch.js" defer></script></head>
 <body data-kind="{kind}" data-events="{events}"><main>
+<select id="lang" aria-label="Language, 언어"></select>
 <h1>{title}</h1>{body}
 </main></body></html>
 """
-_POINTS = """<p id="said" role="status">Loading ...</p><progress id="done" aria-label="Points done">
-</progress><div class="wide"><table><caption id="shown"></caption><thead><tr><th scope="col">point
-</th><th scope="col">state</th><th scope="col">epochs</th><th scope="col">test accuracy</th>
-<th scope="col">test loss</th><th scope="col">time left</th></tr></thead>
-<tbody id="points"></tbody></table></div><p><a href="../">Report</a></p>"""
+_NO_REPORT = '<p><span data-words="no_report">There is no report yet:</span> {}</p>'
+_COLUMNS = ("point", "point_state", "epochs", "test_accuracy", "test_loss", "time_left")
+_POINTS = f"""<p id="said" role="status"></p><progress id="done"></progress><div class="wide">
+<table><caption id="shown"></caption><thead><tr>{
+    "".join(f'<th scope="col" data-words="{name}"></th>' for name in _COLUMNS)
+}</tr></thead><tbody id="points"></tbody></table></div>
+<p><a href="../" data-words="report">Report</a></p>"""
 
 
 class Feed:
@@ -187,7 +195,7 @@ class Pages:
     async def _index(self, _: Request) -> Response:
         items = "".join(
             f'<li><a href="{self._root}/studies/{quote(name)}/">{_shown(name)}</a> '
-            f'(<a href="{self._root}/studies/{quote(name)}/points/">points</a>)'
+            f'(<a href="{self._root}/studies/{quote(name)}/points/" data-words="points">points</a>)'
             f'<p data-study="{_shown(name)}"></p></li>'
             for name in self._feeds
         )
@@ -199,9 +207,9 @@ class Pages:
         await feed.look()
         await feed.renew(_RELOAD_SECONDS)
         if not feed.document:
-            problem = f"<p>There is no report yet: {_shown(feed.problem)}</p>"
-            return _page(feed.name, "points", problem + _POINTS, self._root, "events")
-        live = (_FILES / "live.js").read_text("utf-8")
+            body = _NO_REPORT.format(_shown(feed.problem)) + _POINTS
+            return _page(feed.name, "points", body, self._root, "events")
+        live = "".join((_FILES / name).read_text("utf-8") for name in ("news.js", "live.js"))
         return HTMLResponse(await asyncio.to_thread(html_of, feed.document, "", live))
 
     async def _points(self, request: Request) -> Response:
@@ -234,7 +242,8 @@ async def _file(request: Request) -> Response:
     name = request.path_params["file"]
     if name not in _KINDS:
         raise HTTPException(404)
-    return Response((_FILES / name).read_bytes(), media_type=_KINDS[name])
+    text = static(name) if name == "texts.js" else (_FILES / name).read_text("utf-8")
+    return Response(text, media_type=_KINDS[name])
 
 
 def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:

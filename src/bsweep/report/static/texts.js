@@ -58,6 +58,9 @@ const TEXTS = {
     batches: "Changes of the batch", events: "Warnings and events", event: "Event", after: "After (s)", logs: "Last lines of its logs",
     message: "Message", provenance: "Code, versions and machine",
     epoch: "Epoch", step_seconds: "seconds of a step", unit_seconds: "seconds of {unit}", yes: "yes", no: "no", unknown: "not known",
+    report: "Report", no_report: "There is no report yet:", points: "points", point: "point", point_state: "state",
+    time_left: "time left", points_done: "Points done", epochs_of: "{n} of {all}",
+    first_points: "The first {n} of {all} points, those at work first.",
     live_points: "States of all points",
     live_counts: "Points: {counts}.",
     live_left: "About {time} left.",
@@ -127,6 +130,9 @@ const TEXTS = {
     batches: "배치 변화", events: "경고와 이벤트", event: "종류", after: "시작 후 (초)", logs: "로그의 마지막 줄",
     message: "메시지", provenance: "코드, 버전, 기계",
     epoch: "에포크", step_seconds: "스텝 시간 (초)", unit_seconds: "{unit}당 시간 (초)", yes: "예", no: "아니요", unknown: "알 수 없음",
+    report: "보고서", no_report: "아직 보고서가 없습니다:", points: "점", point: "점", point_state: "상태",
+    time_left: "남은 시간", points_done: "끝난 점", epochs_of: "{all} 중 {n}",
+    first_points: "점 {all}개 중 처음 {n}개, 작업 중인 것이 먼저입니다.",
     live_points: "모든 점의 상태",
     live_counts: "점: {counts}.",
     live_left: "약 {time} 남음.",
@@ -140,6 +146,12 @@ const TEXTS = {
     whole_seconds: "{seconds}초",
   },
 };
+const LANGUAGES = { en: "English", ko: "한국어" };
+const LANGUAGE = navigator.language.startsWith("ko") ? "ko" : "en";  // until the reader chooses one; `state` has it
+function words(name, values = {}) {
+  const text = TEXTS[state.lang][name] ?? TEXTS.en[name] ?? name;
+  return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+}
 // What Python says of a study (`bsweep.core.sentences`, headings of columns), by its English template.
 const SENTENCES = {
   ko: {
@@ -306,6 +318,85 @@ const SENTENCES = {
     "out of memory": "메모리 부족",
     "diverged": "발산",
     "not reached": "도달 못 함",
+    "{items} and {last}": "{items}, {last}",
+    "{heading} {value}": "{heading} {value}",
+    "{value:worker}": "워커 {value}개",
+    "{value:epoch}": "{value}에포크",
+    "base learning rate: {value}": "기본 학습률: {value}",
+    "torch {value}": "torch {value}",
+    "{n:server}": "서버 {n}개",
+    "every {n:step}": "{n}스텝마다",
+    "local batches {batches} on {n:worker}": "워커 {n}개, 워커별 배치 {batches}",
+    "local batch {batch} on {n:worker}": "워커 {n}개, 워커당 배치 {batch}",
+    "global batch {batch}": "전체 배치 {batch}",
+    "{cell} ({more})": "{cell} ({more})",
+    "{seconds} s ({cell})": "{seconds}초 ({cell})",
+    "{n:thread}": "스레드 {n}개",
+    "{n:worker} had {threads}": "워커 {n}개에 {threads}",
+    "{n:worker} had {threads} each": "워커 {n}개에 각각 {threads}",
+    "No speed-up: {cells}.": "속도 향상을 계산하지 않음: {cells}.",
+    "No speed-up between unequal threads: {cells}.": "스레드 수가 달라 속도 향상을 계산하지 않음: {cells}.",
+    "precision on {device}": "{device}의 정밀도",
+    "{value} ({n:run}: {runs})": "{value} (실행 {n}개: {runs})",
+    "{value} ({n:run})": "{value} (실행 {n}개)",
+    "a worker computed with {n:thread} before, and resumes with {now}, probably because it may use another number of cores: results may differ in their last bits from those of a run that was never interrupted, and the speeds before and after do not compare. Resume on as many cores as before, or give launch.threads_per_worker from the beginning": "워커가 전에는 스레드 {n}개로 계산했지만 {now}개로 이어서 합니다. 쓸 수 있는 코어 수가 달라졌기 때문일 것입니다. 중단된 적 없는 실행과 결과의 마지막 비트가 다를 수 있고, 앞뒤의 속도를 비교할 수 없습니다. 전과 같은 수의 코어에서 이어 가거나, 처음부터 launch.threads_per_worker를 지정하세요",
+    "{file} was not written: {problem}": "{file}을(를) 쓰지 못했습니다: {problem}",
+    "no CUDA graph is used: the host launches the kernels of steps one by one ({reason}); graph=false saves the memory of the attempt": "CUDA 그래프를 쓰지 않습니다. 호스트가 스텝의 커널을 하나씩 실행합니다({reason}). graph=false를 쓰면 시도에 드는 메모리를 아낍니다",
+    "a round of {round} examples is longer than an epoch of {epoch}, and workers synchronise at the end of each epoch: they never take all local steps {steps}": "한 라운드의 예제 {round}개가 한 에포크의 {epoch}개보다 많고, 워커는 에포크가 끝날 때마다 동기화하므로 로컬 스텝 {steps}을(를) 모두 하지 못합니다",
+    "data.skip_broken=true left out {n:file} that cannot be read as images": "data.skip_broken=true가 이미지로 읽을 수 없는 파일 {n}개를 제외했습니다",
+    "local batch {batch} of worker {rank} is the largest that its probe had time for: more may fit": "워커 {rank}의 워커당 배치 {batch}은(는) 탐색 시간 안에 잰 가장 큰 값입니다. 더 큰 배치도 들어갈 수 있습니다",
+    "the program reported no score of a test set: call run.evaluated(...)": "프로그램이 테스트 집합의 점수를 알리지 않았습니다. run.evaluated(...)를 호출하세요",
+    "the program timed no step (run.steps): train_seconds is the time from an epoch's beginning to its end, evaluations included": "프로그램이 스텝의 시간을 재지 않았습니다(run.steps). train_seconds는 에포크의 처음부터 끝까지의 시간이며 평가도 포함합니다",
+    "{file}: ignored an incomplete last line of {n:byte}.": "{file}: 끝나지 않은 마지막 줄 {n}바이트를 무시했습니다.",
+    "one worker alone": "워커 하나",
+    "all-reduce": "올리듀스",
+    "native all-reduce": "기본 올리듀스",
+    "ring all-reduce": "링 올리듀스",
+    "tree all-reduce": "트리 올리듀스",
+    "halving-doubling all-reduce": "halving-doubling 올리듀스",
+    "all-reduce in shared memory": "공유 메모리 올리듀스",
+    "parameter server": "파라미터 서버",
+    "local SGD": "로컬 SGD",
+    "native": "기본",
+    "ring": "링",
+    "tree": "트리",
+    "halving-doubling": "halving-doubling 방식",
+    "by the network": "네트워크로",
+    "in shared memory": "공유 메모리로",
+    "by layer": "층별",
+    "by layer in turn": "층별로 번갈아",
+    "by memory": "메모리별",
+    "hashed chunks": "해시한 조각",
+    "synchronous": "동기",
+    "asynchronous": "비동기",
+    "stale-synchronous": "제한된 비동기",
+    "staleness": "허용 지연",
+    "synchronised every": "동기화 간격",
+    "with the workers": "워커와 같은 곳",
+    "overlapped": "겹침",
+    "PowerSGD of rank": "PowerSGD 랭크",
+    "uniform": "균등",
+    "batch by FLOP/s": "FLOP/s별 배치",
+    "batch by memory": "메모리별 배치",
+    "steps by FLOP/s": "FLOP/s별 스텝",
+    "steps by speed": "속도별 스텝",
+    "hybrid": "혼합",
+    "network-aware": "네트워크 고려",
+    "fixed batch": "고정 배치",
+    "batch by schedule": "일정에 따른 배치",
+    "factor": "배수",
+    "epochs between changes": "변경 사이 에포크",
+    "Seesaw's rate": "Seesaw 학습률",
+    "batch raised instead of decay": "학습률 감소 대신 배치 증가",
+    "batch by noise scale": "노이즈 스케일별 배치",
+    "batch by norm test": "노름 검사별 배치",
+    "batch by CABS": "CABS별 배치",
+    "batch by goodput": "굿풋별 배치",
+    "hysteresis": "히스테리시스",
+    "theta": "세타",
+    "global batch at least": "전체 배치 최소",
+    "global batch at most": "전체 배치 최대",
+    "local batch at most": "워커당 배치 최대",
     "run": "실행",
     "status": "상태",
     "strategy": "전략",
@@ -369,6 +460,7 @@ const SENTENCES = {
     "slowdown": "감속",
   },
 };
+const FIELD_OF_TEMPLATE = /\{(\w+)(?::([a-z -]+))?\}/;
 // A sentence in the reader's language, whenever it is made a text: from its template and values, or from its parts.
 class Sentence {
   constructor(told) {
@@ -390,8 +482,24 @@ function sentence(told) {  // of a text, or of what a document has in place of a
   if (typeof told === "string") return Object.hasOwn(SENTENCES.ko, told) ? new Sentence({ template: told, values: {} }) : told;
   const within = (one) => (typeof one === "string" ? one : sentence(one));  // a text in a sentence is a name or a number
   if (told.parts) return new Sentence({ ...told, parts: told.parts.map(within) });
-  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) => [name, within(value)]));
+  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) =>
+    [name, name === "warning" && typeof value === "string" ? recalled(value) : within(value)]));
   return new Sentence({ ...told, values });
+}
+// A record has the English text alone: a sentence is known by its template, if it has enough words of its own.
+const PATTERNS = Object.keys(SENTENCES.ko).map((template) => [template, template.split(FIELD_OF_TEMPLATE)])
+  .filter(([, parts]) => parts.filter((_, at) => at % 3 === 0).join("").length >= 16)
+  .map(([template, parts]) => {
+    const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const pattern = parts.map((part, at) => (at % 3 === 0 ? escaped(part) : at % 3 === 1 ? "(.+?)" : part ? ` ${part}s?` : ""));
+    return { template, names: parts.filter((_, at) => at % 3 === 1), pattern: new RegExp(`^${pattern.join("")}$`, "s") };
+  });
+function recalled(text) {
+  for (const { template, names, pattern } of PATTERNS) {
+    const found = pattern.exec(text);
+    if (found) return new Sentence({ template, values: Object.fromEntries(names.map((name, at) => [name, found[at + 1]])) });
+  }
+  return text;
 }
 function spoken(told) {  // the document, with all of its sentences in the reader's language
   if (told.isSpoken) return told;
@@ -399,6 +507,7 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   for (const name of ["warnings", "why", "missing"]) told[name] = sentence(told[name]);
   told.answer.lines = sentence(told.answer.lines);
   for (const part of told.parts) {
+    part.name = sentence(part.name);
     if (part.sentences) part.sentences = sentence(part.sentences);
     if (part.sure) part.sure = sentence(part.sure);
     if (part.cells) part.cells.problem = sentence(part.cells.problem);
