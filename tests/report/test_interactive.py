@@ -110,7 +110,7 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
             folder, Truth(), batch=batch, needed=0.1, settings={"model.name": "narrow"}
         )
     study = bsweep.load(folder)
-    line = analysis.answer_lines(study)[0]
+    line, sure, *_ = analysis.answer_lines(study)
     best = analysis.answers(study)[analysis.first_place(study) or 0].prediction
     assert best is not None
     assert line.startswith("wide: ")
@@ -121,6 +121,12 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
         assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
         assert said.startswith("wide: ")
         assert line not in said
+        assert page.inner_text("#sure") == sure
+        assert "It is the best cell with probability" in sure
+        assert "cell" in sure.split(". ")[-1]  # the cells that come near
+        go(page, objective="worker_seconds")
+        assert page.inner_text("#sure").startswith("It has the lowest predicted median.")
+        go(page, objective="")
         go(page, measured="1")
         assert f"The study's own answer: {line}" in page.inner_text("#sure")
 
@@ -151,7 +157,8 @@ def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
     assert prediction.evaluate_every_examples == 40_000
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     with opened(browser, tmp_path / "page.html") as page:
-        assert "gives only an upper bound of their time" in page.inner_text("#sure")
+        assert page.inner_text("#sure") == prediction.brief()[1]
+        assert "gives only an upper bound of the time" in page.inner_text("#sure")
         assert "again, with more evaluations" in page.inner_text("#next")
         command = page.inner_text("#next code").split()
         assert not any(word.startswith("global_batch") for word in command)
@@ -251,6 +258,7 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
     return tuple((float(x), float(y)) for x, y in np.asarray(line.get_xydata()))
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
 @pytest.mark.parametrize(
     ("figure", "fragment", "columns"),
     [
@@ -260,9 +268,9 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
     ],
 )
 def test_both_drawings_of_curves_have_the_same_points(
-    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int
+    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int, seeds: int
 ) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4)
+    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4, seeds=seeds)
     study = bsweep.load(tmp_path / "s")
     panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
     on_paper = {points for axes in panels for line in axes.lines if len(points := of(line)) == 4}
@@ -271,8 +279,13 @@ def test_both_drawings_of_curves_have_the_same_points(
         found: dict[str, list[tuple[float, float]]] = {}
         for row in rows(page, "curves"):
             found.setdefault(row["run"], []).append((row["x"], row["y"]))
-    assert len(found) == len(on_paper) == 4
-    np.testing.assert_allclose(sorted(found.values()), sorted(map(list, on_paper)), rtol=1e-6)
+    assert len(found) == 4 * seeds
+    cells: dict[str, list[list[tuple[float, float]]]] = {}
+    for run_id, points in found.items():
+        cells.setdefault(re.sub(r"_s\d+$", "", run_id), []).append(points)
+    means = [np.mean(curves, axis=0).tolist() for curves in cells.values()]  # paper has no seeds
+    assert len(on_paper) == len(means) == 4
+    np.testing.assert_allclose(sorted(means), sorted(map(list, on_paper)), rtol=1e-6)
 
 
 def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis import columns, predicted
+from bsweep.analysis import columns, naming, predicted
 from bsweep.analysis.numbers import plain
-from bsweep.core.sentences import Sentence, first_said, joined, said
+from bsweep.core.sentences import Sentence, first_said, joined, listed_said, said
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
+from bsweep.serve import app
 from tests.report.browser import drawn, go, opened
 from tests.support.synthetic_study import META, write_run
 from tests.support.synthetic_targets import Truth, write_target_run
@@ -32,7 +33,11 @@ HANGUL = re.compile("[가-힣]")
 WORDLESS = {  # in Korean: names, numbers and other sentences alone
     "target_words", "of_chart", "a {score} of {value}", "{where}: {line}", "{runs}: {warning}",
     "{where}:", " for {length}", "{result} and {score} {accuracy}", "{cell}, with {accuracy}",
-    "torch",
+    "torch", "torch {value}", "{heading} {value}", "{items} and {last}", "{cell} ({more})",
+}  # fmt: skip
+NAMES = {  # parts of the names of variants that are names in each language
+    "Horovod", "DDP", "DiLoCo", "Adasum", "FedNova", "fp16", "bf16", "top-k", "DGC", "QSGD",
+    "TernGrad", "signSGD", "PowerSGD",
 }  # fmt: skip
 
 
@@ -77,10 +82,12 @@ def test_each_text_of_the_page_is_there_in_korean() -> None:
 
 def test_each_text_that_the_page_asks_for_is_there() -> None:
     known = texts("en")
-    live = (PACKAGE / "serve/live.js").read_text()
-    page = (STATIC / "page.js").read_text() + live
+    served = "".join(path.read_text() for path in sorted((PACKAGE / "serve").glob("*.js")))
+    page = (STATIC / "page.js").read_text() + served
     asked = {*re.findall(r'words\("(\w+)"[,)]', page)}
-    asked |= {*re.findall(r'data-words="(\w+)"', (PACKAGE / "report/interactive.py").read_text())}
+    for name in ("report/interactive.py", "serve/app.py"):
+        asked |= {*re.findall(r'data-words="(\w+)"', (PACKAGE / name).read_text())}
+    asked |= {*app._COLUMNS}
     assert len(asked) > 60
     assert asked <= known.keys()
 
@@ -89,7 +96,9 @@ def test_each_sentence_of_python_is_there_in_korean() -> None:
     korean = sentences()
     headings = {columns.heading(column.name) for column in columns.RUNS}
     problems = {"out of memory", "diverged", predicted.NOT_REACHED}
-    assert {*templates()} | headings | problems == korean.keys()
+    legends = {column.said for column in columns.RUNS} - {"", "{value}"} | {columns.WITH_HEADING}
+    phrases = naming.PHRASES - NAMES
+    assert {*templates()} | headings | problems | legends | phrases == korean.keys()
     assert {key for key, text in korean.items() if not HANGUL.search(text)} <= WORDLESS
     for key, text in korean.items():
         assert set(FIELD.findall(text)) == set(FIELD.findall(key)), key
@@ -115,6 +124,23 @@ def test_a_sentence_knows_what_it_is_made_of() -> None:
     assert plain({"said": one}, in_english=True) == {"said": "1 run on two nodes"}
     assert not isinstance(plain(one, in_english=True), Sentence)
     assert first_said(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    assert listed_said(["a", "b", "c"], "; ") == "a; b and c"
+    assert listed_said(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+
+
+def test_settings_in_a_sentence_are_sentences() -> None:
+    assert plain(naming.words("num_workers", 4))["template"] == "{value:worker}"
+    seed = naming.words("seed", 3)
+    assert seed == "seed 3"
+    assert plain(seed)["values"]["heading"] == {"template": "seed", "values": {}}
+    variant = naming.words("variant", "local_sgd sync_every 4")
+    assert variant == "local SGD, synchronised every 4"
+    assert [one["parts"][0]["template"] for one in plain(variant)["parts"]] == [
+        "local SGD",
+        "synchronised every",
+    ]
+    assert naming.words("variant", "own {x}, {n:worker}") == "own {x}, {n:worker}"
+    assert columns.heading("optimizer.{x}") == "{x}"
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +150,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
         for workers in (1, 4):
             write_target_run(folder, Truth(), batch=batch, workers=workers, seed=0)
     meta = {**META, "commit": "f" * 40}
-    write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta)
+    lost = "out.safetensors was not written: OSError: no space"
+    write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta, events=(lost,))
     return bsweep.load(folder)
 
 
@@ -148,6 +175,9 @@ def test_a_reader_chooses_the_language_of_all_sentences(
         korean = page.evaluate(lines)
         assert [line for line in korean if not HANGUL.search(line)] == []
         assert not any("{" in line or "object" in line for line in korean)
+        english = r"(local|global) batch \d|\d (worker|run|seed)s?\b|was not written|precision on"
+        assert [line for line in korean if re.search(english, line)] == []
+        assert any("쓰지 못했습니다" in line for line in korean)
         assert "워커당 배치" in page.inner_text("#table thead")
         go(page, lang="en")
         assert page.evaluate(lines) == shown

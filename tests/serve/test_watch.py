@@ -221,7 +221,7 @@ def test_the_index_lists_all_studies_with_their_states(server: Server) -> None:
     with server.events("events") as events:
         told = {news["study"]: news for _, news in (events.get(timeout=PATIENCE) for _ in range(3))}
     assert told["one"]["counts"] == {"completed": 2, "damaged": 1}
-    assert told[HOSTILE]["said"].startswith("1 point: 1 completed")
+    assert told[HOSTILE]["counts"] == {"completed": 1}
     assert "points" not in told["one"]
 
 
@@ -239,7 +239,7 @@ def test_without_a_readable_run_the_page_shows_the_points(server: Server) -> Non
     assert f'href="{server.root}studies/{name}/">' in server.ask()[1]
     status, body, _ = server.ask(f"studies/{name}/")
     assert status == 200
-    assert "There is no report yet: " in body
+    assert "There is no report yet:" in body
     assert "none of its 1 runs can be read" in body
     assert 'id="points"' in body
     assert json.loads(server.ask(f"studies/{name}/status.json")[1])["counts"] == {"damaged": 1}
@@ -423,6 +423,26 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
         assert server.ask("studies/s/events?report=x")[0] == 400
 
 
+@pytest.mark.parametrize("words", [(), ("--beside",)])
+def test_a_new_curve_has_times_as_the_whole_page_has(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    with watching(tmp_path, "s", *words) as server:
+        with server.events("studies/s/events?report=1", "curves") as curves:
+            beside = write_run(study, local_batch=16, meta={**META, "beside_others": True})
+            told = curves.get(timeout=PATIENCE)[1][beside.name]
+        ends = time.monotonic() + PATIENCE
+        while beside.name not in (
+            runs := orjson.loads(server.ask("studies/s/document.json")[1] or "{}").get("runs", {})
+        ).get("run_id", []):
+            server.ask("studies/s/")
+            assert time.monotonic() < ends
+        whole = orjson.loads(server.ask("studies/s/document.json")[1])["curves"]
+    assert told == whole[runs["run_id"].index(beside.name)]
+    assert (None in told["seconds"]) == (not words)
+
+
 def new_page(browser: Any) -> Any:
     page = browser.new_page()
     page.set_default_timeout(1000 * PATIENCE)
@@ -462,6 +482,25 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
         until(page, "document.body.innerText.includes('1 completed, 1 running')")
         page.close()
     assert said == []
+
+
+def test_all_pages_are_there_in_korean(server: Server, browser: Any) -> None:
+    page = new_page(browser)
+    page.goto(f"{server.address}#lang=ko")
+    until(page, "document.body.innerText.includes('점: 2 완료, 1 손상됨')")
+    page.click("li >> nth=0 >> a[data-words]")
+    until(page, "document.querySelectorAll('tbody tr').length === 3")
+    assert page.inner_text("thead tr").split("\t") == [
+        "점", "상태", "에포크", "테스트 정확도", "테스트 손실", "남은 시간"
+    ]  # fmt: skip
+    assert "3 중 3" in page.inner_text("tbody")
+    page.select_option("#lang", "en")
+    assert page.inner_text("thead tr").startswith("point\tstate\tepochs\ttest accuracy")
+    assert "3 of 3" in page.inner_text("tbody")
+    page.click("a[data-words=report]")
+    until(page, "document.body.dataset.drawn")
+    assert "States of all points" in page.inner_text("header")
+    page.close()
 
 
 def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -> None:

@@ -37,6 +37,7 @@ from bsweep.config.card import resolve
 from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.core.sentences import said
 
 __all__ = [
     "PROBE_SCHEMA",
@@ -87,8 +88,12 @@ def doubts(config: RunConfig) -> list[str]:
     except ConfigError:  # no probe is needed if the user gave the batches
         return []
     return [
-        f"local batch {batch} of worker {rank} is the largest that its probe had time for: more "
-        "may fit"
+        said(
+            "local batch {batch} of worker {rank} is the largest that its probe had time for: more "
+            "may fit",
+            batch=batch,
+            rank=rank,
+        )
         for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
         if worker.stopped_by == "seconds" and batch == worker.largest_batch
     ]

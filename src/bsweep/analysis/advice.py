@@ -22,8 +22,7 @@ from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_g
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
 from bsweep.config.target import score_said
-from bsweep.core.sentences import joined, said
-from bsweep.core.words import listed
+from bsweep.core.sentences import joined, listed_said, said
 
 _MAX_NAMED = 3
 
@@ -152,7 +151,8 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", cells
         return
     for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
-        yield ", ".join(words(name, value) for name, value in zip(context, key, strict=True)), group
+        named = (words(name, value) for name, value in zip(context, key, strict=True))
+        yield joined(named, ", "), group
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
@@ -198,7 +198,10 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     if by_time.empty:
         return ""
     ends = (by_time.iloc[0], by_time.iloc[-1])
-    shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
+    shortest, longest = (
+        said("{seconds} s ({cell})", seconds=_shown(row, "train_seconds"), cell=row["brief"])
+        for row in ends
+    )
     return said(
         "Training{length} took {shortest} to {longest}.",
         length=_for(study),
@@ -399,9 +402,8 @@ def _some(names: pd.Series[str]) -> str:
 
     Semicolons take the place of commas where names contain commas.
     """
-    shown, more = list(names[:_MAX_NAMED]), len(names) - _MAX_NAMED
-    comma = "; " if any(", " in name for name in shown) else ", "
-    return listed([*shown, f"{more} more"] if more > 0 else shown, comma)
+    comma = "; " if any(", " in name for name in names[:_MAX_NAMED]) else ", "
+    return listed_said([*names], comma, _MAX_NAMED)
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
@@ -413,20 +415,23 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     named = []
     for row in cells.reset_index().to_dict("records"):
         values: dict[str, Any] = {str(name): value for name, value in row.items()}
-        lists = values["local_batches"]
-        batch = f"local batches {lists}" if lists else f"local batch {values['local_batch']}"
-        batch_and_workers = f"{batch} on {words('num_workers', values['num_workers'])}"
-        said, in_all = (
-            [words(name, values[name]) for name in others if applies(name, values[name])],
-            f"global batch {values['global_batch']}",
-        )
-        if said and settings == others:  # there is no choice of batches and workers
-            named.append((", ".join(said), f"({batch_and_workers}, {in_all})"))
+        lists, workers = values["local_batches"], values["num_workers"]
+        if lists:
+            first = said("local batches {batches} on {n:worker}", batches=lists, n=workers)
         else:
-            named.append((", ".join([batch_and_workers, *said]), f"({in_all})"))
-    return cells.assign(
-        words=[" ".join(name) for name in named], brief=[brief for brief, _ in named]
-    )
+            batch = values["local_batch"]
+            first = said("local batch {batch} on {n:worker}", batch=batch, n=workers)
+        rest = [words(name, values[name]) for name in others if applies(name, values[name])]
+        in_all = said("global batch {batch}", batch=values["global_batch"])
+        if rest and settings == others:  # there is no choice of batches and workers
+            named.append((joined(rest, ", "), joined([first, in_all], ", ")))
+        else:
+            named.append((joined([first, *rest], ", "), in_all))
+    full = [said("{cell} ({more})", cell=brief, more=more) for brief, more in named]
+    columns_of = {"words": full, "brief": [brief for brief, _ in named]}
+    return cells.assign(**{  # as objects, so that they stay sentences
+        name: pd.Series(texts, cells.index, dtype=object) for name, texts in columns_of.items()
+    })  # fmt: skip
 
 
 def against_published(study: Study) -> list[str]:

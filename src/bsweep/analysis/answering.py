@@ -198,7 +198,7 @@ def doubts(study: Study) -> list[str]:
         for text in answer.prediction.warnings if answer.prediction is not None else ():
             found.setdefault(text, []).append(answer.where)
     return [
-        said("prediction ({parts}): {warning}", parts="; ".join(where), warning=text)
+        said("prediction ({parts}): {warning}", parts=joined(where, "; "), warning=text)
         if any(where)
         else said("prediction: {warning}", warning=text)
         for text, where in found.items()
@@ -224,7 +224,7 @@ def what_is_missing(study: Study) -> list[str]:
             places.setdefault(joined(answer.sentences), []).append(answer.where)
     is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
     return [
-        line if is_all else said("{where}: {line}", where="; ".join(filter(None, where)), line=line)
+        line if is_all else said("{where}: {line}", where=joined(where, "; "), line=line)
         for line, where in places.items()
     ]
 
@@ -249,10 +249,13 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     groups = known.groupby(differing, sort=False)
     found = [
         (
-            ", ".join(
-                words(name, value)
-                for name, value in zip(differing, key, strict=True)
-                if applies(name, value)
+            joined(
+                (
+                    words(name, value)
+                    for name, value in zip(differing, key, strict=True)
+                    if applies(name, value)
+                ),
+                ", ",
             ),
             group.index,
         )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep.analysis.numbers import number
-from bsweep.core.words import plural
+from bsweep.core.sentences import Sentence, term
 
 Type = Literal["text", "count", "count_or_null", "number", "flag", "any"]
 Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
@@ -35,7 +35,7 @@ class Column:
             not tell cells apart if it changes only along with the batch size or the workers.
         digits: The format of a number; empty: the format of `number`. A format that ends in `%`
             prints no percent sign, because the heading has it.
-        said: The text of a value in a legend; `(s)` stands for the plural.
+        said: The template of the text of a value in a legend.
         source: Where the value of a run comes from: `start` (its start record), `meta` (its
             `meta.json`), or the name of a setting in the configuration. Empty: from elsewhere, such
             as from its summary.
@@ -65,7 +65,7 @@ RUNS = (
     Column("run_id", "text", "run"),
     Column("status", "text"),
     Column("strategy", "text", source="strategy.name"),
-    Column("num_workers", "count", "workers", said="{} worker(s)"),
+    Column("num_workers", "count", "workers", said="{value:worker}"),
     Column("local_batch", "count"),
     Column("global_batch", "count"),
     Column("seed", "count"),
@@ -85,10 +85,10 @@ RUNS = (
         "epochs",
         role="context",
         source="epochs",
-        said="{} epoch(s)",
+        said="{value:epoch}",
     ),
-    Column("model", "any", role="context", source="model.name", said="{}"),
-    Column("stem", "any", role="context", source="model.stem", said="{}"),
+    Column("model", "any", role="context", source="model.name", said="{value}"),
+    Column("stem", "any", role="context", source="model.stem", said="{value}"),
     Column(
         "model.weights_sha256",
         "any",
@@ -97,28 +97,28 @@ RUNS = (
         source="model.weights_sha256",
         is_always=False,
     ),
-    Column("data", "any", role="context", source="data.name", said="{}"),
+    Column("data", "any", role="context", source="data.name", said="{value}"),
     Column("num_train", "count_or_null", "training examples", role="context", source="start"),
-    Column("optimizer", "any", role="setting", source="optimizer.name", said="{}"),
+    Column("optimizer", "any", role="setting", source="optimizer.name", said="{value}"),
     Column(
         "lr",
         heading="base learning rate",
         role="minor",
         source="optimizer.lr",
-        said="base learning rate: {}",
+        said="base learning rate: {value}",
     ),
     Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),
     Column("accumulation_steps", "any", role="setting"),
-    Column("device", "text", role="context", source="start", said="{}"),
-    Column("hardware", "text", role="context", source="meta", said="{}"),
-    Column("torch", "any", role="context", source="meta", said="torch {}", is_always=False),
-    Column("gpu_software", "any", role="context", source="start", said="{}", is_always=False),
-    Column("precision", "text", role="setting", source="start", said="{}"),
+    Column("device", "text", role="context", source="start", said="{value}"),
+    Column("hardware", "text", role="context", source="meta", said="{value}"),
+    Column("torch", "any", role="context", source="meta", said="torch {value}", is_always=False),
+    Column("gpu_software", "any", role="context", source="start", said="{value}", is_always=False),
+    Column("precision", "text", role="setting", source="start", said="{value}"),
     Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
     Column("batching", "any", "batching", role="setting", source="batching.name", is_always=False),
-    Column("placement", "any", "where the workers ran", role="placement", said="{}"),
+    Column("placement", "any", "where the workers ran", role="placement", said="{value}"),
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),
@@ -366,15 +366,18 @@ def heading(name: str) -> str:
     """
     if name.endswith("_ratio"):
         return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
-    return of(name).heading or name.rpartition(".")[2].replace("_", " ")
+    words = of(name).heading or name.rpartition(".")[2].replace("_", " ")
+    return term(words) if name in _SAID else words  # a user's own names are no templates
 
 
-def said(name: str, text: str) -> str:
+def said(name: str, text: str) -> Sentence:
     """Return a setting in the words of a figure's legend, such as `4 workers`, given its column's
     name and its value as text.
     """
-    template = of(name).said or f"{heading(name)} {{}}"
-    return template.replace("(s)", plural(text)).format(text)
+    return term(of(name).said or WITH_HEADING, heading=heading(name), value=text)
+
+
+WITH_HEADING = "{heading} {value}"  # what a legend says of a column without a template
 
 
 _USERS_OWN = ("target", "root", "path", "tokenizer", "architecture", "options")

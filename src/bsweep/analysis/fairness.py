@@ -111,7 +111,7 @@ def fairness(study: Study) -> list[Fairness]:
     varying = [name for name in apart if table.index.get_level_values(name).nunique() > 1]
     return [
         _of_group(
-            ", ".join(words(n, v) for n, v in zip(apart, key, strict=True) if n in varying),
+            joined((words(n, v) for n, v in zip(apart, key, strict=True) if n in varying), ", "),
             of,
             known,
         )

@@ -53,16 +53,18 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
     return study if beside else without_times(study)
 
 
-def load_run(run_folder: Path) -> Study:
+def load_run(run_folder: Path, *, beside: bool = False) -> Study:
     """Read one run of a study, as a study of that run alone.
 
     Args:
         run_folder: The run's folder.
+        beside: See `load`.
 
     Raises:
         ValueError: If the run cannot be read.
     """
-    return without_times(_from_runs(run_folder.parent, [run_folder]))
+    study = _from_runs(run_folder.parent, [run_folder])
+    return study if beside else without_times(study)
 
 
 def _read(study_dir: str | Path) -> Study:

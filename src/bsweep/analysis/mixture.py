@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.core.words import counted, first_of, minor
+from bsweep.core.sentences import first_said, joined, said
+from bsweep.core.words import minor
 
 _VERSIONS = ("torch", "horovod", "bsweep")
 
@@ -45,7 +46,8 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
         for device, alike in left_open.groupby("device"):
-            found[f"precision on {device}"] = _runs_by(alike["precision"].tolist(), alike["run_id"])
+            named = said("precision on {device}", device=device)
+            found[named] = _runs_by(alike["precision"].tolist(), alike["run_id"])
     return {name: values for name, values in found.items() if len(values) > 1}
 
 
@@ -72,12 +74,11 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
     It also names runs, at most three for each value, of all values but the most common one.
     """
     (common, most), *rare = values.items()
-    return "; ".join(
-        [
-            f"{common} ({counted(len(most), 'run')})",
-            *(f"{value} ({counted(len(ids), 'run')}: {first_of(ids)})" for value, ids in rare),
-        ]
+    others = (
+        said("{value} ({n:run}: {runs})", value=value, n=len(ids), runs=first_said(ids))
+        for value, ids in rare
     )
+    return joined([said("{value} ({n:run})", value=common, n=len(most)), *others], "; ")
 
 
 def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[str]]:

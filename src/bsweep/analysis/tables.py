@@ -26,8 +26,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
-from bsweep.core.sentences import said
-from bsweep.core.words import counted
+from bsweep.core.sentences import joined, said
 
 METRICS = [
     "train_seconds",
@@ -234,10 +233,14 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     for workers in sorted(map(int, mixed["num_workers"].unique())):
         threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
-        threads_of = counts if had else counted(counts, "thread")
-        had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers != 1)}")
-    between_threads = "" if scaling(cells).empty else " between unequal threads"
-    return f"No speed-up{between_threads}: {', '.join(had)}."
+        threads_of = counts if had else said("{n:thread}", n=counts)
+        if workers == 1:
+            had.append(said("{n:worker} had {threads}", n=workers, threads=threads_of))
+        else:
+            had.append(said("{n:worker} had {threads} each", n=workers, threads=threads_of))
+    if scaling(cells).empty:
+        return said("No speed-up: {cells}.", cells=joined(had, ", "))
+    return said("No speed-up between unequal threads: {cells}.", cells=joined(had, ", "))
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:

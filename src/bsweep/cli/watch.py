@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,12 +42,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--beside", action="store_true", help=BESIDE)
     options = parser.parse_args(arguments)
     refuse_missing("bsweep watch", ("starlette", "uvicorn"), "watch")
-    from bsweep.analysis import load
     from bsweep.serve.server import serve
 
-    load_study = functools.partial(load, mix=options.mix, beside=options.beside)
+    where = (options.studies, options.host, options.port)
     try:
-        serve(options.studies, options.host, options.port, _announce, load_study)
+        serve(*where, _announce, mix=options.mix, beside=options.beside)
     except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep
         return 0
     return 0

@@ -35,6 +35,19 @@ def said(template: str, **values: object) -> Sentence:
     Returns:
         The English text.
     """
+    return term(template, **values)
+
+
+def term(template: str, **values: object) -> Sentence:
+    """Return what `said` does, of a template that stands in a table, such as a column's heading.
+
+    Args:
+        template: A text with fields, as in `said`.
+        values: The value of each field.
+
+    Returns:
+        The English text.
+    """
     made = Sentence(_filled(template, values))
     texts = {
         name: value if isinstance(value, Sentence) else str(value) for name, value in values.items()
@@ -78,6 +91,22 @@ def joined(parts: Iterable[str], between: str = " ") -> Sentence:
     made = Sentence(between.join(told))
     made.made_of = {"parts": told, "between": between}
     return made
+
+
+def listed_said(items: Sequence[str], between: str = ", ", most: int = 3) -> Sentence:
+    """Return the first items, such as `a, b and c`, or `a, b, c and 2 more`.
+
+    Args:
+        items: The texts.
+        between: The text between two of them.
+        most: How many of them are named.
+
+    Returns:
+        The list.
+    """
+    if len(items) > most or len(items) < 2:
+        return first_said(items, between, most)
+    return said("{items} and {last}", items=joined(items[:-1], between), last=items[-1])
 
 
 def first_said(items: Sequence[str], between: str = ", ", most: int = 3) -> Sentence:

@@ -16,6 +16,7 @@ from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.regular_files import sha256_of
+from bsweep.core.sentences import said
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -118,14 +119,15 @@ class Recorder:
             )
         else:
             if not self._before.has_scores and not self._config_times_steps:
-                self._warn(
-                    "the program reported no score of a test set: call run.evaluated(...)", once=""
+                message = said(
+                    "the program reported no score of a test set: call run.evaluated(...)"
                 )
-            said = f"reached {self._config.target}" if self.stops == "target" else ""
+                self._warn(message, once="")
+            reached = f"reached {self._config.target}" if self.stops == "target" else ""
             self._write(
                 End(
                     status="completed",
-                    message=said,
+                    message=reached,
                     epochs=self._done,
                     num_steps=self._before.num_steps,
                 )
@@ -289,11 +291,11 @@ class Recorder:
                 "the program timed no step and did not say num_train: wrap its loader in "
                 "run.steps(...), or call bsweep.join(num_train=50000)"
             )
-        self._warn(
+        message = said(
             "the program timed no step (run.steps): train_seconds is the time from an epoch's "
-            "beginning to its end, evaluations included",
-            once="wall",
+            "beginning to its end, evaluations included"
         )
+        self._warn(message, once="wall")
         steps = math.ceil(num_train / self._config.examples_per_step)
         self._seconds = [max(0.0, now - (self._begun_at or now)) / steps] * steps
         self._examples = num_train // self._config.num_workers
@@ -346,8 +348,8 @@ class Recorder:
         return int(told) if told is not None else None
 
     def _num_train(self) -> int | None:
-        said = self._facts.get("num_train")
-        return int(said) if said is not None else self._told_num_train()
+        told = self._facts.get("num_train")
+        return int(told) if told is not None else self._told_num_train()
 
     def _rate(self) -> float | None:
         return learning_rate(self._config) if self._reads_lr else None

@@ -159,13 +159,17 @@ def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
     return [found.get(run_id) for run_id in study.runs["run_id"]]
 
 
-def curve_of(run_folder: Path) -> dict[str, list[float | None]] | None:
+def curve_of(run_folder: Path, *, beside: bool) -> dict[str, list[float | None]] | None:
     """Return the evaluations of one run as `curves` does, read from its folder; None without any.
+
+    Args:
+        run_folder: The run's folder.
+        beside: See `bsweep.load`.
 
     Raises:
         ValueError: If the run cannot be read.
     """
-    return curves(load_run(run_folder))[0]
+    return curves(load_run(run_folder, beside=beside))[0]
 
 
 def _nine(value: Any) -> float | None:
@@ -192,8 +196,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},
         "cells": {name: [*cells[name]] for name in _CELLS},
-        "probability_best": found.choice.probability_best,
-        "probability_close": found.choice.probability_close,
+        "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},
         "evaluate_every_examples": found.evaluate_every_examples,
         "is_check": not found.recommended["num_reached"],  # of the cell to run next

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from bsweep.core.regular_files import read_regular
+from bsweep.core.sentences import said
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
 from bsweep.runlog.files import RunPaths
@@ -278,10 +279,11 @@ def read_records(
             for n, line in enumerate(lines, 1)
             if not line.endswith(dropped)
         ]
-    warning = (
-        f"{path.name}: ignored an incomplete last line of {len(torn)} bytes." if torn else None
+    if not torn:
+        return tuple(records), None
+    return tuple(records), said(
+        "{file}: ignored an incomplete last line of {n:byte}.", file=path.name, n=len(torn)
     )
-    return tuple(records), warning
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:

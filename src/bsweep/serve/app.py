@@ -21,18 +21,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bsweep.analysis import Study
+from bsweep.analysis import load
 from bsweep.core.words import escaped
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
 from bsweep.report.interactive import html_of
+from bsweep.report.page import static
 from bsweep.study.watching import Watched
 
 _LOOK_SECONDS = 1.2  # between two looks at a study; a new record is shown at most this much later
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
-_KINDS = {"watch.js": "text/javascript", "watch.css": "text/css"}
+_KINDS = {
+    "texts.js": "text/javascript", "news.js": "text/javascript", "watch.js": "text/javascript",
+    "watch.css": "text/css",
+}  # fmt: skip
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -42,23 +46,27 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title} - bsweep watch</title>
 <link rel="stylesheet" href="{root}/watch.css">
+<script src="{root}/texts.js" defer></script><script src="{root}/news.js" defer></script>
 <script src="{root}/watch.js" defer></script></head>
 <body data-kind="{kind}" data-events="{events}"><main>
+<select id="lang" aria-label="Language, 언어"></select>
 <h1>{title}</h1>{body}
 </main></body></html>
 """
-_POINTS = """<p id="said" role="status">Loading ...</p><progress id="done" aria-label="Points done">
-</progress><div class="wide"><table><caption id="shown"></caption><thead><tr><th scope="col">point
-</th><th scope="col">state</th><th scope="col">epochs</th><th scope="col">test accuracy</th>
-<th scope="col">test loss</th><th scope="col">time left</th></tr></thead>
-<tbody id="points"></tbody></table></div><p><a href="../">Report</a></p>"""
+_NO_REPORT = '<p><span data-words="no_report">There is no report yet:</span> {}</p>'
+_COLUMNS = ("point", "point_state", "epochs", "test_accuracy", "test_loss", "time_left")
+_POINTS = f"""<p id="said" role="status"></p><progress id="done"></progress><div class="wide">
+<table><caption id="shown"></caption><thead><tr>{
+    "".join(f'<th scope="col" data-words="{name}"></th>' for name in _COLUMNS)
+}</tr></thead><tbody id="points"></tbody></table></div>
+<p><a href="../" data-words="report">Report</a></p>"""
 
 
 class Feed:
     """A study that several readers follow, and at which one of them looks for all."""
 
-    def __init__(self, name: str, folder: Path, load: Callable[[Path], Study]) -> None:
-        self.name, self.watched, self._load = name, Watched(folder), load
+    def __init__(self, name: str, folder: Path, *, mix: bool, beside: bool) -> None:
+        self.name, self.watched, self._mix, self._beside = name, Watched(folder), mix, beside
         self.document: dict[str, Any] = {}
         self.document_version = -1  # the version of the study that the document shows
         self.problem = ""  # why there is no newer document
@@ -96,7 +104,7 @@ class Feed:
                 continue
             curve = None
             with suppress(ValueError, OSError):  # its state says so
-                curve = curve_of(self.watched.folder / run_id)
+                curve = curve_of(self.watched.folder / run_id, beside=self._beside)
             self._curves[run_id] = (key, self.watched.version, curve)
 
     async def renew(self, seconds: float) -> None:
@@ -118,7 +126,7 @@ class Feed:
             self._made, self._cost = time.monotonic(), time.monotonic() - began
 
     def _new_document(self) -> dict[str, Any]:
-        return document_of(self._load(self.watched.folder))
+        return document_of(load(self.watched.folder, mix=self._mix, beside=self._beside))
 
     @property
     def pause(self) -> float:
@@ -138,7 +146,9 @@ class Pages:
         studies: Sequence[Path],
         token: str,
         is_ending: Callable[[], bool],
-        load: Callable[[Path], Study],
+        *,
+        mix: bool,
+        beside: bool,
     ) -> None:
         """Look at the studies for the first time.
 
@@ -147,7 +157,8 @@ class Pages:
             token: The first part of each path.
             is_ending: A function that returns True when the server ends, so that open connections
                 end.
-            load: A function that returns the study in a folder.
+            mix: See `bsweep.load`.
+            beside: See `bsweep.load`.
 
         Raises:
             ValueError: If a folder holds no study.
@@ -157,7 +168,7 @@ class Pages:
             name, number = escaped(folder.resolve().name), 1
             while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
                 number += 1
-            self._feeds[called] = Feed(called, folder, load)
+            self._feeds[called] = Feed(called, folder, mix=mix, beside=beside)
         self._root, self._is_ending = f"/{token}", is_ending
 
     def application(self) -> Starlette:
@@ -184,7 +195,7 @@ class Pages:
     async def _index(self, _: Request) -> Response:
         items = "".join(
             f'<li><a href="{self._root}/studies/{quote(name)}/">{_shown(name)}</a> '
-            f'(<a href="{self._root}/studies/{quote(name)}/points/">points</a>)'
+            f'(<a href="{self._root}/studies/{quote(name)}/points/" data-words="points">points</a>)'
             f'<p data-study="{_shown(name)}"></p></li>'
             for name in self._feeds
         )
@@ -196,9 +207,9 @@ class Pages:
         await feed.look()
         await feed.renew(_RELOAD_SECONDS)
         if not feed.document:
-            problem = f"<p>There is no report yet: {_shown(feed.problem)}</p>"
-            return _page(feed.name, "points", problem + _POINTS, self._root, "events")
-        live = (_FILES / "live.js").read_text("utf-8")
+            body = _NO_REPORT.format(_shown(feed.problem)) + _POINTS
+            return _page(feed.name, "points", body, self._root, "events")
+        live = "".join((_FILES / name).read_text("utf-8") for name in ("news.js", "live.js"))
         return HTMLResponse(await asyncio.to_thread(html_of, feed.document, "", live))
 
     async def _points(self, request: Request) -> Response:
@@ -231,7 +242,8 @@ async def _file(request: Request) -> Response:
     name = request.path_params["file"]
     if name not in _KINDS:
         raise HTTPException(404)
-    return Response((_FILES / name).read_bytes(), media_type=_KINDS[name])
+    text = static(name) if name == "texts.js" else (_FILES / name).read_text("utf-8")
+    return Response(text, media_type=_KINDS[name])
 
 
 def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:

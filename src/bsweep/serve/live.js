@@ -4,27 +4,13 @@ function beAlive() {
   const said = document.createElement("p"), points = document.createElement("a");
   said.id = "live";
   said.setAttribute("role", "status");
-  points.href = "points/";
   byId("summary").after(said, points);
   let news = null, trouble = "live_connects", problem = "";
   const say = () => {
     points.textContent = words("live_points");
-    if (trouble || news.problem) said.textContent = trouble ? words(trouble) : news.problem;
-    else {
-      const counts = Object.entries(news.counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
-      const left = isNumber(news.seconds_left) ? news.seconds_left / Math.max(1, news.sweeps.length) : 0;
-      said.textContent = [
-        words("live_counts", { counts }),
-        left > 0 ? words("live_left", { time: duration(left) }) : "",
-        news.sweeps.length ? "" : words("live_no_sweep"),
-        problem ? words("live_stale", { problem }) : "",
-      ].filter(Boolean).join(" ");
-    }
-  };
-  const duration = (seconds) => {
-    const minutes = Math.floor(Math.round(seconds) / 60), hours = Math.floor(minutes / 60);
-    if (hours) return words("hours_minutes", { hours, minutes: minutes % 60 });
-    return minutes ? words("minutes", { minutes }) : words("whole_seconds", { seconds: Math.round(seconds) });
+    points.href = `points/#lang=${state.lang}`;
+    const stale = problem && !news?.problem ? words("live_stale", { problem }) : "";
+    said.textContent = trouble ? words(trouble) : [newsWords(news), stale].filter(Boolean).join(" ");
   };
   // What is made anew by `update` is found again by its place within what has an id.
   const NEW = "details, pre, input[data-filter]";

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import uvicorn
 
-from bsweep.analysis import Study
 from bsweep.serve.app import Pages
 from bsweep.serve.guard import Guard
 
@@ -22,7 +21,9 @@ def serve(
     host: str,
     port: int,
     announce: Callable[[Sequence[str], bool], None],
-    load: Callable[[Path], Study],
+    *,
+    mix: bool = False,
+    beside: bool = False,
 ) -> None:
     """Serve the pages of studies until the process is interrupted.
 
@@ -32,7 +33,8 @@ def serve(
         port: The port; 0 takes a free one.
         announce: A function that is called once requests are answered. It gets the addresses to
             type, token included, and True if other machines reach the server.
-        load: A function that returns the study in a folder.
+        mix: See `bsweep.load`.
+        beside: See `bsweep.load`.
 
     Raises:
         ValueError: If a folder holds no study, or the address or port cannot be had.
@@ -40,7 +42,8 @@ def serve(
     """
     token = secrets.token_urlsafe(16)
     server: uvicorn.Server
-    app = Pages(studies, token, lambda: server.should_exit, load).application()
+    pages = Pages(studies, token, lambda: server.should_exit, mix=mix, beside=beside)
+    app = pages.application()
     with _listening(host, port) as listening:
         own = ipaddress.ip_address(listening.getsockname()[0])
         port, is_open = listening.getsockname()[1], not own.is_loopback

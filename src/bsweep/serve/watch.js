@@ -3,30 +3,26 @@
 const MOST_ROWS = 300;
 const ORDER = ["running", "failed", "timeout", "out_of_memory", "diverged", "damaged", "interrupted", "new", "completed"];
 const isIndex = document.body.dataset.kind === "index";
-const points = new Map();
+const asked = new URLSearchParams(location.hash.slice(1)).get("lang");
+const state = { lang: Object.hasOwn(TEXTS, asked) ? asked : LANGUAGE };
+const points = new Map(), known = new Map();  // by name: points of the study, and the news of studies
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-let isDrawn = true;
+const byId = (id) => document.getElementById(id);
+let isDrawn = true, trouble = "";
 
 function number(value) {
   return value === null || value === undefined ? "-" : numbers.format(value);
 }
 
-function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "-";
-  const minutes = Math.floor(Math.round(seconds) / 60);
-  if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-  return minutes ? `${minutes} min ${Math.round(seconds) % 60} s` : `${Math.round(seconds)} s`;
-}
-
 function row(point) {
   const line = document.createElement("tr");
-  const isDone = point.status === "completed";
-  const state = point.status.replaceAll("_", " ") + (point.message ? `: ${point.message}` : "");
-  const epochs = point.epochs ? `${number(point.epochs_done)} of ${point.epochs}` : number(point.epochs_done);
-  for (const text of [point.run_id, state, epochs, number(point.test_accuracy), number(point.test_loss),
-    isDone ? "" : duration(point.seconds_left)]) {
-    line.appendChild(document.createElement("td")).textContent = text;
-  }
+  const isTimed = point.status !== "completed" && point.seconds_left !== null && point.seconds_left !== undefined;
+  const status = words("status_" + point.status) + (point.message ? `: ${point.message}` : "");
+  const epochs = number(point.epochs_done);
+  for (const text of [
+    point.run_id, status, point.epochs ? words("epochs_of", { n: epochs, all: point.epochs }) : epochs,
+    number(point.test_accuracy), number(point.test_loss), isTimed ? duration(point.seconds_left) : "",
+  ]) line.appendChild(document.createElement("td")).textContent = text;
   return line;
 }
 
@@ -34,43 +30,57 @@ function draw() {
   isDrawn = true;
   const rank = (point) => (ORDER.indexOf(point.status) + ORDER.length) % ORDER.length;
   const sorted = [...points.values()].sort((one, other) => rank(one) - rank(other));
-  document.getElementById("points").replaceChildren(...sorted.slice(0, MOST_ROWS).map(row));
-  document.getElementById("shown").textContent =
-    sorted.length > MOST_ROWS ? `The first ${MOST_ROWS} of ${sorted.length} points, those at work first.` : "";
+  byId("points").replaceChildren(...sorted.slice(0, MOST_ROWS).map(row));
+  byId("shown").textContent = sorted.length > MOST_ROWS ? words("first_points", { n: MOST_ROWS, all: sorted.length }) : "";
 }
 
-function say(news) {
-  return news.problem || news.said + (news.sweeps.length ? "" : "; no sweep is at work");
+function say() {
+  const said = byId("said"), first = [...known.values()][0];
+  said.classList.toggle("stopped", Boolean(trouble || (!isIndex && first?.problem)));
+  said.textContent = trouble ? words(trouble) : isIndex || !first ? "" : newsWords(first);
+  for (const place of document.querySelectorAll("[data-study]")) {
+    const news = known.get(place.dataset.study);
+    if (news) place.textContent = newsWords(news);
+  }
+}
+
+function translate() {
+  document.documentElement.lang = state.lang;
+  for (const one of document.querySelectorAll("[data-words]")) {
+    one.textContent = words(one.dataset.words, { part: words("part_test") });
+  }
+  for (const one of document.querySelectorAll("a")) one.hash = `lang=${state.lang}`;
+  byId("done")?.setAttribute("aria-label", words("points_done"));
+  say();
+  if (!isIndex) draw();
 }
 
 function update(news) {
-  const said = document.getElementById("said");
-  said.classList.toggle("stopped", news.problem !== "");
-  if (isIndex) {
-    said.textContent = "";
-    for (const place of document.querySelectorAll("[data-study]")) {
-      if (place.dataset.study === news.study) place.textContent = say(news);
-    }
-    return;
-  }
+  known.set(news.study, news);
+  trouble = "";
+  say();
+  if (isIndex) return;
   for (const point of news.points) points.set(point.run_id, point);
   for (const name of news.gone) points.delete(name);
-  said.textContent = say(news);
-  const progress = document.getElementById("done");
-  progress.max = Math.max(1, points.size);
-  progress.value = news.counts.completed || 0;
+  byId("done").max = Math.max(1, points.size);
+  byId("done").value = news.counts.completed || 0;
   if (isDrawn) {
     isDrawn = false;
     requestAnimationFrame(draw);
   }
 }
 
+byId("lang").replaceChildren(...Object.entries(LANGUAGES).map(([lang, name]) => new Option(name, lang, false, lang === state.lang)));
+byId("lang").addEventListener("change", (event) => {
+  state.lang = event.target.value;
+  history.replaceState(null, "", `#lang=${state.lang}`);
+  translate();
+});
+trouble = "live_connects";
+translate();
 const source = new EventSource(document.body.dataset.events);
 source.addEventListener("news", (event) => update(JSON.parse(event.data)));
 source.onerror = () => {
-  const said = document.getElementById("said");
-  said.classList.add("stopped");
-  said.textContent = source.readyState === EventSource.CLOSED
-    ? "The server was started again. Open the address that it has printed."
-    : "The server does not answer. This page tries again.";
+  trouble = source.readyState === EventSource.CLOSED ? "live_moved" : "live_lost";
+  say();
 };

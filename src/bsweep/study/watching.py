@@ -96,7 +96,6 @@ class Watched:
             "version": self.version,
             "problem": self.problem,
             "sweeps": self.sweeps,
-            "said": overview.totals(rows, self._by.source, len(self.sweeps)),
             **overview.sums(rows, self._by.source),
             "points": [self._rows[name].as_json() for name in names if name in self._rows],
             "gone": [name for name in names if name not in self._rows],

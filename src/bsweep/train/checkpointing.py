@@ -13,6 +13,7 @@ import torch
 
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
+from bsweep.core.sentences import said
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.checkpoint_files import (
@@ -166,11 +167,10 @@ def save(job: Job, cursor: Cursor) -> None:
     if job.place.rank == strategy.members[0]:
         if problems:
             checkpoint.remove()
-            job.record(
-                Event(
-                    event="warning", message=f"{checkpoint.folder} was not written: {problems[0]}"
-                )
+            message = said(
+                "{file} was not written: {problem}", file=checkpoint.folder, problem=problems[0]
             )
+            job.record(Event(event="warning", message=message))
         else:
             of_all = {name: digest for one in every for name, digest in one["sha256"].items()}
             checkpoint.complete({**_facts(job, cursor), "sha256": of_all})

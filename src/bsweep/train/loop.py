@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bsweep.batching import Seen
 from bsweep.core import energy, memory
+from bsweep.core.sentences import said
 from bsweep.data import plan
 from bsweep.models import final_file
 from bsweep.numerics import optim
@@ -49,12 +50,12 @@ def train(job: Job, cursor: Cursor | None) -> None:
     loss, accuracy = evaluation.final(job)
     if job.config.keep_weights:
         _keep_weights(job)
-    said = [cursor.reached] if cursor.reached and job.config.stop_at_target else []
-    said += [f"test accuracy {accuracy:.4f}, measured once"] if accuracy is not None else []
+    told = [cursor.reached] if cursor.reached and job.config.stop_at_target else []
+    told += [f"test accuracy {accuracy:.4f}, measured once"] if accuracy is not None else []
     job.record(
         End(
             status="completed",
-            message="; ".join(said),
+            message="; ".join(told),
             epochs=cursor.epoch - 1,
             num_steps=cursor.num_steps,
             final_test_loss=loss,
@@ -71,7 +72,7 @@ def _keep_weights(job: Job) -> None:
     try:
         final_file.write(weights, job.dataset, job.paths.final)
     except (OSError, RuntimeError) as error:
-        message = f"{job.paths.final} was not written: {error}"
+        message = said("{file} was not written: {problem}", file=job.paths.final, problem=error)
         job.record(Event(event="warning", message=message))
 
 

@@ -242,9 +242,9 @@ def _of_misfits(fits: Fits) -> Iterator[str]:
     ):
         if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
             yield said(
-                "what the formula says of the {quantity} differs from the runs by about {missed}, "
-                "but {normal} is normal. Do not rely on cells that were not measured: a formula "
-                "that does not hold can be far off there.",
+                "the formula for the {quantity} misses the runs by about {missed}, but {normal} is "
+                "normal. Do not rely on cells that were not measured: a formula that does not hold "
+                "can be far off there.",
                 quantity=name,
                 missed=f"{missed:.0%}",
                 normal=f"{normal:.0%}",

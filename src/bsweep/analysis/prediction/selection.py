@@ -387,13 +387,13 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
     if len(known) < least_batches:
         if not known:
             few = said(
-                "not enough runs to tell: the steps to {target} are known of no batch size, but a "
-                "curve over batch sizes needs two.",
+                "not enough runs to tell: the steps to {target} are not known for any batch size, "
+                "but a curve over batch sizes needs two.",
                 target=target.said,
             )
             return joined([few, bounded(runs, target)])
         few = said(
-            "not enough runs to tell: the steps to {target} are known of global batch {batch} "
+            "not enough runs to tell: the steps to {target} are known for global batch {batch} "
             "alone, but a curve over batch sizes needs two. Run one more batch size.",
             target=target.said,
             batch=known[0],

@@ -7,7 +7,7 @@ const MAX_CURVES = 100, MAX_LINES = 100, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CH
 const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
 const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
 const DEFAULTS = {
-  lang: navigator.language.startsWith("ko") ? "ko" : "en", theme: "auto", part: "", target: "", objective: "seconds",
+  lang: LANGUAGE, theme: "auto", part: "", target: "", objective: "seconds",
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
@@ -37,12 +37,8 @@ function toTarget(curve, metric, target) {
   return found;
 }
 
-// Words, numbers and elements
+// Numbers and elements
 
-function words(name, values = {}) {
-  const text = TEXTS[state.lang][name] ?? TEXTS.en[name] ?? name;
-  return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
-}
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 function number(value, digits = 4) {
   if (!isNumber(value)) return "–";
@@ -364,7 +360,7 @@ function renderHeader() {
   byId("summary").textContent = words("summary", { runs: rows.length, statuses });
   byId("title").textContent = study.name;
   for (const name of ["map", "curves", "parallel"]) fill(`save-${name}`, saveButtons(name));
-  menu("lang", [["en", "English"], ["ko", "한국어"]], state.lang);
+  menu("lang", Object.entries(LANGUAGES), state.lang);
   menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
 }
 function renderControls() {
@@ -412,12 +408,11 @@ function renderAnswer(cells) {
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
-    notes.push(words(found.evaluate_every_examples && state.objective === "seconds" ? "is_bounded" : best.num_reached ? "is_measured" : "not_measured"));
-    notes.push(state.objective !== "seconds" ? words("sure_objective")
-      : words("sure", { best: found.probability_best.toFixed(2), close: found.probability_close.toFixed(2) }));
+    if (state.objective === "seconds") notes.push(found.sure);
+    else notes.push(words("sure_objective"), best.num_reached ? "" : words("not_measured"));
   } else if (best && !isSaid) notes.push(words("by_runs"));
   if (!own && line) notes.push(words("recomputed", { answer: line }));
-  byId("sure").textContent = notes.join(" ");
+  byId("sure").textContent = notes.filter(String).join(" ");
   renderNext(found, isSaid);
   renderWarnings();
 }
@@ -725,9 +720,9 @@ async function renderRun() {
         pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
         pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
     el("div", { class: "wide" }, pairs(words("events"), [words("after"), words("event"), words("message")],
-      events.map((one) => [number(one.since_start_seconds), one.event, one.message]))),
+      events.map((one) => [number(one.since_start_seconds), one.event, String(recalled(one.message))]))),
     logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
-    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
+    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared).map(([name, value]) => [String(sentence(name)), value]))),
     el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
   ].filter(Boolean));
   if (has["run-curves"]) {

@@ -18,10 +18,7 @@ const TEXTS = {
     best_predicted: "{value}, 90 % interval {low} to {high}",
     best_measured: "{value} (median of {n} runs, {reached} reached it; {low} to {high})",
     best_one: "{value} (one run)",
-    sure: "It is the best cell with probability {best}, and takes at most 5 % longer than the best cell with probability {close}.",
     sure_objective: "It has the lowest predicted median. Probabilities are known for the fastest cell only.",
-    is_measured: "Runs of this cell reached the target.",
-    is_bounded: "Its runs reached the target at their first evaluation, which gives only an upper bound of their time. So the time is predicted.",
     not_measured: "No run of this cell reached the target: run it before you rely on it.",
     by_runs: "This is what the runs show, without a prediction.",
     other_question: "To have the prediction made for what you chose:",
@@ -61,6 +58,9 @@ const TEXTS = {
     batches: "Changes of the batch", events: "Warnings and events", event: "Event", after: "After (s)", logs: "Last lines of its logs",
     message: "Message", provenance: "Code, versions and machine",
     epoch: "Epoch", step_seconds: "seconds of a step", unit_seconds: "seconds of {unit}", yes: "yes", no: "no", unknown: "not known",
+    report: "Report", no_report: "There is no report yet:", points: "points", point: "point", point_state: "state",
+    time_left: "time left", points_done: "Points done", epochs_of: "{n} of {all}",
+    first_points: "The first {n} of {all} points, those at work first.",
     live_points: "States of all points",
     live_counts: "Points: {counts}.",
     live_left: "About {time} left.",
@@ -90,10 +90,7 @@ const TEXTS = {
     best_predicted: "{value}, 90 % 구간 {low}–{high}",
     best_measured: "{value} (실행 {n}개의 중앙값, {reached}개 도달; {low}–{high})",
     best_one: "{value} (실행 1개)",
-    sure: "최선의 조합일 확률은 {best}, 시간이 최선의 조합보다 5 % 이하로만 더 걸릴 확률은 {close}입니다.",
     sure_objective: "예측 중앙값이 가장 낮은 조합입니다. 확률은 가장 빠른 조합에 대해서만 알 수 있습니다.",
-    is_measured: "이 조합의 실행이 목표에 도달했습니다.",
-    is_bounded: "이 조합의 실행은 첫 평가에서 목표에 도달해 시간의 상한만 알 수 있습니다. 그래서 이 시간은 예측값입니다.",
     not_measured: "이 조합에서 목표에 도달한 실행이 없습니다. 믿기 전에 먼저 실행해 보세요.",
     by_runs: "예측 없이 실행 결과만 본 값입니다.",
     other_question: "선택한 조건으로 예측하려면:",
@@ -133,6 +130,9 @@ const TEXTS = {
     batches: "배치 변화", events: "경고와 이벤트", event: "종류", after: "시작 후 (초)", logs: "로그의 마지막 줄",
     message: "메시지", provenance: "코드, 버전, 기계",
     epoch: "에포크", step_seconds: "스텝 시간 (초)", unit_seconds: "{unit}당 시간 (초)", yes: "예", no: "아니요", unknown: "알 수 없음",
+    report: "보고서", no_report: "아직 보고서가 없습니다:", points: "점", point: "점", point_state: "상태",
+    time_left: "남은 시간", points_done: "끝난 점", epochs_of: "{all} 중 {n}",
+    first_points: "점 {all}개 중 처음 {n}개, 작업 중인 것이 먼저입니다.",
     live_points: "모든 점의 상태",
     live_counts: "점: {counts}.",
     live_left: "약 {time} 남음.",
@@ -146,6 +146,12 @@ const TEXTS = {
     whole_seconds: "{seconds}초",
   },
 };
+const LANGUAGES = { en: "English", ko: "한국어" };
+const LANGUAGE = navigator.language.startsWith("ko") ? "ko" : "en";  // until the reader chooses one; `state` has it
+function words(name, values = {}) {
+  const text = TEXTS[state.lang][name] ?? TEXTS.en[name] ?? name;
+  return text.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+}
 // What Python says of a study (`bsweep.core.sentences`, headings of columns), by its English template.
 const SENTENCES = {
   ko: {
@@ -268,7 +274,7 @@ const SENTENCES = {
     "steps to the target": "목표까지의 스텝",
     "seconds of a step": "스텝 시간",
     "{n:run} shared the machine with other runs (launch.parallel). The prediction uses their numbers of steps, but not their times.": "실행 {n}개가 다른 실행과 기계를 함께 썼습니다(launch.parallel). 예측에는 그 스텝 수만 쓰고 시간은 쓰지 않습니다.",
-    "what the formula says of the {quantity} differs from the runs by about {missed}, but {normal} is normal. Do not rely on cells that were not measured: a formula that does not hold can be far off there.": "공식이 말하는 {quantity}이(가) 실행과 약 {missed} 다르지만, 보통은 {normal}입니다. 측정하지 않은 조합을 믿지 마세요. 맞지 않는 공식은 그곳에서 크게 틀릴 수 있습니다.",
+    "the formula for the {quantity} misses the runs by about {missed}, but {normal} is normal. Do not rely on cells that were not measured: a formula that does not hold can be far off there.": "{quantity}의 공식이 실행에서 약 {missed} 벗어나지만, 보통은 {normal}입니다. 측정하지 않은 조합을 믿지 마세요. 맞지 않는 공식은 그곳에서 크게 틀릴 수 있습니다.",
     "{n:run} reached {target} at the first evaluation, so only an upper bound of the steps is known. Evaluate more often ({how}), or choose a target that is harder to reach.": "실행 {n}개가 첫 평가에서 {target}에 도달해 스텝 수의 상한만 알 수 있습니다. 더 자주 평가하거나({how}), 더 어려운 목표를 고르세요.",
     "evaluate_every_examples={every}; a program of your own: call run.evaluated more often": "evaluate_every_examples={every}; 직접 만든 프로그램은 run.evaluated를 더 자주 호출",
     "Predicted: its own runs reached the target at their first evaluation, which gives only an upper bound of the time.": "예측값입니다. 이 조합의 실행은 첫 평가에서 목표에 도달해 시간의 상한만 알 수 있습니다.",
@@ -305,13 +311,92 @@ const SENTENCES = {
     " in {passes} passes": " {passes}번에 나눔",
     "The next best cell is {cell}.": "그다음으로 좋은 조합은 {cell}입니다.",
     "{items} and {n} more": "{items} 외 {n}개",
-    "not enough runs to tell: the steps to {target} are known of no batch size, but a curve over batch sizes needs two.": "실행이 부족합니다: {target}까지의 스텝을 알 수 있는 배치 크기가 없지만, 배치 크기에 대한 곡선에는 둘이 필요합니다.",
-    "not enough runs to tell: the steps to {target} are known of global batch {batch} alone, but a curve over batch sizes needs two. Run one more batch size.": "실행이 부족합니다: {target}까지의 스텝을 전체 배치 {batch}에서만 알 수 있지만, 배치 크기에 대한 곡선에는 둘이 필요합니다. 배치 크기를 하나 더 실행하세요.",
+    "not enough runs to tell: the steps to {target} are not known for any batch size, but a curve over batch sizes needs two.": "실행이 부족합니다: {target}까지의 스텝을 알 수 있는 배치 크기가 없지만, 배치 크기에 대한 곡선에는 둘이 필요합니다.",
+    "not enough runs to tell: the steps to {target} are known for global batch {batch} alone, but a curve over batch sizes needs two. Run one more batch size.": "실행이 부족합니다: {target}까지의 스텝을 전체 배치 {batch}에서만 알 수 있지만, 배치 크기에 대한 곡선에는 둘이 필요합니다. 배치 크기를 하나 더 실행하세요.",
     "{n:round}": "{n}라운드",
     "{n:epoch}": "{n}에포크",
     "out of memory": "메모리 부족",
     "diverged": "발산",
     "not reached": "도달 못 함",
+    "{items} and {last}": "{items}, {last}",
+    "{heading} {value}": "{heading} {value}",
+    "{value:worker}": "워커 {value}개",
+    "{value:epoch}": "{value}에포크",
+    "base learning rate: {value}": "기본 학습률: {value}",
+    "torch {value}": "torch {value}",
+    "{n:server}": "서버 {n}개",
+    "every {n:step}": "{n}스텝마다",
+    "local batches {batches} on {n:worker}": "워커 {n}개, 워커별 배치 {batches}",
+    "local batch {batch} on {n:worker}": "워커 {n}개, 워커당 배치 {batch}",
+    "global batch {batch}": "전체 배치 {batch}",
+    "{cell} ({more})": "{cell} ({more})",
+    "{seconds} s ({cell})": "{seconds}초 ({cell})",
+    "{n:thread}": "스레드 {n}개",
+    "{n:worker} had {threads}": "워커 {n}개에 {threads}",
+    "{n:worker} had {threads} each": "워커 {n}개에 각각 {threads}",
+    "No speed-up: {cells}.": "속도 향상을 계산하지 않음: {cells}.",
+    "No speed-up between unequal threads: {cells}.": "스레드 수가 달라 속도 향상을 계산하지 않음: {cells}.",
+    "precision on {device}": "{device}의 정밀도",
+    "{value} ({n:run}: {runs})": "{value} (실행 {n}개: {runs})",
+    "{value} ({n:run})": "{value} (실행 {n}개)",
+    "a worker computed with {n:thread} before, and resumes with {now}, probably because it may use another number of cores: results may differ in their last bits from those of a run that was never interrupted, and the speeds before and after do not compare. Resume on as many cores as before, or give launch.threads_per_worker from the beginning": "워커가 전에는 스레드 {n}개로 계산했지만 {now}개로 이어서 합니다. 쓸 수 있는 코어 수가 달라졌기 때문일 것입니다. 중단된 적 없는 실행과 결과의 마지막 비트가 다를 수 있고, 앞뒤의 속도를 비교할 수 없습니다. 전과 같은 수의 코어에서 이어 가거나, 처음부터 launch.threads_per_worker를 지정하세요",
+    "{file} was not written: {problem}": "{file}을(를) 쓰지 못했습니다: {problem}",
+    "no CUDA graph is used: the host launches the kernels of steps one by one ({reason}); graph=false saves the memory of the attempt": "CUDA 그래프를 쓰지 않습니다. 호스트가 스텝의 커널을 하나씩 실행합니다({reason}). graph=false를 쓰면 시도에 드는 메모리를 아낍니다",
+    "a round of {round} examples is longer than an epoch of {epoch}, and workers synchronise at the end of each epoch: they never take all local steps {steps}": "한 라운드의 예제 {round}개가 한 에포크의 {epoch}개보다 많고, 워커는 에포크가 끝날 때마다 동기화하므로 로컬 스텝 {steps}을(를) 모두 하지 못합니다",
+    "data.skip_broken=true left out {n:file} that cannot be read as images": "data.skip_broken=true가 이미지로 읽을 수 없는 파일 {n}개를 제외했습니다",
+    "local batch {batch} of worker {rank} is the largest that its probe had time for: more may fit": "워커 {rank}의 워커당 배치 {batch}은(는) 탐색 시간 안에 잰 가장 큰 값입니다. 더 큰 배치도 들어갈 수 있습니다",
+    "the program reported no score of a test set: call run.evaluated(...)": "프로그램이 테스트 집합의 점수를 알리지 않았습니다. run.evaluated(...)를 호출하세요",
+    "the program timed no step (run.steps): train_seconds is the time from an epoch's beginning to its end, evaluations included": "프로그램이 스텝의 시간을 재지 않았습니다(run.steps). train_seconds는 에포크의 처음부터 끝까지의 시간이며 평가도 포함합니다",
+    "{file}: ignored an incomplete last line of {n:byte}.": "{file}: 끝나지 않은 마지막 줄 {n}바이트를 무시했습니다.",
+    "one worker alone": "워커 하나",
+    "all-reduce": "올리듀스",
+    "native all-reduce": "기본 올리듀스",
+    "ring all-reduce": "링 올리듀스",
+    "tree all-reduce": "트리 올리듀스",
+    "halving-doubling all-reduce": "halving-doubling 올리듀스",
+    "all-reduce in shared memory": "공유 메모리 올리듀스",
+    "parameter server": "파라미터 서버",
+    "local SGD": "로컬 SGD",
+    "native": "기본",
+    "ring": "링",
+    "tree": "트리",
+    "halving-doubling": "halving-doubling 방식",
+    "by the network": "네트워크로",
+    "in shared memory": "공유 메모리로",
+    "by layer": "층별",
+    "by layer in turn": "층별로 번갈아",
+    "by memory": "메모리별",
+    "hashed chunks": "해시한 조각",
+    "synchronous": "동기",
+    "asynchronous": "비동기",
+    "stale-synchronous": "제한된 비동기",
+    "staleness": "허용 지연",
+    "synchronised every": "동기화 간격",
+    "with the workers": "워커와 같은 곳",
+    "overlapped": "겹침",
+    "PowerSGD of rank": "PowerSGD 랭크",
+    "uniform": "균등",
+    "batch by FLOP/s": "FLOP/s별 배치",
+    "batch by memory": "메모리별 배치",
+    "steps by FLOP/s": "FLOP/s별 스텝",
+    "steps by speed": "속도별 스텝",
+    "hybrid": "혼합",
+    "network-aware": "네트워크 고려",
+    "fixed batch": "고정 배치",
+    "batch by schedule": "일정에 따른 배치",
+    "factor": "배수",
+    "epochs between changes": "변경 사이 에포크",
+    "Seesaw's rate": "Seesaw 학습률",
+    "batch raised instead of decay": "학습률 감소 대신 배치 증가",
+    "batch by noise scale": "노이즈 스케일별 배치",
+    "batch by norm test": "노름 검사별 배치",
+    "batch by CABS": "CABS별 배치",
+    "batch by goodput": "굿풋별 배치",
+    "hysteresis": "히스테리시스",
+    "theta": "세타",
+    "global batch at least": "전체 배치 최소",
+    "global batch at most": "전체 배치 최대",
+    "local batch at most": "워커당 배치 최대",
     "run": "실행",
     "status": "상태",
     "strategy": "전략",
@@ -375,6 +460,7 @@ const SENTENCES = {
     "slowdown": "감속",
   },
 };
+const FIELD_OF_TEMPLATE = /\{(\w+)(?::([a-z -]+))?\}/;
 // A sentence in the reader's language, whenever it is made a text: from its template and values, or from its parts.
 class Sentence {
   constructor(told) {
@@ -396,8 +482,24 @@ function sentence(told) {  // of a text, or of what a document has in place of a
   if (typeof told === "string") return Object.hasOwn(SENTENCES.ko, told) ? new Sentence({ template: told, values: {} }) : told;
   const within = (one) => (typeof one === "string" ? one : sentence(one));  // a text in a sentence is a name or a number
   if (told.parts) return new Sentence({ ...told, parts: told.parts.map(within) });
-  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) => [name, within(value)]));
+  const values = Object.fromEntries(Object.entries(told.values).map(([name, value]) =>
+    [name, name === "warning" && typeof value === "string" ? recalled(value) : within(value)]));
   return new Sentence({ ...told, values });
+}
+// A record has the English text alone: a sentence is known by its template, if it has enough words of its own.
+const PATTERNS = Object.keys(SENTENCES.ko).map((template) => [template, template.split(FIELD_OF_TEMPLATE)])
+  .filter(([, parts]) => parts.filter((_, at) => at % 3 === 0).join("").length >= 16)
+  .map(([template, parts]) => {
+    const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    const pattern = parts.map((part, at) => (at % 3 === 0 ? escaped(part) : at % 3 === 1 ? "(.+?)" : part ? ` ${part}s?` : ""));
+    return { template, names: parts.filter((_, at) => at % 3 === 1), pattern: new RegExp(`^${pattern.join("")}$`, "s") };
+  });
+function recalled(text) {
+  for (const { template, names, pattern } of PATTERNS) {
+    const found = pattern.exec(text);
+    if (found) return new Sentence({ template, values: Object.fromEntries(names.map((name, at) => [name, found[at + 1]])) });
+  }
+  return text;
 }
 function spoken(told) {  // the document, with all of its sentences in the reader's language
   if (told.isSpoken) return told;
@@ -405,7 +507,9 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   for (const name of ["warnings", "why", "missing"]) told[name] = sentence(told[name]);
   told.answer.lines = sentence(told.answer.lines);
   for (const part of told.parts) {
+    part.name = sentence(part.name);
     if (part.sentences) part.sentences = sentence(part.sentences);
+    if (part.sure) part.sure = sentence(part.sure);
     if (part.cells) part.cells.problem = sentence(part.cells.problem);
   }
   for (const column of told.columns) {
