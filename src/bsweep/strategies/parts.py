@@ -72,8 +72,8 @@ def load(
         for key, value in optimizer.state[parameter].items():
             if not isinstance(value, Tensor):
                 optimizer.state[parameter][key] = named[f"optimizer.{key}.{number}"]
-    for number, group in enumerate(optimizer.param_groups):
-        group.update({key: named[f"group.{number}.{key}"] for key in _numbers(group)})
+    for number, settings in enumerate(optimizer.param_groups):
+        settings.update({key: named[f"group.{number}.{key}"] for key in _numbers(settings)})
 
 
 def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:
                         named[f"optimizer.{key}.{part.name}"] = whole
             else:
                 named[f"optimizer.{key}.{number}"] = value
-    for number, group in enumerate(optimizer.param_groups):
-        named |= {f"group.{number}.{key}": group[key] for key in _numbers(group)}
+    for number, settings in enumerate(optimizer.param_groups):
+        named |= {f"group.{number}.{key}": settings[key] for key in _numbers(settings)}
     return named
 
 
-def _numbers(group: dict[str, Any]) -> list[str]:
+def _numbers(settings: dict[str, Any]) -> list[str]:
     """Return the keys of a parameter group that hold numbers, such as LAMB's count of steps."""
-    return [key for key, value in group.items() if isinstance(value, (int, float, Tensor))]
+    return [key for key, value in settings.items() if isinstance(value, (int, float, Tensor))]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
