@@ -261,23 +261,29 @@ def interval(values: Sequence[float]) -> list[float]:
 
 def of_recorded_policies(page: str) -> Iterator[Told]:
     """The seconds of policies whose runs were timed on their own workers, from the records."""
-    seconds: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in rows("text/policies/runs"):
-        policy, batch = row["batching"] or "fixed", row["global_batch"]
-        rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
-        rule += ", AdaScale" * (row["lr_rule"] == "adascale")
-        evaluations = evaluations_of("text/policies", row["run_id"])
-        needed = crossing(evaluations, float(row["target_loss"]), "train_seconds", "test_loss")
-        seconds[rule][int(row["seed"])] = needed
-    anew = {}
-    for row in rows("text/policies"):
-        own, best = seconds[row["rule"]], seconds[row["best_fixed"]]
-        ratios = interval([math.log(own[seed] / best[seed]) for seed in best])
-        anew[row["rule"]] = [math.exp(value) for value in ratios]
-        told = " ".join(f"{float(row[name]):.3f}" for name in ("ratio", "low", "high"))
-        yield f"text/policies.csv, {row['rule']}", anew[row["rule"]], told
-    for label, ratio, *_ in table(section(page, "Policies on the text"), "on two workers"):
-        yield f"policies on the text, {label}", anew[label.replace("`", "")], ratio
+    for grid, heading, metric in (
+        ("text", "Policies on the text", "loss"),
+        ("groupnorm", "Policies from the best batch", "accuracy"),
+    ):
+        seconds: dict[str, dict[int, float]] = defaultdict(dict)
+        for row in rows(f"{grid}/policies/runs"):
+            policy, batch = row["batching"] or "fixed", row["global_batch"]
+            rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
+            rule += ", AdaScale" * (row["lr_rule"] == "adascale")
+            evaluations = evaluations_of(f"{grid}/policies", row["run_id"])
+            target = float(row[f"target_{metric}"])
+            needed = crossing(evaluations, target, "train_seconds", f"test_{metric}")
+            seconds[rule][int(row["seed"])] = needed
+        anew = {}
+        for row in rows(f"{grid}/policies"):
+            own, best = seconds[row["rule"]], seconds[row["best_fixed"]]
+            ratios = interval([math.log(own[seed] / best[seed]) for seed in best])
+            anew[row["rule"]] = [math.exp(value) for value in ratios]
+            told = " ".join(f"{float(row[name]):.3f}" for name in ("ratio", "low", "high"))
+            yield f"{grid}/policies.csv, {row['rule']}", anew[row["rule"]], told
+        for label, ratio, *_ in table(section(page, heading), "on two workers"):
+            rule = label.replace("`", "").removesuffix(", which keeps the batch")
+            yield f"{heading}, {label}", anew[rule], ratio
 
 
 def of_policies(page: str) -> Iterator[Told]:
