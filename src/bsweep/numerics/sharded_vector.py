@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
-from bsweep.numerics.vector import Flat, Slice, Vector
+from bsweep.numerics.vector import Slice, Vector
 
 
 class ShardedVector(Vector):
@@ -36,7 +36,7 @@ class ShardedVector(Vector):
             slices.append(Slice(name, start, start + size, shape, is_matrix, index))
             start += size
         self.tensors = tuple(one.sharded_param for _, one in every)
-        Flat.__init__(self, slices, self.tensors[0].dtype, self.tensors[0].device)
+        super(Vector, self).__init__(slices, self.tensors[0].dtype, self.tensors[0].device)
         self.gradients.zero_()
         self._parts: dict[nn.Parameter, Tensor] = {}  # of the gradients
         for part, (_, one) in zip(self.slices, every, strict=True):

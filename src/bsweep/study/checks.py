@@ -49,12 +49,9 @@ def check_point(config: RunConfig) -> list[str]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
-        given = config.allocation.local_batches
-        batches = (
-            f"allocation.local_batches={list(given)}"
-            if given
-            else f"local_batch={config.examples_per_pass} x num_workers={config.num_workers}"
-        )
+        batches = f"local_batch={config.examples_per_pass} x num_workers={config.num_workers}"
+        if given := config.allocation.local_batches:
+            batches = f"allocation.local_batches={list(given)}"
         raise ConfigError(
             f"global batch {config.examples_per_step} ({batches} x "
             f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
