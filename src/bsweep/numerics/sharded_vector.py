@@ -1,48 +1,133 @@
-"""The flat vector of a worker that holds a part of every parameter of a model (FSDP2)."""
+"""The flat vector of a worker that holds a part of the parameters of a model, as DTensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
 from bsweep.numerics.vector import Flat, Slice
 
 
+@dataclass(frozen=True, eq=False)
+class OwnPart:
+    """This worker's part of one parameter of a model.
+
+    `move` moves it into a 1-D tensor of `num_elements`, of which the last may be padding. It
+    returns the parameter that the model has from then on, and the same as a DTensor, which may be
+    one object.
+    """
+
+    name: str
+    of: nn.Parameter
+    num_elements: int
+    move: Callable[[Tensor], tuple[nn.Parameter, nn.Parameter]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple((self.of.to_local() if isinstance(self.of, DTensor) else self.of).shape)
+
+
+def of_fsdp(model: nn.Module) -> Iterator[OwnPart]:
+    """Yield this worker's parts of a model that `torch.distributed.fsdp.fully_shard` has split.
+
+    FSDP2 divides each parameter by its first dimension, and gives workers with a smaller part
+    elements without meaning (padding), which stay zero.
+
+    Args:
+        model: The model, some of whose parameters may not be trained.
+    """
+    for name, kept in fsdp_parameters(model):
+        parameter = kept.sharded_param
+        if parameter.requires_grad:
+
+            def move(
+                place: Tensor, kept: object = kept, parameter: nn.Parameter = parameter
+            ) -> tuple[nn.Parameter, nn.Parameter]:
+                move_fsdp_parameter(kept, place)
+                return parameter, parameter
+
+            yield OwnPart(name, parameter, kept.padded_sharded_param_size.numel(), move)
+
+
+def of_layers(model: nn.Module, mesh: DeviceMesh) -> Iterator[OwnPart]:
+    """Yield this worker's parts of a model of which `parallelize_module` has divided some layers.
+    Other parameters are whole and equal on all workers of the mesh.
+
+    Args:
+        model: The model, some of whose parameters may not be trained.
+        mesh: The workers that hold one model together.
+    """
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            holders.setdefault(parameter, []).append((module, name))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+
+            def move(
+                place: Tensor, parameter: nn.Parameter = parameter
+            ) -> tuple[nn.Parameter, nn.Parameter]:
+                if not isinstance(parameter, DTensor):
+                    parameter.data = place.view(parameter.shape).copy_(parameter.data)
+                    same = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
+                    return parameter, nn.Parameter(same)
+                local = parameter.to_local().detach()
+                moved = nn.Parameter(_with_part(parameter, place.view(local.shape).copy_(local)))
+                for module, own_name in holders[parameter]:
+                    setattr(module, own_name, moved)
+                return moved, moved
+
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            yield OwnPart(name, parameter, local.numel(), move)
+
+
+def _with_part(like: DTensor, part: Tensor) -> DTensor:
+    """Return a DTensor of the shape of `like` with another part on this worker."""
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 class ShardedVector(Flat):
     """This worker's parts of a model's parameters and of their gradients, as two flat tensors.
 
-    The model is one that `torch.distributed.fsdp.fully_shard` has split. FSDP2 divides each
-    parameter by its first dimension, and gives workers with a smaller part elements without meaning
-    (padding), which stay zero. The slices include the padding.
-
-    `tensors` are the model's parameters, DTensors of the whole parameters' shapes. Their parts on
-    this worker are views of `parameters`, and those of their `grad` are views of `gradients`.
+    The slices include padding. `tensors` are DTensors of the whole parameters. Their parts on this
+    worker are views of `parameters`, and those of their `grad` are views of `gradients`.
     """
 
     tensors: tuple[nn.Parameter, ...]
 
-    def __init__(self, model: nn.Module) -> None:
-        every = [(name, p) for name, p in fsdp_parameters(model) if p.sharded_param.requires_grad]
-        every.sort(key=lambda item: item[1].sharded_param.dim() < 2)
+    def __init__(self, parts: Iterable[OwnPart]) -> None:
+        every = sorted(enumerate(parts), key=lambda item: item[1].of.dim() < 2)
         slices, start = [], 0
-        for index, (name, one) in enumerate(every):
-            size = one.padded_sharded_param_size.numel()
-            shape = tuple(one.sharded_param.to_local().shape)
-            is_matrix = one.sharded_param.dim() >= 2
-            slices.append(Slice(name, start, start + size, shape, is_matrix, index))
-            start += size
-        self.tensors = tuple(one.sharded_param for _, one in every)
-        super().__init__(slices, self.tensors[0].dtype, self.tensors[0].device)
+        for index, own in every:
+            stop = start + own.num_elements
+            slices.append(Slice(own.name, start, stop, own.shape, own.of.dim() >= 2, index))
+            start = stop
+        first = every[0][1].of
+        super().__init__(slices, first.dtype, first.device)
         self.gradients.zero_()
-        self._parts: dict[nn.Parameter, Tensor] = {}  # of the gradients
-        for part, (_, one) in zip(self.slices, every, strict=True):
-            move_fsdp_parameter(one, self.parameters[part.start : part.stop])
-            self._parts[one.sharded_param] = self._view(self.gradients, part)
-            one.sharded_param.grad = self.whole(self.gradients, part)
+        moved = [
+            own.move(self.parameters[part.start : part.stop])
+            for part, (_, own) in zip(self.slices, every, strict=True)
+        ]
+        self._trained = tuple(trained for trained, _ in moved)  # the model's own
+        self.tensors = tuple(tensor for _, tensor in moved)
+        self._wholes: list[DTensor] = []  # of the gradients
+        for part, tensor in zip(self.slices, self.tensors, strict=True):
+            tensor.grad = self.whole(self.gradients, part)
+            self._wholes.append(tensor.grad)
 
     @property
     def num_parameters(self) -> int:
@@ -60,36 +145,34 @@ class ShardedVector(Flat):
         """
         like = self.tensors[self.slices.index(part)]
         assert isinstance(like, DTensor)
-        return DTensor.from_local(
-            self._view(flat, part),
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
+        return _with_part(like, self._view(flat, part))
 
     def drop_gradients(self) -> None:
-        """Drop all gradients before a step; FSDP2 then stores new ones instead of adding."""
-        for tensor in self.tensors:
+        """Drop all gradients before a step, so that the first pass stores new ones instead of
+        adding.
+        """
+        for tensor in (*self._trained, *self.tensors):
             tensor.grad = None
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy the gradients of `tensors` (default: all) into the gradient vector.
+        """Copy the gradients of all tensors into the gradient vector.
 
         Make each tensor's `grad` a view of this vector. A tensor that no pass reached gets a
         gradient of zero.
         """
         views, gradients = [], []
-        for part, tensor in zip(self.slices, self.tensors, strict=True):
-            view, gradient = self._parts[tensor], tensor.grad
-            tensor.grad = self.whole(self.gradients, part)
+        for part, trained, tensor, whole in zip(
+            self.slices, self._trained, self.tensors, self._wholes, strict=True
+        ):
+            view, gradient = self._view(self.gradients, part), trained.grad
+            trained.grad, tensor.grad = None, whole
             if gradient is None:
                 view.zero_()
-            else:
-                assert isinstance(gradient, DTensor)
-                views.append(view)
-                gradients.append(gradient.to_local())
+                continue
+            views.append(view)
+            if isinstance(gradient, DTensor):
+                gradient = gradient.redistribute(placements=whole.placements).to_local()
+            gradients.append(gradient)
         if views:
             private("copy_each")(views, gradients)
 
