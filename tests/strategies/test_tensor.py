@@ -1,4 +1,4 @@
-"""The strategy `tensor`: workers that compute parts of layers end with the weights of one worker."""
+"""Workers that compute parts of layers (`strategy=tensor`) end with the weights of one worker."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
 )
 from tests.support.running import ROOT, compose, write_text
 
+DROPPING = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:dropping")
 BATCH = ("local_batch=null", "global_batch=24")
 SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 # Three workers share 256 words unevenly.
@@ -73,16 +74,16 @@ def test_norms_are_those_of_whole_layers(optimizer: tuple[str, ...]) -> None:
 
 
 def test_values_are_dropped_as_on_one_worker() -> None:
-    more = (*DIVIDED, "model.options.dropout=0.4")
+    more = DROPPING
     assert_equal(trained(2, "strategy=tensor", "global_batch=24", *more), oracle(24, *more))
 
 
 def test_replicas_drop_other_values_and_agree() -> None:
-    more = (*DIVIDED, "model.options.dropout=0.4", "global_batch=24")
-    first, *others = trained(4, "strategy=tensor", "strategy.replicas=2", *more)
+    how = ("strategy=tensor", "strategy.replicas=2", "global_batch=24")
+    first, *others = trained(4, *how, *DROPPING)
     for worker in others:
         assert torch.equal(worker["parameters"], first["parameters"])
-    assert not torch.allclose(first["parameters"], oracle(24, *more[:-1])["parameters"], rtol=1e-4)
+    assert not torch.allclose(first["parameters"], oracle(24, *DROPPING)["parameters"], rtol=1e-4)
 
 
 def test_layers_that_no_plan_names_stay_equal_bit_for_bit() -> None:

@@ -196,7 +196,23 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
         except NotImplementedError:
             # Some models, such as torchvision's RegNets, read values while they are built.
             model = build(config, num_classes=num_classes, shape=shape)
-    return model.to("meta")
+    return _without_values(model)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Move a model to the meta device. Parameters that several modules have stay one, which they do
+    not with the module's own `to`.
+    """
+    first: dict[int, str] = {}
+    shared: list[tuple[str, str]] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.append((name, first.setdefault(id(parameter), name)))
+    model.to("meta")
+    for name, other in shared:
+        if name != other:
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, model.get_parameter(other))
+    return model
 
 
 def _same_random_numbers() -> AbstractContextManager[None]:

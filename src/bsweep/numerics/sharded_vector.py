@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,77 +15,92 @@ from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, priv
 from bsweep.numerics.vector import Flat, Slice
 
 
-@dataclass(frozen=True, eq=False)
-class OwnPart:
-    """This worker's part of one parameter of a model.
+class OwnPart(ABC):
+    """This worker's part of one parameter of a model."""
 
-    `move` moves it into a 1-D tensor of `num_elements`, of which the last may be padding. It
-    returns the parameter that the model has from then on, and the same as a DTensor, which may be
-    one object.
-    """
-
-    name: str
-    of: nn.Parameter
-    num_elements: int
-    move: Callable[[Tensor], tuple[nn.Parameter, nn.Parameter]]
+    def __init__(self, name: str, of: nn.Parameter) -> None:
+        self.name, self.of = name, of
+        self.shape = tuple((of.to_local() if isinstance(of, DTensor) else of).shape)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple((self.of.to_local() if isinstance(self.of, DTensor) else self.of).shape)
+    def num_elements(self) -> int:
+        """The number of elements, with padding."""
+        return math.prod(self.shape)
+
+    @abstractmethod
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        """Move the part to another place in memory.
+
+        Args:
+            place: A 1-D tensor of `num_elements`.
+
+        Returns:
+            The parameter that the model has from then on, and the same as a DTensor, which may be
+            one object.
+        """
 
 
-def of_fsdp(model: nn.Module) -> Iterator[OwnPart]:
-    """Yield this worker's parts of a model that `torch.distributed.fsdp.fully_shard` has split.
+class _OfFSDP(OwnPart):
+    def __init__(self, name: str, kept: Any) -> None:
+        super().__init__(name, kept.sharded_param)
+        self._kept = kept
+
+    @property
+    def num_elements(self) -> int:
+        return cast(int, self._kept.padded_sharded_param_size.numel())
+
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        move_fsdp_parameter(self._kept, place)
+        return self.of, self.of
+
+
+class _OfLayers(OwnPart):
+    def __init__(self, name: str, of: nn.Parameter, model: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__(name, of)
+        self._model, self._mesh = model, mesh
+
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        whole, view = self.of, place.view(self.shape)
+        if isinstance(whole, DTensor):
+            view.copy_(whole.to_local().detach())
+            moved = nn.Parameter(_with_part(whole, view))
+            module, _, name = self.name.rpartition(".")
+            setattr(self._model.get_submodule(module), name, moved)
+            return moved, moved
+        whole.data = view.copy_(whole.data)
+        same = DTensor.from_local(view, self._mesh, [Replicate()], run_check=False)
+        return whole, nn.Parameter(same)
+
+
+def of_fsdp(model: nn.Module) -> list[OwnPart]:
+    """Return this worker's parts of a model that `torch.distributed.fsdp.fully_shard` has split.
 
     FSDP2 divides each parameter by its first dimension, and gives workers with a smaller part
     elements without meaning (padding), which stay zero.
 
     Args:
-        model: The model, some of whose parameters may not be trained.
+        model: The model.
+
+    Returns:
+        The parts of parameters that are trained, in the model's order.
     """
-    for name, kept in fsdp_parameters(model):
-        parameter = kept.sharded_param
-        if parameter.requires_grad:
-
-            def move(
-                place: Tensor, kept: object = kept, parameter: nn.Parameter = parameter
-            ) -> tuple[nn.Parameter, nn.Parameter]:
-                move_fsdp_parameter(kept, place)
-                return parameter, parameter
-
-            yield OwnPart(name, parameter, kept.padded_sharded_param_size.numel(), move)
+    every = fsdp_parameters(model)
+    return [_OfFSDP(name, kept) for name, kept in every if kept.sharded_param.requires_grad]
 
 
-def of_layers(model: nn.Module, mesh: DeviceMesh) -> Iterator[OwnPart]:
-    """Yield this worker's parts of a model of which `parallelize_module` has divided some layers.
+def of_layers(model: nn.Module, mesh: DeviceMesh) -> list[OwnPart]:
+    """Return this worker's parts of a model of which `parallelize_module` has divided some layers.
     Other parameters are whole and equal on all workers of the mesh.
 
     Args:
-        model: The model, some of whose parameters may not be trained.
+        model: The model. Modules share no parameter that is divided.
         mesh: The workers that hold one model together.
+
+    Returns:
+        The parts of parameters that are trained, in the model's order.
     """
-    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            holders.setdefault(parameter, []).append((module, name))
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-
-            def move(
-                place: Tensor, parameter: nn.Parameter = parameter
-            ) -> tuple[nn.Parameter, nn.Parameter]:
-                if not isinstance(parameter, DTensor):
-                    parameter.data = place.view(parameter.shape).copy_(parameter.data)
-                    same = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
-                    return parameter, nn.Parameter(same)
-                local = parameter.to_local().detach()
-                moved = nn.Parameter(_with_part(parameter, place.view(local.shape).copy_(local)))
-                for module, own_name in holders[parameter]:
-                    setattr(module, own_name, moved)
-                return moved, moved
-
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            yield OwnPart(name, parameter, local.numel(), move)
+    every = model.named_parameters()
+    return [_OfLayers(name, one, model, mesh) for name, one in every if one.requires_grad]
 
 
 def _with_part(like: DTensor, part: Tensor) -> DTensor:
