@@ -19,6 +19,7 @@ from bsweep.config.values import ConfigError
 from tests.support.running import compose
 
 SERVERS = ("strategy=parameter_server",)
+SHARDED = ("local_batch=8", "num_workers=4", "strategy=sharded")
 DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
@@ -308,6 +309,15 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             (*DILOCO, "evaluate_every_examples=9", "strategy.overlap=true"),
             ["evaluate_every_examples=9", "strategy.overlap=false"],
         ),
+        ((*SHARDED, "strategy.replicas=3"), ["replicas=3 with num_workers=4", "a divisor"]),
+        ((*SHARDED, "strategy.replicas=0"), ["strategy.replicas=0"]),
+        ((*SHARDED, "launch.slowdown=[1,1,2,1]"), ["launch.slowdown", "strategy=allreduce"]),
+        ((*SHARDED, "precision=fp16"), ["precision=fp16", "precision=bf16"]),
+        ((*SHARDED, "precision=fp64", "strategy.reduce=bf16"), ["strategy.reduce=bf16"]),
+        ((*SHARDED, "compression=topk"), ["compression=topk", "strategy=sharded"]),
+        ((*SHARDED, "measure.noise_scale=true"), ["noise", "strategy=allreduce"]),
+        ((*SHARDED, "compile=true"), ["compile=true with strategy=sharded"]),
+        ((*SHARDED, "strategy.wrap=layer"), ["strategy.wrap=layer", "'blocks'"]),
         ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
         ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
         ((*DILOCO, "strategy.loss_timeout_seconds=0"), ["strategy.loss_timeout_seconds=0"]),

@@ -244,14 +244,16 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ()),
         (2, ("accumulation_steps=2",)),
         (3, ("strategy.reshard=step", "strategy.wrap=model")),
-        (4, ("strategy.replicas=2",)),
+        (4, ("strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
+        (2, ("optimizer=lamb", "optimizer.lr=0.01")),
+        (2, ("optimizer=lars",)),
     ],
     "tensor": [
         (1, DIVIDED),
         (2, DIVIDED),
         (2, (*DIVIDED, "accumulation_steps=2")),
         (4, DIVIDED),
-        (4, (*DIVIDED, "strategy.replicas=2")),
+        (4, (*DIVIDED, "strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
     ],
 }
 # Local batches of three workers that share a global batch of 24.
@@ -287,7 +289,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
 
 
 def of_one_worker(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(o for o in overrides if o.startswith(("model", "optimizer.")))
+    return tuple(o for o in overrides if o.startswith(("model", "optimizer")))
 
 
 @pytest.mark.parametrize("strategy", UNEVEN)
@@ -373,6 +375,21 @@ def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
             assert epoch["exchange_seconds"] > 0
             assert epoch["exchange_steps"] == 2 * epoch["num_steps"]
     assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
+
+
+@pytest.mark.parametrize(("reshard", "num_gathers"), [("forward", 2), ("step", 1)])
+def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: int) -> None:
+    more = (f"strategy.reshard={reshard}", "accumulation_steps=2")
+    first, _ = trained(2, "strategy=sharded", "global_batch=24", *more)
+    for epoch in first["epochs"]:
+        mine, other = epoch["worker_memory"]
+        assert mine["parameter_bytes"] == other["parameter_bytes"] == mine["gradient_bytes"]
+        assert mine["optimizer_bytes"] == mine["parameter_bytes"], "the momentum of its parts"
+        # Gloo sums by an all-reduce for each worker.
+        expected = (num_gathers + 2) * mine["parameter_bytes"]
+        assert epoch["sent_bytes"] == 2 * epoch["num_steps"] * expected
+    whole = 8 * len(first["parameters"])
+    assert whole <= 2 * mine["parameter_bytes"] < 1.1 * whole, "with padding"
 
 
 def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:

@@ -36,7 +36,7 @@ from bsweep.runlog.checkpoint_files import checkpoints, cut_records
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.train import graph_capture, step, worker
+from bsweep.train import graph_capture, loop, step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
 from bsweep.train.cursor import Cursor
@@ -50,7 +50,7 @@ _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     batching.build,
     warm_up_module.make_steps,
 )
-_PLAIN_SCALED, _PLAIN_LOOP = Job.scaled, worker.loop.train
+_PLAIN_SCALED, _PLAIN_LOOP = Job.scaled, loop.train
 _PLAIN_NO_GRAPH, _PLAIN_CAPTURE = graph_capture.no_graph, graphs.capture
 _PLAIN_CAPTURABLE = optim.capturable
 
@@ -129,7 +129,7 @@ def run(
         _PLAIN_LOOP(job, cursor)
         trained.append(_flat(job.vector))
 
-    worker.loop.train = spying_train
+    loop.train = spying_train
     job = worker.train(config, RunPaths(folder), place)
     num_vectors = _num_vectors(job.vector)
     records = _whole_record(RunPaths(folder))

@@ -120,6 +120,9 @@ def case(
             for policy in POLICIES
         ),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
+        case(2, "strategy=sharded", breaks=IN_STEP),
+        case(2, "strategy=sharded", "optimizer=lamb"),
+        case(4, "strategy=sharded", "strategy.replicas=2", "optimizer=adamw", breaks=((1, 2),)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(
             3,
@@ -184,7 +187,7 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in record.items()
-            if not key.endswith(_MEASURED) and key not in ("time", "servers")
+            if not key.endswith(_MEASURED) and key not in ("time", "servers", "worker_memory")
         }
         for record in records
     ]

@@ -258,6 +258,26 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
         assert said in refused.stderr, refused.stderr
 
 
+def test_four_workers_go_on_with_the_parts_that_two_have_saved(tmp_path: Path) -> None:
+    point = ("global_batch=12", *POINT, *EPOCHS[1:], "strategy=sharded", "optimizer=adamw")
+    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
+    assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
+    (source,) = runs(tmp_path)
+    on_four = (*point, "num_workers=4", "strategy.replicas=2", f"resume_from={source.folder}")
+    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
+    result = bsweep("run", *on_four, "study=four", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (whole,), (four,) = runs(tmp_path, "whole"), runs(tmp_path, "four")
+    ours, theirs = records_of(four)["epoch"], records_of(whole)["epoch"]
+    assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
+    for key in ("train_loss", "test_loss"):
+        values = ([epoch[key] for epoch in epochs] for epochs in (ours, theirs))
+        assert next(values) == pytest.approx(next(values), rel=1e-3)
+    refused = bsweep(*("run", *on_four[:-2], "strategy=ddp", on_four[-1]), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "strategy=sharded in both runs" in refused.stderr, refused.stderr
+
+
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
     """It is told once by a signal, and once by its file."""
     times = ("epochs=150", "checkpoint_every=1000s")

@@ -232,6 +232,13 @@ SERVERS = (
     Column("load"),
 )
 WAITS = (*_again(RUNS, "run_id"), Column("worker", "count"), *_again(EPOCHS, "wait_seconds"))
+MEMORY = (
+    *_again(WAITS, "run_id", "worker"),
+    Column("parameter_bytes", "count_or_null"),
+    Column("gradient_bytes", "count_or_null"),
+    Column("optimizer_bytes", "count_or_null", "optimizer state"),
+    Column("peak_bytes", "count_or_null"),
+)
 ROUNDS = (
     *_again(EPOCHS, "run_id", "epoch"),
     Column("round", "count"),
@@ -255,6 +262,7 @@ TABLES = {  # the tables of a study
     "noise_of_layers": NOISE_OF_LAYERS,
     "servers": SERVERS,
     "waits": WAITS,
+    "memory": MEMORY,
     "rounds": ROUNDS,
 }
 COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
@@ -293,6 +301,7 @@ _SAID = {
     for column in (
         *COMPUTED,
         *ROUNDS,
+        *MEMORY,
         *WAITS,
         *SERVERS,
         *NOISE_SCALES,

@@ -52,6 +52,8 @@ class Study:
             time.
         `waits`: The seconds that each worker of a run waited for slower workers, summed over
             epochs.
+        `memory`: The bytes of each worker's parts of the model and of its peak, the largest of all
+            epochs; see `bsweep.runlog.records.WorkerMemory`.
         `rounds`: One row for each run, round and worker, with the seconds that
             `bsweep.runlog.records.Round` tells apart. `train_loss` and `num_examples` are those
             of the whole round.
@@ -89,6 +91,7 @@ class Study:
     provenance: pd.DataFrame
     servers: pd.DataFrame
     waits: pd.DataFrame
+    memory: pd.DataFrame
     rounds: pd.DataFrame
     skipped: Mapping[str, str] = field(default_factory=dict)
 

@@ -53,7 +53,7 @@ _DIGEST = "model.weights_sha256"  # tells pretrained weights apart, wherever the
 _DIGITS = 8  # of a digest, for people to read
 
 # The fields of an epoch's record that are no columns of `epochs`.
-NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "servers")
+NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "worker_memory", "servers")
 
 
 def rows_of(run: Run) -> dict[str, Rows]:
@@ -82,6 +82,7 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "events": _event_rows(run.records),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
+        "memory": _memory_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
         "provenance": [_shown(_provenance(run.meta))],
     }
@@ -290,6 +291,18 @@ def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     told = [waits for epoch in epochs if (waits := epoch.get("worker_wait_seconds"))]
     by_worker = enumerate(zip_longest(*told, fillvalue=0.0))
     return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in by_worker]
+
+
+def _memory_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return one row for each worker of a run, with the largest values of all epochs."""
+    told = [memory for epoch in epochs if (memory := epoch.get("worker_memory"))]
+    names = [name for name in columns.names(columns.MEMORY) if name not in ("run_id", "worker")]
+    rows = []
+    for worker, of_worker in enumerate(zip_longest(*told, fillvalue={})):
+        values = {name: [one[name] for one in of_worker if one.get(name)] for name in names}
+        largest = {name: max(found, default=None) for name, found in values.items()}
+        rows.append({"worker": worker, **largest})
+    return rows
 
 
 _BY_WORKER = {

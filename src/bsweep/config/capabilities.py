@@ -74,6 +74,11 @@ class Capabilities:
     state after each step. Any number of workers can then resume from the state of one.
     """
 
+    loads_any_parts: bool = False
+    """True if workers hold parts of a model, and any number of workers can resume from the parts of
+    a checkpoint.
+    """
+
     outlives_workers: bool = False
     """True if the remaining workers can continue or stop cleanly when a worker is lost."""
 

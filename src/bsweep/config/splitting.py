@@ -78,6 +78,7 @@ class ShardedConfig(SplitConfig):
     reduce: Literal["fp32", "bf16"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, loads_any_parts=True)
 
     def data_parallel_size(self, num_workers: int) -> int:
         """Return the number of workers: each takes a part of every batch, and computes with the

@@ -87,7 +87,8 @@ def fsdp_parameters(model: nn.Module) -> list[tuple[str, Any]]:
     """Return what FSDP2 keeps for each parameter of a model that it splits, by the parameter's name
     and in the model's order.
     """
-    states = [m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")]
+    modules: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
+    states = [module._get_fsdp_state() for module in modules]
     groups = [
         group
         for state in states

@@ -4,10 +4,11 @@ classes, mean and deviation of the data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bsweep import models
 from bsweep.config import own
@@ -17,25 +18,24 @@ from bsweep.data.dataset import Dataset
 from bsweep.runlog.files import RunPaths
 
 
-def write(model: nn.Module, dataset: Dataset, path: Path) -> None:
+def write(weights: Mapping[str, Tensor], dataset: Dataset, path: Path) -> None:
     """Write the weights of a trained model, the shape of its examples, and the classes, the mean
     and the standard deviation of its data to a file.
 
     Args:
-        model: The trained model.
+        weights: The trained parameters and the buffers, by name.
         dataset: The data that the model was trained on.
         path: The file.
 
     Raises:
         OSError, RuntimeError: If the file cannot be written.
     """
-    weights = {
-        name: value.detach().to("cpu", copy=True).contiguous()
-        for name, value in model.state_dict().items()
+    copies = {
+        name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()
     }
     tensor_files.write_tensors(
         {
-            "weights": weights,
+            "weights": copies,
             "shape": list(dataset.train_inputs.shape[1:]),
             "num_classes": dataset.num_classes,
             "classes": list(dataset.classes),

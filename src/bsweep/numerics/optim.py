@@ -27,7 +27,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.torch_private import private
 from bsweep.core.torchvision_shim import import_torchvision
-from bsweep.numerics.vector import Flat
+from bsweep.numerics.vector import Flat, part_of
 
 
 def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
@@ -189,14 +189,13 @@ _ONE_CYCLE_RISE = 0.3
 
 def rehearse(optimizer: Optimizer) -> None:
     """Make a trial step of the optimizer, then restore the parameters and the optimizer's state."""
-    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    tensors = [part_of(tensor) for group in optimizer.param_groups for tensor in group["params"]]
     before = [tensor.detach().clone() for tensor in tensors]
     state = copy.deepcopy(optimizer.state_dict())
     optimizer.step()
     optimizer.load_state_dict(state)
     with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):  # torch copies no list of DTensors
-            tensor.copy_(value)
+        private("copy_each")(tensors, before)
 
 
 def load_in_place(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -237,6 +236,11 @@ def undone(optimizer: Optimizer) -> Iterator[None]:
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
     values = (value for state in optimizer.state.values() for value in state.values())
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of this process's parts of an optimizer's state, such as momentum."""
+    return sum(part_of(tensor).nbytes for tensor in _state_tensors(optimizer))
 
 
 @contextmanager

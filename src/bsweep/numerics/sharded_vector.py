@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
-from bsweep.numerics.vector import Flat, Slice
+from bsweep.numerics.vector import Flat, Slice, Vector
 
 
 class OwnPart(ABC):
@@ -115,7 +115,7 @@ def _with_part(like: DTensor, part: Tensor) -> DTensor:
     )
 
 
-class ShardedVector(Flat):
+class ShardedVector(Vector):
     """This worker's parts of a model's parameters and of their gradients, as two flat tensors.
 
     The slices include padding. `tensors` are DTensors of the whole parameters. Their parts on this
@@ -132,7 +132,7 @@ class ShardedVector(Flat):
             slices.append(Slice(own.name, start, stop, own.shape, own.of.dim() >= 2, index))
             start = stop
         first = every[0][1].of
-        super().__init__(slices, first.dtype, first.device)
+        Flat.__init__(self, slices, first.dtype, first.device)
         self.gradients.zero_()
         moved = [
             own.move(self.parameters[part.start : part.stop])
@@ -149,19 +149,21 @@ class ShardedVector(Flat):
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)
 
-    def whole(self, flat: Tensor, part: Slice) -> DTensor:
+    def whole(self, flat: Tensor, part: Slice, start: int = 0) -> DTensor:
         """Return the tensor of one slice as a DTensor, whose part on this worker is a view.
 
         Args:
-            flat: A tensor as long as `parameters`, such as a state of the optimizer.
+            flat: A tensor with an element for each of `parameters` from `start` on, such as a state
+                of the optimizer.
             part: One of `slices`.
+            start: The index in `parameters` of the first element of `flat`.
 
         Returns:
             A DTensor with the shape of the whole parameter.
         """
         like = self.tensors[self.slices.index(part)]
         assert isinstance(like, DTensor)
-        return _with_part(like, self._view(flat, part))
+        return _with_part(like, _view(flat[part.start - start :], part.shape))
 
     def drop_gradients(self) -> None:
         """Drop all gradients before a step, so that the first pass stores new ones instead of
@@ -180,7 +182,7 @@ class ShardedVector(Flat):
         for part, trained, tensor, whole in zip(
             self.slices, self._trained, self.tensors, self._wholes, strict=True
         ):
-            view, gradient = self._view(self.gradients, part), trained.grad
+            view, gradient = _view(self.gradients[part.start :], part.shape), trained.grad
             trained.grad, tensor.grad = None, whole
             if gradient is None:
                 view.zero_()
@@ -192,5 +194,6 @@ class ShardedVector(Flat):
         if views:
             private("copy_each")(views, gradients)
 
-    def _view(self, flat: Tensor, part: Slice) -> Tensor:
-        return flat[part.start : part.start + math.prod(part.shape)].view(part.shape)
+
+def _view(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return flat[: math.prod(shape)].view(shape)

@@ -40,6 +40,14 @@ class Slice:
         return self.stop - self.start
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds: the whole tensor, unless it is a DTensor
+    of torch, whose parts lie on several workers.
+    """
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
 GRADIENT_PLACE = "gradient_place"
 """The name of the attribute in which a parameter tensor holds its part of the gradient vector.
 

@@ -174,6 +174,20 @@ class ServerLoad:
     queue_seconds: Amount
 
 
+@dataclass(frozen=True)
+class WorkerMemory:
+    """The memory of one worker's parts of the model, in bytes.
+
+    `optimizer_bytes` is that of the optimizer's state, such as momentum. `peak_bytes` is the peak
+    of all memory of the process (on GPUs: of the GPU) while it trained; null if it is not measured.
+    """
+
+    parameter_bytes: Natural
+    gradient_bytes: Natural
+    optimizer_bytes: Natural
+    peak_bytes: Natural | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The bytes and the seconds of the exchanges in one stretch of training, such as an epoch; a
@@ -222,9 +236,10 @@ class Epoch:
     workers. `exchange_steps` counts the messages that had to follow one another, on the worker with
     the most. `servers` has the work of each parameter server, see `ServerLoad`.
 
-    Memory and energy: `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's
-    first evaluation. `evaluation_peak_memory_bytes` is that of rank 0 during the evaluation at the
-    epoch's end, which uses batches of another size. `energy_joules` is the energy that all workers'
+    Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
+    `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
+    `evaluation_peak_memory_bytes` is that of rank 0 during the evaluation at the epoch's end, which
+    uses batches of another size. `energy_joules` is the energy that all workers'
     GPUs used or, for workers on CPUs, that the processors of their hosts used. It covers the time
     from the epoch's beginning to its last step, with checkpoints but without evaluations. It is
     null if the hardware does not report energy, and for an epoch that was resumed in the middle.
@@ -252,6 +267,7 @@ class Epoch:
     servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
     learning_rate: Rate | None
     global_batch: Natural
+    worker_memory: tuple[Annotated[Mapping[str, Any], _as(WorkerMemory)], ...] | None = None
     peak_memory_bytes: Natural | None
     evaluation_peak_memory_bytes: Natural | None = None
     skipped_steps: Natural | None = None

@@ -154,6 +154,11 @@ class Strategy(ABC):
     passes_together = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
+    saves_model = False
+    """True if `save_elsewhere` and `load_elsewhere` save and restore the parameters and the
+    optimizer's state, because no worker holds all of them.
+    """
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 
@@ -202,7 +207,7 @@ class Strategy(ABC):
         """
         return torch.zeros_like(parameters)
 
-    def vector(self, model: nn.Module) -> Flat:
+    def vector(self, model: nn.Module) -> Vector:
         """Return the vector of the parameters that this worker holds, whose tensors are the
         model's from now on.
 
@@ -417,6 +422,18 @@ class Strategy(ABC):
             state: The values of this worker from a checkpoint, by name.
         """
         self.meter = Meter(**state["meter"])
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the whole model's parameters and buffers by name. All workers call it together,
+        after training.
+
+        Args:
+            model: This worker's model, or the part of it that it holds.
+
+        Returns:
+            The tensors; those of the lowest rank that still takes part count.
+        """
+        return dict(model.state_dict())
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Make helpers of the workers, such as parameter servers, save their state in a checkpoint.

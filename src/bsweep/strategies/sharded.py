@@ -9,15 +9,19 @@ replica hold one model together, and equal parts are summed between replicas.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
 
 from bsweep import models
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import ShardedConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.sharded_vector import ShardedVector, of_fsdp
+from bsweep.numerics.vector import Flat
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.splitting import Split
 
@@ -47,3 +51,36 @@ class Sharded(Split):
                 mp_policy=rounded,
             )
         return ShardedVector(of_fsdp(model))
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        super().prepare(vector, optimizer)
+        self._num_passes = 0  # of the step so far
+
+    def passes(self) -> AbstractContextManager[None]:
+        self._num_passes += 1
+        return super().passes()
+
+    def step(self) -> None:
+        num_bytes = self._num_passes * self._bytes_of_pass()
+        self.meter.sent_bytes += num_bytes
+        self.meter.received_bytes += num_bytes
+        self._num_passes = 0
+        super().step()
+
+    def rehearse(self) -> None:
+        super().rehearse()
+        self._num_passes = 0
+
+    def _bytes_of_pass(self) -> int:
+        """Return the bytes that a worker sends in one pass, if all collectives are rings.
+
+        Gloo sums and scatters gradients by an all-reduce for each worker, which sends twice as much
+        as NCCL's reduce-scatter.
+        """
+        gradients, parameters = self._parts.gradients, self._parts.parameters.nbytes
+        num_gathers = 1 + (self._config.reshard == "forward")  # before the backward pass again
+        element_bytes = 2 if self._config.reduce == "bf16" else gradients.element_size()
+        summed = gradients.numel() * element_bytes
+        within = num_gathers * parameters + (1 + (not gradients.is_cuda)) * summed
+        replicas = self.num_replicas
+        return (self.num_parts - 1) * within + 2 * (replicas - 1) * summed // replicas

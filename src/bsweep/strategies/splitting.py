@@ -7,10 +7,12 @@ is not measured.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -18,10 +20,13 @@ from bsweep.config.run import RunConfig
 from bsweep.config.splitting import SplitConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
+from bsweep.numerics.sharded_vector import ShardedVector
 from bsweep.numerics.vector import Flat
+from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
+from bsweep.strategies import parts
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.process_group import TorchStrategy
@@ -33,6 +38,7 @@ class Split(TorchStrategy, InBackward):
     """
 
     passes_together = True
+    saves_model = True
 
     def __init__(
         self, config: RunConfig, strategy: SplitConfig, place: Place, paths: RunPaths
@@ -57,7 +63,8 @@ class Split(TorchStrategy, InBackward):
         return DeviceMesh(device.type, ranks, mesh_dim_names=("replica", "part"))
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        self._vector, self._optimizer = vector, optimizer
+        assert isinstance(vector, ShardedVector)
+        self._parts, self._optimizer = vector, optimizer
 
     def before_last_pass(self) -> None:
         """Do nothing: each pass exchanges, because no worker can compute one alone."""
@@ -70,6 +77,18 @@ class Split(TorchStrategy, InBackward):
 
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        with worker_lost():
+            return cast("dict[str, Tensor]", get_model_state_dict(model, options=whole))
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
+        return parts.save(self._parts, self._optimizer, checkpoint.folder, self.workers)
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        parts.load(self._parts, self._optimizer, checkpoint.folder, self.workers)
+        return True
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()

@@ -48,6 +48,7 @@ class TensorParallel(Split):
 
     def vector(self, model: nn.Module) -> ShardedVector:
         mesh = self.mesh(model)
+        self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         self._between = Wire(mesh.get_group("replica"), self.replica, self.num_replicas)
         plans.apply(plans.of(self._card, model), model, mesh["part"])
         # Cross-entropy of logits of which each worker has some, and its backward pass.
@@ -61,15 +62,19 @@ class TensorParallel(Split):
             yield
 
     def step(self) -> None:
-        self._sum_between_replicas(self._vector.gradients)
+        self._sum_between_replicas(self._parts.gradients)
         with exchange_lost(), ExitStack() as counting:
             self._count(None, counting)
             self._optimizer.step()
 
     def rehearse(self) -> None:
-        self._sum_between_replicas(self._vector.gradients)
+        self._sum_between_replicas(self._parts.gradients)
         super().rehearse()
         self.meter = Meter()
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        whole = super().weights(model)
+        return {name: tensor.view(self._shapes[name]) for name, tensor in whole.items()}
 
     def close(self) -> None:
         self._for_losses.close()

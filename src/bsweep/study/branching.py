@@ -96,14 +96,17 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
             "completed or diverged: give a run that was interrupted after it had saved a "
             "checkpoint."
         )
-    for run, whose in ((config, "this run's"), (other, "that run's")):
-        if not run.strategy.can.replicates or run.compression.builds:
-            yield (
-                f"with {whose} strategy={run.strategy.name} and "
-                f"compression={run.compression.name}, bsweep does not assume that all workers have "
-                "the same state, so no other workers can continue the run: use single, horovod, "
-                "allreduce or ddp, with compression=none and without strategy.hook=powersgd."
-            )
+    both = config.strategy.can, other.strategy.can
+    if not all(can.loads_any_parts for can in both):
+        for run, whose in ((config, "this run's"), (other, "that run's")):
+            if not run.strategy.can.replicates or run.compression.builds:
+                yield (
+                    f"with {whose} strategy={run.strategy.name} and "
+                    f"compression={run.compression.name}, bsweep does not assume that all workers "
+                    "have the same state, so no other workers can continue the run: use single, "
+                    "horovod, allreduce or ddp, with compression=none and without "
+                    "strategy.hook=powersgd, or strategy=sharded in both runs."
+                )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (
             f"batching={config.batching.name} chose its batch sizes for the global batch, "

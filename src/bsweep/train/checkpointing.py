@@ -205,10 +205,11 @@ def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
 
 
 def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
-    scale = job.vector.scale
+    scale, strategy = job.vector.scale, job.strategy
+    is_own = not strategy.replicates and not strategy.saves_model
     on_gpu = {"cuda": torch.cuda.get_rng_state()} if job.device.type == "cuda" else {}
     return {
-        "model": None if job.strategy.replicates else _model_state(job),
+        "model": _model_state(job) if is_own else None,
         "strategy": job.strategy.own_state(),
         "scale": scale.state if scale else {},
         # BatchNorm's buffers differ between workers until an evaluation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.errors import Diverged
 from bsweep.runlog.measured import NoiseScale
-from bsweep.runlog.records import End, Epoch, Event, Round, Step
+from bsweep.runlog.records import End, Epoch, Event, Round, Step, WorkerMemory
 from bsweep.strategies import Rounds
 from bsweep.train import evaluation, graph_capture, step
 from bsweep.train.checkpointing import Keeper
@@ -65,10 +65,11 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
 def _keep_weights(job: Job) -> None:
     """Write the trained weights; the lowest rank that still takes part writes them."""
+    weights = job.strategy.weights(job.model)
     if job.place.rank != job.strategy.members[0]:
         return
     try:
-        final_file.write(job.model, job.dataset, job.paths.final)
+        final_file.write(weights, job.dataset, job.paths.final)
     except (OSError, RuntimeError) as error:
         message = f"{job.paths.final} was not written: {error}"
         job.record(Event(event="warning", message=message))
@@ -151,6 +152,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         step_seconds_p95=_quantile(seconds, 0.95),
         learning_rate=job.optimizer.param_groups[0]["lr"],
         global_batch=cursor.global_batch,
+        worker_memory=_worker_memory(job, peak_memory_bytes),
         peak_memory_bytes=peak_memory_bytes,
         evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
         skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
@@ -159,6 +161,17 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         wait_seconds=sum(waits) / len(waits) if waits else None,
         **traffic,
     )
+
+
+def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
+    """Return the memory of each worker that still takes part, in the form of `WorkerMemory`."""
+    own = WorkerMemory(
+        parameter_bytes=job.vector.parameters.nbytes,
+        gradient_bytes=job.vector.gradients.nbytes,
+        optimizer_bytes=optim.state_bytes(job.optimizer),
+        peak_bytes=peak_bytes,
+    )
+    return tuple(job.strategy.gather_json(asdict(own)))
 
 
 def _train_steps(
