@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
     num_divided = 64 * 24 + 24 + 24 * 16
     own_part = len(first["parameters"]) - num_divided // 2
     assert first["epochs"][0]["sent_bytes"] == pytest.approx(in_passes / 2 + 4 * 8 * own_part, 0.05)
+
+
+def test_vgg16_divides_its_large_layers_evenly() -> None:
+    config = compose("model=vgg16", "data=synthetic", "strategy=tensor", "num_workers=3")
+    models.check_model(replace(config, num_workers=4), 10, (3, 32, 32))
+    with pytest.raises(ConfigError, match=r"classifier.0: its 4096 values .* the 3 workers"):
+        models.check_model(config, 10, (3, 32, 32))
 
 
 def test_heads_that_workers_cannot_share_are_refused() -> None:
