@@ -130,7 +130,9 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
 
 
 def test_vgg16_divides_its_large_layers_evenly() -> None:
-    config = compose("model=vgg16", "data=synthetic", "strategy=tensor", "num_workers=3")
+    config = compose(
+        "model=vgg16", "data=synthetic", "strategy=tensor", "num_workers=3", "local_batch=8"
+    )
     models.check_model(replace(config, num_workers=4), 10, (3, 32, 32))
     with pytest.raises(ConfigError, match=r"classifier.0: its 4096 values .* the 3 workers"):
         models.check_model(config, 10, (3, 32, 32))
@@ -138,7 +140,14 @@ def test_vgg16_divides_its_large_layers_evenly() -> None:
 
 def test_heads_that_workers_cannot_share_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.num_heads=4 .* 3 workers for each replica"):
-        compose("model=llama_tiny", "data=text", "data.path=x", "strategy=tensor", "num_workers=3")
+        compose(
+            "model=llama_tiny",
+            "data=text",
+            "data.path=x",
+            "strategy=tensor",
+            "num_workers=3",
+            "local_batch=8",
+        )
 
 
 def test_a_model_without_a_plan_is_refused() -> None:

@@ -42,11 +42,13 @@ class ColumnsOfEach(ParallelStyle):
         self.num_parts = num_parts
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Linear), module
         for name, tensor in list(module.named_parameters()):
             of_parts = tensor.detach().unflatten(0, (self.num_parts, -1))
             share = distribute_tensor(of_parts, device_mesh, [Shard(1)])
             module.register_parameter(name, nn.Parameter(share, tensor.requires_grad))
-        module.forward = functools.partial(_columns_of_each, module, device_mesh)
+        columns = functools.partial(_columns_of_each, module, device_mesh)
+        module.forward = columns  # type: ignore[method-assign]
         return module
 
 
@@ -56,8 +58,12 @@ def _columns_of_each(module: nn.Linear, mesh: DeviceMesh, x: Tensor) -> Tensor:
     """
     if not isinstance(x, DTensor):
         x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
-    own = [tensor.to_local().flatten(0, 1) for tensor in module.parameters()]  # weight and bias
-    return F.linear(x.to_local(grad_placements=[Partial()]), *own)
+    shares = [
+        tensor.to_local().flatten(0, 1)  # of the weight, and of the bias if there is one
+        for tensor in module.parameters()
+        if isinstance(tensor, DTensor)
+    ]
+    return F.linear(x.to_local(grad_placements=[Partial()]), *shares)
 
 
 class ShareOfDropout(ParallelStyle):
@@ -69,7 +75,8 @@ class ShareOfDropout(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Dropout), module
-        module.forward = functools.partial(_drop_share, module, device_mesh)
+        drop = functools.partial(_drop_share, module, device_mesh)
+        module.forward = drop  # type: ignore[method-assign]
         return module
 
 
@@ -104,7 +111,8 @@ def apply(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     """
     for module in model.modules():
         if getattr(module, "inplace", False):
-            module.inplace = False  # autograd forbids to overwrite the outputs of a divided layer
+            # Autograd forbids to overwrite the outputs of a divided layer.
+            module.inplace = False  # type: ignore[assignment]
     parallelize_module(model, mesh, plan)
 
 

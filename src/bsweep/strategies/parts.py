@@ -72,8 +72,8 @@ def load(
         for key, value in optimizer.state[parameter].items():
             if not isinstance(value, Tensor):
                 optimizer.state[parameter][key] = named[f"optimizer.{key}.{number}"]
-    for number, group in enumerate(optimizer.param_groups):
-        group.update({key: named[f"group.{number}.{key}"] for key in _numbers(group)})
+    for number, settings in enumerate(optimizer.param_groups):
+        settings.update({key: named[f"group.{number}.{key}"] for key in _numbers(settings)})
 
 
 def _named(vector: ShardedVector, optimizer: Optimizer) -> dict[str, Any]:

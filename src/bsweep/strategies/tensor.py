@@ -64,7 +64,7 @@ class TensorParallel(Split):
     def step(self) -> None:
         self._sum_between_replicas(self._parts.gradients)
         with exchange_lost(), ExitStack() as counting:
-            self._count(None, counting)
+            self._watch(None, counting)
             self._optimizer.step()
 
     def rehearse(self) -> None:
@@ -95,9 +95,9 @@ class TensorParallel(Split):
 
     def _count_pass(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if model.training:
-            self._count(inputs[0].shape, self._counting)
+            self._watch(inputs[0].shape, self._counting)
 
-    def _count(self, what: torch.Size | None, counting: ExitStack) -> None:
+    def _watch(self, what: torch.Size | None, counting: ExitStack) -> None:
         """Count what is sent until `counting` ends. It is the same each time for the same `what`,
         so only the first time is watched.
         """
