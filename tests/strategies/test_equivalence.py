@@ -47,6 +47,8 @@ CONTRACT = (
     "optimizer.weight_decay=0.01",
 )
 TRIMMED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:trimmed")
+# A network with a plan of tensor parallelism.
+DIVIDED = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:build")
 TEXT_CONTRACT = (
     "data=text",
     "data.sequence_length=16",
@@ -246,6 +248,13 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ("optimizer=lamb", "optimizer.lr=0.01")),
         (2, ("optimizer=lars",)),
     ],
+    "tensor": [
+        (1, DIVIDED),
+        (2, DIVIDED),
+        (2, (*DIVIDED, "accumulation_steps=2")),
+        (4, DIVIDED),
+        (4, (*DIVIDED, "strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
+    ],
 }
 # Local batches of three workers that share a global batch of 24.
 UNEVEN = {
@@ -271,7 +280,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *of_one_worker(overrides))
     assert expected["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(
@@ -279,11 +288,15 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
         )
 
 
+def of_one_worker(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(o for o in overrides if o.startswith(("model", "optimizer")))
+
+
 @pytest.mark.parametrize("strategy", UNEVEN)
 def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
     workers = trained(3, f"strategy={strategy}", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *of_one_worker(overrides))
     assert expected["moved"] > 0.01
     assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, (
         "its part, of a tail too"
@@ -307,7 +320,7 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
     workers = trained(2, f"strategy={strategy}", *overrides, *more)
-    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *more[:1], *of_one_worker(overrides))
     for worker in workers:
         torch.testing.assert_close(
             worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
@@ -549,6 +562,7 @@ def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
 # was no warm-up.
 WARMED_UP: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(STRATEGIES, ()),
+    "tensor": ("strategy=tensor", *DIVIDED),
     "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
     "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
     "servers in workers": (
@@ -594,7 +608,7 @@ def test_a_warm_up_leaves_no_trace(case: str) -> None:
 def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     """Without what no two runs have alike."""
     servers = [_untimed(server) for server in record.get("servers") or ()]
-    timed = ("time", "seconds", "per_second", "memory_bytes", "_p50", "_p95", "servers")
+    timed = ("time", "seconds", "per_second", "memory", "_p50", "_p95", "servers")
     return {
         key: value for key, value in record.items() if not any(word in key for word in timed)
     } | {"of": servers}

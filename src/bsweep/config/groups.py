@@ -84,6 +84,11 @@ class ModelConfig(Card):
     block_names: ClassVar[tuple[str, ...]] = ()
     """The value of `names_of_blocks` for models that always have the same."""
 
+    tensor_plan: ClassVar[str] = ""
+    """The name of a callable `(model)` that returns the plan by which `strategy=tensor` divides the
+    model's layers among workers, see `bsweep.models.plans`; empty if there is none.
+    """
+
     @property
     def names_of_blocks(self) -> tuple[str, ...]:
         """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
@@ -106,6 +111,12 @@ class ModelConfig(Card):
     def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)
+        if point.strategy.can.splits_layers and not self.tensor_plan:
+            yield (
+                f"strategy={point.strategy.name} with model={self.name}: the model has no plan of "
+                "how to divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own "
+                "with a method tensor_plan, or strategy=sharded."
+            )
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
                 f"model={self.name} learns from images, but data={point.data.name} has none: use "

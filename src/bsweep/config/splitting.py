@@ -88,8 +88,25 @@ class ShardedConfig(SplitConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.reduce == "bf16" and point.precision == "fp64":
-            yield (
-                "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
-                "only one of them."
-            )
+        yield from _rounded(self.reduce, point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorConfig(SplitConfig):
+    name: Literal["tensor"]
+    reduce: Literal["fp32", "bf16"]
+
+    builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        yield from _rounded(self.reduce, point)
+
+
+def _rounded(reduce: str, point: Point) -> Iterator[str]:
+    if reduce == "bf16" and point.precision == "fp64":
+        yield (
+            "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
+            "only one of them."
+        )

@@ -101,10 +101,7 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
     """
     if not card.names_of_blocks:
         return list(_small_enough(model, _num_parameters(model) / 4))
-    found = {
-        pattern: [module for name, module in model.named_modules() if _matches(name, pattern)]
-        for pattern in card.names_of_blocks
-    }
+    found = {pattern: modules_named(model, pattern) for pattern in card.names_of_blocks}
     for pattern, modules in found.items():
         if not modules:
             outermost = ", ".join(name for name, _ in model.named_children())
@@ -114,6 +111,13 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
             )
     chosen = {id(module) for modules in found.values() for module in modules}
     return [module for module in model.modules() if id(module) in chosen]
+
+
+def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules of a model whose names match a pattern, in which `*` stands for any
+    characters between two dots.
+    """
+    return [module for name, module in model.named_modules() if _matches(name, pattern)]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -136,7 +140,7 @@ def _num_parameters(model: nn.Module) -> int:
 
 def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a check finds that the model of a run cannot be trained on the run's
-    data.
+    data, or that the run's strategy cannot divide its layers.
 
     If the model's card does not say whether the model has BatchNorm, the module itself is examined.
 
@@ -144,6 +148,11 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         ValueError: If the model cannot be built, does not fit the data, or needs larger batches.
     """
     config.model.check_num_classes(num_classes)
+    if config.strategy.can.splits_layers:
+        from bsweep.models import plans  # imports torch
+
+        model = outlined(config.model, num_classes, shape)
+        plans.check(config.model, model, config.num_workers // config.data_parallel_size)
     if config.model.has_batchnorm is not None:
         return
 
@@ -187,7 +196,23 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
         except NotImplementedError:
             # Some models, such as torchvision's RegNets, read values while they are built.
             model = build(config, num_classes=num_classes, shape=shape)
-    return model.to("meta")
+    return _without_values(model)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Move a model to the meta device. Parameters that several modules have stay one, which they do
+    not with the module's own `to`.
+    """
+    first: dict[int, str] = {}
+    shared: list[tuple[str, str]] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.append((name, first.setdefault(id(parameter), name)))
+    model.to("meta")
+    for name, other in shared:
+        if name != other:
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, model.get_parameter(other))
+    return model
 
 
 def _same_random_numbers() -> AbstractContextManager[None]:

@@ -101,10 +101,10 @@ def compute_passes(
                     # gradient, to which the next pass or an exchange writes.
                     factor = factor.clone()
                 loss.backward(job.scaled(factor.view_as(loss)))
+                if len(indices):  # workers may each have a part of the outputs
+                    score = job.objective.score(loss, outputs, targets)
+                    totals = score if totals is None else totals + score
             job.noise.after_pass(len(examples))
-            if len(indices):
-                score = job.objective.score(loss, outputs, targets)
-                totals = score if totals is None else totals + score
         job.vector.collect_gradients()
     if totals is None or not job.strategy.counts:
         return torch.zeros(3, dtype=torch.float64, device=job.device)

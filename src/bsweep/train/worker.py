@@ -214,8 +214,8 @@ def _build_job(
     """
     dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
     model = models.initial(config, dataset, device, dtype, layout)
-    # Dropout differs between workers, and between runs with different seeds.
-    torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))
+    # Dropout differs between replicas of the model, and between runs with different seeds.
+    torch.manual_seed(seed_of(config.seed, strategy.replica, "dropout"))
     vector = strategy.vector(model)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
