@@ -28,6 +28,7 @@ NAMES = {
     "default_store": "torch.distributed.distributed_c10d:_get_default_store",
     "has_amx": "torch.cpu:_is_amx_tile_supported",
     "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
+    "fake_tensors": "torch._subclasses.fake_tensor:FakeTensorMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "norm_of_each": "torch:_foreach_norm",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",
