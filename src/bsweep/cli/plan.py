@@ -1,7 +1,8 @@
 """The command `bsweep plan`, which shows what `bsweep run` would train.
 
-It also tells how far each point is and, if it can estimate it, how long the rest will take. It
-trains no point of a study, and writes nothing into a study's folder.
+It also tells how far each point is and, if it can estimate it, how long the rest will take. With
+`--memory` it estimates the memory of a worker, which needs torch. It trains no point of a study,
+and writes nothing into a study's folder.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def renew_random(device: torch.device) -> None:
 
 @functools.cache
 def memory_bytes() -> int | None:
-    """Return the memory of the smallest visible GPU in bytes; None if `nvidia-smi` does not tell."""
+    """Return the memory of the smallest visible GPU in bytes; None if `nvidia-smi` fails."""
     found = [re.match(r"(\d+) MiB", gpu[0]) for gpu in _listed("memory.total")]
     return min((int(one[1]) * 2**20 for one in found if one), default=None)
 

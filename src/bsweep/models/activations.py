@@ -94,7 +94,7 @@ class _LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}  # by the identity of the memory
 

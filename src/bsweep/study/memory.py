@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from bsweep import data, models
+from bsweep.config.groups import ModelConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
@@ -175,9 +176,10 @@ def _estimated(config: RunConfig, batches: set[int]) -> Estimated:
 def _memory(config: RunConfig, local_batch: int, batches: set[int]) -> Memory:
     passes, strategy, workers = _passes(config), config.strategy, config.num_workers
     precision = passes.numerics.precision
-    whole = _parameter_bytes(config, passes.info, precision, 1)
-    held = _parameter_bytes(config, passes.info, precision, strategy.num_parts(workers))
-    blocks = _bytes_of_blocks(config, passes.info, whole)
+    element_bytes = 8 if precision == "fp64" else 4
+    num_parts = strategy.num_parts(workers)
+    held = element_bytes * _num_elements(config.model, passes.info, num_parts)
+    blocks = [element_bytes * size for size in _sizes_of_blocks(config.model, passes.info)]
     in_passes = strategy.bytes_in_passes(blocks, workers) or 0
     early = (strategy.vectors_held - strategy.vectors_of_first_step) * held
     early += config.compression.vectors_held * held
@@ -226,28 +228,36 @@ def _process_bytes() -> int:
     return resident
 
 
-def _parameter_bytes(config: RunConfig, info: DataInfo, precision: str, num_parts: int) -> int:
-    """Return the bytes of the trained parameters that a worker holds; of each parameter, it holds a
-    part of the first dimension.
+@functools.cache  # a sweep asks for every point
+def _num_elements(card: ModelConfig, info: DataInfo, num_parts: int) -> int:
+    """Return the number of elements of trained parameters that a worker holds, if the first
+    dimension of each parameter is divided into `num_parts` parts.
     """
-    model = models.outlined(config.model, info.num_classes, info.shape)
+    model = models.outlined(card, info.num_classes, info.shape)
     trained = [one.shape for one in model.parameters() if one.requires_grad]
-    element_bytes = 8 if precision == "fp64" else 4
-    return element_bytes * sum(
+    return sum(
         math.ceil(shape[0] / num_parts) * math.prod(shape[1:]) if shape else 1 for shape in trained
     )
 
 
-def _bytes_of_blocks(config: RunConfig, info: DataInfo, whole: int) -> list[int]:
-    """Return the bytes of the parameters of each block of the model, and last of those outside."""
-    model = models.outlined(config.model, info.num_classes, info.shape)
-    element_bytes = whole // max(1, sum(p.numel() for p in model.parameters() if p.requires_grad))
-    sizes, known = [], set()
-    for block in reversed(models.blocks(config.model, model)):  # inner blocks before outer ones
+@functools.cache  # the same
+def _sizes_of_blocks(card: ModelConfig, info: DataInfo) -> tuple[int, ...]:
+    """Return the number of elements of each block of the model, and last that of parameters outside
+    of all blocks. Only trained parameters count.
+    """
+    model = models.outlined(card, info.num_classes, info.shape)
+    sizes: list[int] = []
+    known: set[int] = set()
+    for block in (*reversed(models.blocks(card, model)), model):  # inner blocks before outer ones
         own = [p for p in block.parameters() if p.requires_grad and id(p) not in known]
         known.update(map(id, own))
-        sizes.append(element_bytes * sum(p.numel() for p in own))
-    return [*reversed(sizes), whole - sum(sizes)]
+        sizes.append(sum(p.numel() for p in own))
+    return tuple(sizes)
+
+
+@functools.cache  # at the time of the first point
+def _available_bytes() -> int:
+    return available_bytes()
 
 
 def _warning(config: RunConfig, fullest: Memory, of_ranks: Sequence[Memory]) -> str:
@@ -263,7 +273,7 @@ def _warning(config: RunConfig, fullest: Memory, of_ranks: Sequence[Memory]) -> 
     if limits or config.launch.named_hosts:
         return ""  # named hosts have memory of their own
     on_gpu = gpus.num_gpus(config.device) > 0
-    here = gpus.memory_bytes() if on_gpu else available_bytes() // config.num_workers
+    here = gpus.memory_bytes() if on_gpu else _available_bytes() // config.num_workers
     if here is None or fullest.total_bytes <= here:
         return ""
     of = "the GPU has" if on_gpu else "this machine has free for each worker"
