@@ -7,7 +7,7 @@ The cards of the variants are in the modules of the groups, such as `config.stra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -185,6 +185,11 @@ class OptimizerConfig(Card):
     """True if FedNova's paper says how to count the steps of this optimizer."""
 
     @property
+    def vectors_of_state(self) -> int | None:
+        """The number of parameter-sized vectors of its state, such as momentum; None if unknown."""
+        return None
+
+    @property
     def needs_layer_norms(self) -> bool:
         """True if a step of this optimizer needs whole layers, as the norms of LARS and LAMB do."""
         return False
@@ -327,6 +332,31 @@ class StrategyConfig(Card):
         """
         return 0
 
+    def num_parts(self, num_workers: int) -> int:
+        """Return the number of workers over which each replica of the model is split.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The number of workers of one replica; 1 if each worker holds the whole model.
+        """
+        return 1
+
+    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int | None:
+        """Return the bytes that the strategy holds during a pass in addition to activations, if it
+        takes each new gradient at once.
+
+        Args:
+            blocks: The bytes of the parameters of each block of the model, and last of those
+                outside of all blocks.
+            num_workers: The number of workers.
+
+        Returns:
+            The number of bytes; None if new gradients stay until the passes end.
+        """
+        return None
+
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
         `linear` and `sqrt` compute a worker's learning rate.
@@ -390,6 +420,9 @@ class CodecConfig(Card):
     """The base class of the cards of all codecs. `builds` names a callable `(config, setting)` that
     returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
+
+    vectors_held: ClassVar[int] = 0
+    """The number of gradient-sized vectors that the codec keeps between steps."""
 
     def payload_share(self, epochs: int) -> float | None:
         """Return about which part of the bytes of an fp32 gradient remains after compression, as a

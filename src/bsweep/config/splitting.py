@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -41,14 +41,6 @@ class SplitConfig(StrategyConfig):
         return self.replicas
 
     def num_parts(self, num_workers: int) -> int:
-        """Return the number of workers over which each replica of the model is split.
-
-        Args:
-            num_workers: The number of all workers.
-
-        Returns:
-            The number of workers of one replica.
-        """
         return num_workers // self.replicas
 
     @property
@@ -85,6 +77,19 @@ class ShardedConfig(SplitConfig):
         whole parameters, which it gathers.
         """
         return num_workers
+
+    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int:
+        """Return the bytes of gathered parameters, of a block's gradients and the copy of them that
+        is summed, and of this worker's parts of the new gradients.
+
+        In the backward pass a block's parameters are gathered while those of the last block are
+        still there. Parameters outside of all blocks stay gathered.
+        """
+        whole = sum(blocks)
+        *inner, rest = blocks if self.wrap == "blocks" else (whole,)
+        largest = max(inner, default=0)
+        gathered = whole if self.reshard == "step" else min(whole, rest + 2 * largest)
+        return gathered + 2 * max(largest, rest) + whole // self.num_parts(num_workers)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -190,6 +190,10 @@ class DDPConfig(StrategyConfig):
             why_no_cpu=no_cpu if self.hook == "bf16" else "",
             step_in_graph=self.hook == "none",
         )
+
+    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int:
+        """Return the bytes of DDP's buckets, which hold all new gradients."""
+        return sum(blocks)
 
     @property
     def in_probe(self) -> AllReduceConfig:

@@ -29,6 +29,7 @@ NAMES = {
     "dispatch_mode": "torch.utils._python_dispatch:TorchDispatchMode",
     "has_amx": "torch.cpu:_is_amx_tile_supported",
     "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
+    "fake_tensors": "torch._subclasses.fake_tensor:FakeTensorMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "norm_of_each": "torch:_foreach_norm",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",

@@ -264,7 +264,7 @@ def _problem_with(
     labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
     device = torch.device("cpu" if card.learns_from is None else "meta")
     with _same_random_numbers(), device:
-        inputs, targets = _made_up(info, number)
+        inputs, targets = made_up(info, number)
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)
             outputs = model(inputs)
@@ -285,7 +285,7 @@ def _problem_with(
     return None
 
 
-def _made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
+def made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
     """Return made-up inputs and targets of examples, of a data set's shapes and types."""
     import torch
 
