@@ -14,7 +14,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
-from bsweep.config.splitting import ShardedConfig
+from bsweep.config.splitting import PipelineConfig, ShardedConfig
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -428,6 +428,7 @@ AnyStrategy = Annotated[
     | LocalSGDConfig
     | DiLoCoConfig
     | ShardedConfig
+    | PipelineConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

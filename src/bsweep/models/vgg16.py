@@ -26,3 +26,12 @@ def build(config: VGG16Config, *, num_classes: int, shape: tuple[int, ...]) -> n
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(model.features[0].bias)
     return cast(nn.Module, model)
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    vgg: Any = model
+    return [
+        *((f"features.{name}", layer) for name, layer in vgg.features.named_children()),
+        ("avgpool", nn.Sequential(vgg.avgpool, nn.Flatten())),
+        *((f"classifier.{name}", layer) for name, layer in vgg.classifier.named_children()),
+    ]
