@@ -84,6 +84,11 @@ class ModelConfig(Card):
     block_names: ClassVar[tuple[str, ...]] = ()
     """The value of `names_of_blocks` for models that always have the same."""
 
+    pieces: ClassVar[str] = ""
+    """The function that takes the model and returns its pieces, as `module:name`; see
+    `bsweep.models.pieces`. If empty, only the model itself may have pieces.
+    """
+
     @property
     def names_of_blocks(self) -> tuple[str, ...]:
         """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
@@ -91,11 +96,6 @@ class ModelConfig(Card):
         their size.
         """
         return self.block_names
-
-    pieces: ClassVar[str] = ""
-    """The function that takes the model and returns its pieces, as `module:name`; see
-    `bsweep.models.pieces`. If empty, only the model itself may have pieces.
-    """
 
     def resolved(self) -> Self:
         """Return this card with the hash of its file of pretrained weights, if it names one.
