@@ -89,6 +89,11 @@ class ModelConfig(Card):
     model's layers among workers, see `bsweep.models.plans`; empty if there is none.
     """
 
+    pieces: ClassVar[str] = ""
+    """The function that takes the model and returns its pieces, as `module:name`; see
+    `bsweep.models.pieces`. If empty, only the model itself may have pieces.
+    """
+
     @property
     def names_of_blocks(self) -> tuple[str, ...]:
         """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
@@ -138,13 +143,15 @@ class ModelConfig(Card):
         Yields:
             The message with its remedy, at most one.
         """
-        batches = point.local_batches
-        if 1 in batches:
-            batch = "local_batch=1" if set(batches) == {1} else f"local batches {show(batches)}"
+        batches, number = point.local_batches, point.strategy.num_microbatches
+        if number in batches:
+            alike = set(batches) == {number}
+            batch = f"local_batch={number}" if alike else f"local batches {show(batches)}"
+            parts = f" in strategy.microbatches={number}" * (number > 1)
             yield (
-                f"{batch} with model={self.name}: BatchNorm needs more than one example for its "
-                "statistics. Use a batch that gives each worker two examples or more in a pass, "
-                "such as local_batch=2."
+                f"{batch}{parts} with model={self.name}: BatchNorm needs more than one example for "
+                "its statistics. Use a batch that gives each worker two examples or more in a "
+                f"pass, such as local_batch={2 * number}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -304,6 +311,25 @@ class StrategyConfig(Card):
             The number of parts of a batch.
         """
         return num_workers
+
+    @property
+    def num_microbatches(self) -> int:
+        """The number of parts of a local batch that follow one another in a pass."""
+        return 1
+
+    def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
+        """Yield an error message, with the remedy, for each reason why a model cannot be cut as
+        this card says. Only cards of strategies that cut models (`Capabilities.cuts_model`) are
+        asked.
+
+        Args:
+            pieces: The names of the model's pieces, in their order.
+            num_workers: The number of workers.
+
+        Yields:
+            One message for each conflict.
+        """
+        yield from ()
 
     @property
     def in_probe(self) -> StrategyConfig:

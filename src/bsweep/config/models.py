@@ -36,6 +36,7 @@ class ResNet18Config(ModelConfig):
 
     builds: ClassVar[str] = "bsweep.models.resnet18:build"
     block_names: ClassVar[tuple[str, ...]] = ("layer*",)
+    pieces: ClassVar[str] = "bsweep.models.resnet18:pieces"
     has_batchnorm: ClassVar[bool] = True
     casts_images_first: ClassVar[bool] = True
 
@@ -48,6 +49,7 @@ class VGG16Config(ModelConfig):
     builds: ClassVar[str] = "bsweep.models.vgg16:build"
     block_names: ClassVar[tuple[str, ...]] = ("features", "classifier.*")
     tensor_plan: ClassVar[str] = "bsweep.models.vgg16:tensor_plan"
+    pieces: ClassVar[str] = "bsweep.models.vgg16:pieces"
     casts_images_first: ClassVar[bool] = True
 
 
@@ -62,6 +64,7 @@ class TinyCNNConfig(ModelConfig):
     width: Width
 
     builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
+    pieces: ClassVar[str] = "bsweep.models.tiny_cnn:pieces"
     casts_images_first: ClassVar[bool] = True
 
 
@@ -77,6 +80,7 @@ class LlamaConfig(ModelConfig):
     builds: ClassVar[str] = "bsweep.models.llama:build"
     block_names: ClassVar[tuple[str, ...]] = ("blocks.*",)
     tensor_plan: ClassVar[str] = "bsweep.models.llama:tensor_plan"
+    pieces: ClassVar[str] = "bsweep.models.llama:pieces"
     learns_from: ClassVar[Kind] = "text"
 
     def problems(self, point: Point) -> Iterator[str]:

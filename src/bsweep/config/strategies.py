@@ -14,7 +14,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
-from bsweep.config.splitting import ShardedConfig, TensorConfig
+from bsweep.config.splitting import PipelineConfig, ShardedConfig, TensorConfig
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -433,6 +433,7 @@ AnyStrategy = Annotated[
     | DiLoCoConfig
     | ShardedConfig
     | TensorConfig
+    | PipelineConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

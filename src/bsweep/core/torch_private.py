@@ -31,6 +31,7 @@ NAMES = {
     "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
     "fake_tensors": "torch._subclasses.fake_tensor:FakeTensorMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
+    "is_view": "torch:Tensor._is_view",
     "norm_of_each": "torch:_foreach_norm",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",
     "parse_endpoint": "torch.distributed.elastic.rendezvous.utils:parse_rendezvous_endpoint",

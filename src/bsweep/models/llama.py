@@ -11,7 +11,7 @@ Shapes: B sequences, T tokens, D hidden, H heads of K = D / H elements, V words.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size)
         self.head = nn.Linear(config.hidden_size, vocabulary_size, bias=False)
-        self._head_size = config.hidden_size // config.num_heads
+        self.head_size = config.hidden_size // config.num_heads
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=_INIT_STD)
@@ -76,11 +76,36 @@ class Llama(nn.Module):
         them.
         """
         x = self.embedding(tokens)
-        rotation = rotary_table(tokens.shape[1], self._head_size, like=x)
+        rotation = rotary_table(tokens.shape[1], self.head_size, like=x)
         for block in self.blocks:
             x = block(x, rotation)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+class LoneBlock(nn.Module):
+    """A transformer block that computes the table of the rotary embedding by itself."""
+
+    def __init__(self, block: Block, head_size: int) -> None:
+        super().__init__()
+        self.block, self._head_size = block, head_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the hidden states (B, T, D) before the block to those after it."""
+        out: Tensor = self.block(x, rotary_table(x.shape[1], self._head_size, like=x))
+        return out
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    llama = cast(Llama, model)
+    return [
+        ("embedding", llama.embedding),
+        *(
+            (f"blocks.{name}", LoneBlock(cast(Block, block), llama.head_size))
+            for name, block in llama.blocks.named_children()
+        ),
+        ("head", nn.Sequential(llama.norm, llama.head)),
+    ]
 
 
 class Block(nn.Module):

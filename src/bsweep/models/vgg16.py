@@ -44,3 +44,12 @@ def tensor_plan(model: nn.Module) -> Plan:
         "classifier.2": ShareOfDropout(),
         "classifier.3": RowwiseParallel(),
     }
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    vgg: Any = model
+    return [
+        *((f"features.{name}", layer) for name, layer in vgg.features.named_children()),
+        ("avgpool", nn.Sequential(vgg.avgpool, nn.Flatten())),
+        *((f"classifier.{name}", layer) for name, layer in vgg.classifier.named_children()),
+    ]

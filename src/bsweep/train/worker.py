@@ -44,7 +44,7 @@ from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies import InBackward, Staged, Strategy
 from bsweep.strategies.single import Single
 from bsweep.train import (
     checkpointing,
@@ -214,6 +214,11 @@ def _build_job(
     """
     dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
     model = models.initial(config, dataset, device, dtype, layout)
+    of_model = objective.of(model, dataset.train_labels)
+    inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
+    if isinstance(strategy, Staged):
+        autocast = functools.partial(precision.autocast, numerics.precision, device)
+        strategy.cut(model, inputs.sample, autocast)
     # Dropout differs between replicas of the model, and between runs with different seeds.
     torch.manual_seed(seed_of(config.seed, strategy.replica, "dropout"))
     vector = strategy.vector(model)
@@ -230,10 +235,10 @@ def _build_job(
         device=device,
         numerics=numerics,
         dataset=dataset,
-        inputs=Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first),
+        inputs=inputs,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
-        objective=objective.of(model, dataset.train_labels),
+        objective=of_model,
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
@@ -302,6 +307,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         compile_seconds=job.compiled.seconds if job.compiled else None,
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
+        stages=job.strategy.stages if isinstance(job.strategy, Staged) else None,
         transport=job.strategy.transport,
         graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
