@@ -44,6 +44,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         "text": [*language[1:], "model=llama_tiny"],
         "llama_150m": language,
         "llama_tiny": language,
+        "tensor": [*language, "model=llama_tiny"],
         "torchrun": ["strategy=ddp"],
         "srun": ["strategy=ddp"],
         "timm": ["model.architecture=resnet18"],
