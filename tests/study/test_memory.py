@@ -96,7 +96,7 @@ def test_half_precision_takes_less_and_a_second_pass_more() -> None:
         (("strategy=ddp",), 1),
         (("strategy=diloco", "strategy.overlap=false"), 2),
         (("strategy=allreduce", "compression=dgc"), 2),
-        (("strategy=sharded", "strategy.wrap=model"), 3.5),
+        (("strategy=sharded", "strategy.wrap=model"), 3),
     ],
 )
 def test_strategies_and_codecs_hold_vectors(words: tuple[str, ...], num_vectors: float) -> None:

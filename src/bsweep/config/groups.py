@@ -369,19 +369,29 @@ class StrategyConfig(Card):
         """
         return 1
 
-    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int | None:
-        """Return the bytes that the strategy holds during a pass in addition to activations, if it
-        takes each new gradient at once.
+    def new_gradient_share(self, num_workers: int) -> float:
+        """Return the share of each new gradient that a worker keeps until the passes end.
+
+        Args:
+            num_workers: The number of workers.
+
+        Returns:
+            1 if new gradients stay as they are; 0 if the strategy has other places for them.
+        """
+        return 1.0
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes that the strategy holds during a pass in addition to activations and new
+        gradients.
 
         Args:
             blocks: The bytes of the parameters of each block of the model, and last of those
                 outside of all blocks.
-            num_workers: The number of workers.
 
         Returns:
-            The number of bytes; None if new gradients stay until the passes end.
+            The number of bytes.
         """
-        return None
+        return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules

@@ -83,9 +83,12 @@ class ShardedConfig(SplitConfig):
         """
         return num_workers
 
-    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int:
-        """Return the bytes of gathered parameters, of a block's gradients and the copy of them that
-        is summed, and of this worker's parts of the new gradients.
+    def new_gradient_share(self, num_workers: int) -> float:
+        return 1 / self.num_parts(num_workers)
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes of gathered parameters, and of a block's gradients and the copy of them
+        that is summed.
 
         In the backward pass a block's parameters are gathered while those of the last block are
         still there. Parameters outside of all blocks stay gathered.
@@ -94,7 +97,7 @@ class ShardedConfig(SplitConfig):
         *inner, rest = blocks if self.wrap == "blocks" else (whole,)
         largest = max(inner, default=0)
         gathered = whole if self.reshard == "step" else min(whole, rest + 2 * largest)
-        return gathered + 2 * max(largest, rest) + whole // self.num_parts(num_workers)
+        return gathered + 2 * max(largest, rest)
 
 
 @dataclass(frozen=True, kw_only=True)

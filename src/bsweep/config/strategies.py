@@ -191,7 +191,10 @@ class DDPConfig(StrategyConfig):
             step_in_graph=self.hook == "none",
         )
 
-    def bytes_in_passes(self, blocks: Sequence[int], num_workers: int) -> int:
+    def new_gradient_share(self, num_workers: int) -> float:
+        return 0.0
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
         """Return the bytes of DDP's buckets, which hold all new gradients."""
         return sum(blocks)
 

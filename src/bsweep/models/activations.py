@@ -29,7 +29,7 @@ def bytes_of_passes(
     precision: str,
     channels_last: bool,
     num_passes: int,
-    keeps_gradients: bool,
+    gradient_share: float,
 ) -> int:
     """Return the largest number of bytes that the passes of a step take at one time: inputs,
     activations, new gradients, the buffers of the model, and parameters that are not trained.
@@ -45,8 +45,8 @@ def bytes_of_passes(
         precision: The precision of the run, such as `bf16`.
         channels_last: Whether images and weights are stored channels last.
         num_passes: The number of passes of a step; two take as much as more.
-        keeps_gradients: Whether new gradients stay until the passes end. If not, each is dropped
-            once it is complete.
+        gradient_share: The share of each new gradient that stays until the passes end; the rest is
+            dropped as soon as the gradient is complete.
 
     Returns:
         The number of bytes.
@@ -59,6 +59,11 @@ def bytes_of_passes(
     dtype, rounded = stored(precision), AUTOCAST.get(precision)
     of_inputs = rounded if rounded and card.casts_images_first else dtype
     live = _LiveBytes()
+    kept: dict[int, Tensor] = {}  # of each gradient, by the identity of its parameter
+
+    def keep_share(tensor: Tensor) -> None:
+        kept[id(tensor)] = tensor.new_empty(int(gradient_share * tensor.numel()))
+        tensor.grad = None
 
     def placed(tensor: Tensor, kind: torch.dtype) -> Tensor:
         kind = kind if tensor.is_floating_point() else tensor.dtype
@@ -69,8 +74,8 @@ def bytes_of_passes(
         tensors = {}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             tensors[name] = placed(tensor, dtype).requires_grad_(tensor.requires_grad)
-            if not keeps_gradients and tensor.requires_grad:
-                tensors[name].register_post_accumulate_grad_hook(_drop_gradient)
+            if gradient_share < 1 and tensor.requires_grad:
+                tensors[name].register_post_accumulate_grad_hook(keep_share)
         live.begin(list(tensors.values()))
         with live:
             inputs, targets = models.made_up(info, local_batch)
@@ -82,10 +87,6 @@ def bytes_of_passes(
                 of_model.loss(outputs, targets).backward()
                 del outputs
     return live.peak
-
-
-def _drop_gradient(tensor: Tensor) -> None:
-    tensor.grad = None
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -84,7 +84,7 @@ class _Passes:
     info: DataInfo
     numerics: Numerics
     num_passes: int
-    keeps_gradients: bool
+    gradient_share: float
 
 
 def estimates(configs: Sequence[RunConfig]) -> list[Estimated]:
@@ -138,7 +138,7 @@ def _passes(config: RunConfig) -> _Passes:
         data.prepare(config.data),
         _numerics(config),
         min(2, config.accumulation_steps),
-        config.strategy.bytes_in_passes((0,), config.num_workers) is None,
+        config.strategy.new_gradient_share(config.num_workers),
     )
 
 
@@ -180,20 +180,21 @@ def _memory(config: RunConfig, local_batch: int, batches: set[int]) -> Memory:
     num_parts = strategy.num_parts(workers)
     held = element_bytes * _num_elements(config.model, passes.info, num_parts)
     blocks = [element_bytes * size for size in _sizes_of_blocks(config.model, passes.info)]
-    in_passes = strategy.bytes_in_passes(blocks, workers) or 0
+    in_passes = strategy.bytes_in_passes(blocks)
     early = (strategy.vectors_held - strategy.vectors_of_first_step) * held
     early += config.compression.vectors_held * held
     optimizer = (config.optimizer.vectors_of_state or 0) * held
+    # This comes before passes are counted, for which torch imports what no worker needs.
+    process = 0 if gpus.num_gpus(config.device) else _process_bytes()
     activations = _activation_bytes(config, passes, local_batch, batches)
     later = strategy.vectors_of_first_step * held + in_passes
-    on_gpu = gpus.num_gpus(config.device) > 0
     return Memory(
         parameter_bytes=held,
         gradient_bytes=held,
         optimizer_bytes=optimizer,
         strategy_bytes=early + later,
         activation_bytes=activations,
-        process_bytes=0 if on_gpu else _process_bytes(),
+        process_bytes=process,
         bytes_after_start=optimizer + later + activations,
     )
 
@@ -212,7 +213,7 @@ def _activation_bytes(
             precision=passes.numerics.precision,
             channels_last=passes.numerics.channels_last,
             num_passes=passes.num_passes,
-            keeps_gradients=passes.keeps_gradients,
+            gradient_share=passes.gradient_share,
         )
         for batch in (least, most)
     )
