@@ -138,3 +138,11 @@ def test_a_model_that_needs_values_is_not_estimated(tmp_path: Path) -> None:
     assert planned.returncode == 0, planned.stderr
     assert "not estimated" in planned.stdout
     assert "memory is not estimated: the model does not run without values" in planned.stdout
+
+
+def test_strategies_that_choose_parts_at_the_start_are_not_estimated() -> None:
+    (one,) = estimates(
+        [compose(*TINY, "model=tiny_cnn", "strategy=pipeline", "num_workers=2", "local_batch=8")]
+    )
+    assert one.fullest is None
+    assert "parts of strategy=pipeline" in one.why_not

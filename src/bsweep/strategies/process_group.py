@@ -86,7 +86,7 @@ class TorchStrategy(Strategy):
             group, _ = dist.new_subgroups_by_enumeration(
                 [list(row) for row in rows], timeout=_TIMEOUT
             )
-        assert group is not None
+        assert isinstance(group, dist.ProcessGroup)
         _KEPT.append(group)
         return group
 

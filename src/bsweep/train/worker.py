@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
@@ -221,12 +222,7 @@ def _build_job(
         strategy.cut(model, inputs.sample, autocast)
     # Dropout differs between replicas of the model, and between runs with different seeds.
     torch.manual_seed(seed_of(config.seed, strategy.replica, "dropout"))
-    vector = strategy.vector(model)
-    optimizer = optim.build(config.optimizer, vector)
-    if numerics.precision == "fp16":
-        vector.scale = LossScale(vector.gradients)
-        vector.scale.guard(optimizer)
-    strategy.prepare(vector, optimizer)
+    vector, optimizer = _vector_and_optimizer(config, numerics, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
@@ -252,6 +248,21 @@ def _build_job(
         half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
         compiled=Compiled(model) if numerics.compiled else None,
     )
+
+
+def _vector_and_optimizer(
+    config: RunConfig, numerics: Numerics, strategy: Strategy, model: nn.Module
+) -> tuple[Vector, Optimizer]:
+    """Return the parameters of a model that this worker holds, and their optimizer, both prepared
+    for the strategy.
+    """
+    vector = strategy.vector(model)
+    optimizer = optim.build(config.optimizer, vector)
+    if numerics.precision == "fp16":
+        vector.scale = LossScale(vector.gradients)
+        vector.scale.guard(optimizer)
+    strategy.prepare(vector, optimizer)
+    return vector, optimizer
 
 
 def _half_weights(
