@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
-from bsweep.numerics.vector import Flat, Slice, Vector
+from bsweep.numerics.vector import Slice, Vector
 
 
 class OwnPart(ABC):
@@ -132,7 +132,7 @@ class ShardedVector(Vector):
             slices.append(Slice(own.name, start, stop, own.shape, own.of.dim() >= 2, index))
             start = stop
         first = every[0][1].of
-        Flat.__init__(self, slices, first.dtype, first.device)
+        super(Vector, self).__init__(slices, first.dtype, first.device)
         self.gradients.zero_()
         moved = [
             own.move(self.parameters[part.start : part.stop])
