@@ -571,10 +571,10 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
     assert beyond[256, 2] == "local batch 128 (timed: 256 to 512)"
     assert beyond[512, 2] == ""
     assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
-    place = beyond.index.get_loc((256, 2))
+    place = [*beyond.index].index((256, 2))
     named = replace(prediction, choice=replace(prediction.choice, place=place))
     assert "bsweep probe with the settings of the runs and local_batch=128" in named.next_run()
-    place = beyond.index.get_loc((256, 1))
+    place = [*beyond.index].index((256, 1))
     named = replace(prediction, choice=replace(prediction.choice, place=place))
     assert "bsweep probe" not in named.next_run()
 

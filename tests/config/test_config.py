@@ -20,6 +20,7 @@ from tests.support.running import compose
 
 SERVERS = ("strategy=parameter_server",)
 SHARDED = ("local_batch=8", "num_workers=4", "strategy=sharded")
+PIPELINE = ("strategy=pipeline", "num_workers=2", "local_batch=8", "model=tiny_cnn")
 DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 
@@ -43,6 +44,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         "text": [*language[1:], "model=llama_tiny"],
         "llama_150m": language,
         "llama_tiny": language,
+        "tensor": [*language, "model=llama_tiny"],
         "torchrun": ["strategy=ddp"],
         "srun": ["strategy=ddp"],
         "timm": ["model.architecture=resnet18"],
@@ -340,6 +342,36 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*DILOCO, "launch=inline"), ["launch=inline"]),
         ((*DILOCO, "allocation.local_steps=[1,0]"), ["allocation.local_steps.1=0"]),
         ((*DILOCO, "allocation.local_steps=[1,2,3]"), ["3 numbers", "num_workers=2"]),
+        ((*PIPELINE, "strategy.microbatches=3"), ["microbatches=3", "the local batch 8"]),
+        (
+            (*PIPELINE, "num_workers=4", "strategy.microbatches=2"),
+            ["microbatches=2", "schedule=1f1b", "Use strategy.microbatches=4"],
+        ),
+        (
+            (*PIPELINE, "strategy.microbatches=2", "strategy.schedule=dualpipev"),
+            ["microbatches=2", "schedule=dualpipev", "Use strategy.microbatches=4"],
+        ),
+        (
+            (
+                *PIPELINE,
+                "local_batch=10",
+                "strategy.microbatches=5",
+                "strategy.schedule=interleaved_1f1b",
+            ),
+            ["microbatches=5", "in rounds of at least 2", "such as 4"],
+        ),
+        ((*PIPELINE, "strategy.cuts=[3,2,1]"), ["cuts=[3, 2, 1]", "ascending", "give 1 cuts"]),
+        (
+            (*PIPELINE, "strategy.schedule=zbv", "strategy.cuts=[1]"),
+            ["cuts=[1]", "schedule=zbv needs 2", "give 3 cuts"],
+        ),
+        ((*PIPELINE, "strategy.replicas=3"), ["replicas=3", "num_workers=2", "divisor"]),
+        ((*PIPELINE, "precision=fp64", "strategy.reduce=bf16"), ["fp64", "reduce=bf16"]),
+        ((*PIPELINE, "precision=fp16"), ["precision=fp16", "precision=bf16"]),
+        (
+            (*PIPELINE, "model=resnet18", "strategy.microbatches=8"),
+            ["local_batch=8 in strategy.microbatches=8", "BatchNorm", "local_batch=16"],
+        ),
     ],
 )
 def test_bad_values_are_named_with_a_remedy(

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bsweep import models
 from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config.models import LlamaConfig, VGG16Config
+from bsweep.config.values import ConfigError
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import Vector, layout
@@ -259,3 +260,70 @@ def test_models_that_get_rounded_images_only_convolve_them(name: str) -> None:
     with Watch():  # type: ignore[no-untyped-call]
         model(images)
     assert takers == ["convolution"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "tiny_cnn", "llama_tiny"])
+def test_the_pieces_of_a_model_compute_what_it_computes(name: str) -> None:
+    card = compose(f"model={name}", "local_batch=8").model
+    is_text = name == "llama_tiny"
+    torch.manual_seed(0)
+    model = models.build(card, num_classes=20, shape=(16,) if is_text else (3, 32, 32)).eval()
+    inputs = torch.randint(20, (2, 16)) if is_text else torch.randn(2, 3, 32, 32)
+    found = inputs
+    for _, piece in models.pieces(card, model):
+        found = piece(found)
+    torch.testing.assert_close(found, model(inputs))
+
+
+def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
+    card = VGG16Config(name="vgg16", dropout=0.25)
+    pieces = models.pieces(card, vgg16())
+    assert [name for name, _ in pieces][-4:] == [
+        "features.28",
+        "classifier.0",
+        "classifier.3",
+        "classifier.6",
+    ]
+    assert len(pieces) == 16
+    first = torch.empty(2, 3, 32, 32, device="meta")
+    assert pieces[1][1](pieces[0][1](first)).shape == (2, 64, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("model=tiny_cnn", "num_workers=4"), ["4 stages", "3 pieces (conv1, conv2, head)"]),
+        (
+            ("model=tiny_cnn", "strategy.cuts=[3]"),
+            ["strategy.cuts=[3]", "cuts are between 1 and 2"],
+        ),
+        (
+            ("model=torchvision", "model.architecture=squeezenet1_0"),
+            ["model=torchvision cannot be cut", "nn.Sequential", "pieces()"],
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_cut_so_is_refused(
+    words: tuple[str, ...], expected: list[str]
+) -> None:
+    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words)
+    with pytest.raises(ConfigError) as caught:
+        models.check_model(config, 10, (3, 32, 32))
+    for said in expected:
+        assert said in str(caught.value)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5)
+        self.out.weight = self.words.weight
+
+    def pieces(self) -> list[tuple[str, torch.nn.Module]]:
+        return [("words", self.words), ("out", self.out)]
+
+
+def test_a_parameter_of_two_pieces_is_refused() -> None:
+    card = compose("model=timm", "local_batch=8", "model.architecture=resnet18").model
+    with pytest.raises(ConfigError, match=r"words\.weight is in 2 of its pieces"):
+        models.pieces(card, Tied())

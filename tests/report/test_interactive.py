@@ -281,8 +281,8 @@ def test_both_drawings_of_curves_have_the_same_points(
             found.setdefault(row["run"], []).append((row["x"], row["y"]))
     assert len(found) == 4 * seeds
     cells: dict[str, list[list[tuple[float, float]]]] = {}
-    for run_id, points in found.items():
-        cells.setdefault(re.sub(r"_s\d+$", "", run_id), []).append(points)
+    for run_id, curve in found.items():
+        cells.setdefault(re.sub(r"_s\d+$", "", run_id), []).append(curve)
     means = [np.mean(curves, axis=0).tolist() for curves in cells.values()]  # paper has no seeds
     assert len(on_paper) == len(means) == 4
     np.testing.assert_allclose(sorted(means), sorted(map(list, on_paper)), rtol=1e-6)

@@ -47,6 +47,8 @@ CONTRACT = (
     "optimizer.weight_decay=0.01",
 )
 TRIMMED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:trimmed")
+# A network with a plan of tensor parallelism.
+DIVIDED = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:build")
 TEXT_CONTRACT = (
     "data=text",
     "data.sequence_length=16",
@@ -246,6 +248,20 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (2, ("optimizer=lamb", "optimizer.lr=0.01")),
         (2, ("optimizer=lars",)),
     ],
+    "tensor": [
+        (1, DIVIDED),
+        (2, DIVIDED),
+        (2, (*DIVIDED, "accumulation_steps=2")),
+        (4, DIVIDED),
+        (4, (*DIVIDED, "strategy.replicas=2", "optimizer=adamw", "optimizer.lr=0.01")),
+    ],
+    "pipeline": [
+        (1, ("strategy.schedule=gpipe",)),
+        (2, ()),
+        (2, ("strategy.schedule=gpipe", "accumulation_steps=2", "strategy.cuts=[2]")),
+        (3, ("strategy.microbatches=3", "optimizer=lars", "optimizer.lr=0.5")),
+        (4, ("strategy.replicas=2", "strategy.microbatches=2")),
+    ],
 }
 # Local batches of three workers that share a global batch of 24.
 UNEVEN = {
@@ -271,7 +287,7 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
 ) -> None:
     workers = trained(num_workers, f"strategy={strategy}", "global_batch=24", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *of_one_worker(overrides))
     assert expected["moved"] > 0.01
     for worker in workers:
         torch.testing.assert_close(
@@ -279,11 +295,15 @@ def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
         )
 
 
+def of_one_worker(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(o for o in overrides if o.startswith(("model", "optimizer")))
+
+
 @pytest.mark.parametrize("strategy", UNEVEN)
 def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
     workers = trained(3, f"strategy={strategy}", *overrides)
-    expected = oracle(24, *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *of_one_worker(overrides))
     assert expected["moved"] > 0.01
     assert [len(indices) for indices, _ in workers[1]["seen"]] == [12, 12, 12, 10] * 2, (
         "its part, of a tail too"
@@ -307,7 +327,7 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
     if strategy == "local_sgd":
         overrides = ("strategy.sync_every=1",)
     workers = trained(2, f"strategy={strategy}", *overrides, *more)
-    expected = oracle(24, *more[:1], *(o for o in overrides if o.startswith("optimizer")))
+    expected = oracle(24, *more[:1], *of_one_worker(overrides))
     for worker in workers:
         torch.testing.assert_close(
             worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
@@ -330,6 +350,58 @@ def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
             for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
                 one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
                 assert many == pytest.approx(one, rel=1e-9)
+
+
+PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "gpipe": (2, ()),
+    "1f1b": (4, ()),
+    "interleaved_1f1b": (2, ("optimizer=lamb", "optimizer.lr=0.01", "accumulation_steps=2")),
+    "interleaved_zero_bubble": (2, ("strategy.cuts=[1,2,3]",)),
+    "zbv": (2, ()),
+    "dualpipev": (4, ("strategy.replicas=2",)),
+}
+
+
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_schedules_of_a_pipeline_reach_one_workers_language_model(
+    schedule: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    num_workers, more = PIPELINES[schedule]
+    path = write_text(tmp_path_factory.getbasetemp() / "pipelines.txt", 1618)
+    contract = (*TEXT_CONTRACT, f"data.path={path}", "local_batch=null", "global_batch=24")
+    optimizer = (word for word in more if word.startswith("optimizer"))
+    (expected,) = trained(1, "strategy=single", *optimizer, contract=contract)
+    assert expected["moved"] > 0.01
+    how = ("strategy=pipeline", f"strategy.schedule={schedule}", *more)
+    workers = trained(num_workers, *how, contract=contract)
+    for worker in workers:
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
+        for key in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+            one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
+            assert many == pytest.approx(one, rel=1e-9)
+    pieces = [piece for stage in workers[0]["start"]["stages"] for piece in stage]
+    assert pieces == ["embedding", "blocks.0", "blocks.1", "head"]
+    assert workers[0]["start"]["num_parameters"] == expected["start"]["num_parameters"]
+    for epoch in workers[0]["epochs"]:
+        assert 0 < epoch["bubble"] < 1
+        assert epoch["sent_bytes"] > 0
+        for load in epoch["stage_loads"]:
+            seconds = [load[f"{part}_seconds"] for part in ("busy", "idle", "exchange")]
+            assert 0 < sum(seconds) < epoch["train_seconds"]
+            assert load["peak_activation_bytes"] > 0
+
+
+def test_a_resumed_pipeline_goes_on_with_its_stages() -> None:
+    how = ("strategy=pipeline", "global_batch=24", "optimizer=adamw", "optimizer.lr=0.01")
+    expected, _ = trained(2, *how)
+    found, other = trained(2, *how, break_off=(3, 5))
+    assert found["moved"] > 1e-3
+    for worker in (found, other):
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
 
 
 def test_ring_sends_twice_the_vector_less_a_share() -> None:
@@ -549,6 +621,7 @@ def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
 # was no warm-up.
 WARMED_UP: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(STRATEGIES, ()),
+    "tensor": ("strategy=tensor", *DIVIDED),
     "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
     "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
     "servers in workers": (
@@ -556,6 +629,7 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
         "strategy.colocated=true",
         "strategy.num_servers=2",
     ),
+    "pipeline": ("strategy=pipeline", "strategy.cuts=[1]"),
     "diloco dgc": ("strategy=diloco", "strategy.sync_every=2", "compression=dgc", "precision=fp32"),
     "diloco overlap": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
     "diloco loss": (
@@ -594,7 +668,8 @@ def test_a_warm_up_leaves_no_trace(case: str) -> None:
 def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     """Without what no two runs have alike."""
     servers = [_untimed(server) for server in record.get("servers") or ()]
-    timed = ("time", "seconds", "per_second", "memory_bytes", "_p50", "_p95", "servers")
+    timed = ["time", "seconds", "per_second", "memory", "_p50", "_p95", "servers"]
+    timed += ["stage_loads", "bubble"]
     return {
         key: value for key, value in record.items() if not any(word in key for word in timed)
     } | {"of": servers}

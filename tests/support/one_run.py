@@ -25,17 +25,18 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from bsweep import batching, data, strategies
+from bsweep import batching, data, models, strategies
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
 from bsweep.numerics import graphs, optim
-from bsweep.numerics.vector import Vector
+from bsweep.numerics.vector import Vector, layout
 from bsweep.runlog.checkpoint_files import checkpoints, cut_records
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.strategies import Staged
 from bsweep.train import graph_capture, loop, step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
@@ -127,7 +128,7 @@ def run(
 
     def spying_train(job: Job, cursor: Cursor | None) -> None:
         _PLAIN_LOOP(job, cursor)
-        trained.append(_flat(job.vector))
+        trained.append(_whole(job))
 
     loop.train = spying_train
     job = worker.train(config, RunPaths(folder), place)
@@ -248,8 +249,6 @@ def _count_early_sends() -> list[int]:
 
 def _moved(job: Job, trained: torch.Tensor) -> float:
     """How far the weights are from where they began."""
-    from bsweep import models
-
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
@@ -269,6 +268,22 @@ def _num_vectors(vector: Vector) -> int:
     ]
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()]
     return len({storage.data_ptr() for storage in storages if storage.nbytes() >= size})
+
+
+def _whole(job: Job) -> torch.Tensor:
+    """All parameters of this worker's replica, as `_flat` has them of a model that is not cut."""
+    if not isinstance(job.strategy, Staged):
+        return _flat(job.vector)
+    slices, tensors = job.vector.slices, job.vector.tensors
+    own = {part.name: tensor.detach() for part, tensor in zip(slices, tensors, strict=True)}
+    every: list[Any] = [None] * job.place.num_workers
+    torch.distributed.all_gather_object(every, (job.strategy.replica, own))
+    found: dict[str, torch.Tensor] = {}
+    for replica, part in every:
+        found |= part if replica == job.strategy.replica else {}
+    info = data.prepare(job.config.data)
+    model = models.outlined(job.config.model, info.num_classes, info.shape)
+    return torch.cat([found[part.name].reshape(-1) for part in layout(model)])
 
 
 def _flat(vector: Vector) -> torch.Tensor:

@@ -20,7 +20,7 @@ from bsweep.train import checkpointing
 from bsweep.train.checkpointing import Keeper
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
-from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
+from tests.strategies.test_equivalence import DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.running import ROOT, TINY
 
 NETWORK = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:build")
@@ -122,6 +122,7 @@ def case(
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=sharded", breaks=IN_STEP),
         case(2, "strategy=sharded", "optimizer=lamb"),
+        case(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, "optimizer=lamb"),
         case(4, "strategy=sharded", "strategy.replicas=2", "optimizer=adamw", breaks=((1, 2),)),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(

@@ -61,6 +61,13 @@ class Capabilities:
     can tell.
     """
 
+    splits_layers: bool = False
+    """True if each worker computes a part of the layers that a plan of the model names."""
+    cuts_model: bool = False
+    """True if workers hold consecutive pieces of the model, which the model must then offer; see
+    `bsweep.models.pieces`.
+    """
+
     step_in_graph: bool = False
     """True if a CUDA graph can contain a whole step: its passes, the exchange of gradients and the
     update of the parameters.

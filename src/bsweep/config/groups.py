@@ -7,7 +7,7 @@ The cards of the variants are in the modules of the groups, such as `config.stra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -84,6 +84,16 @@ class ModelConfig(Card):
     block_names: ClassVar[tuple[str, ...]] = ()
     """The value of `names_of_blocks` for models that always have the same."""
 
+    tensor_plan: ClassVar[str] = ""
+    """The name of a callable `(model)` that returns the plan by which `strategy=tensor` divides the
+    model's layers among workers, see `bsweep.models.plans`; empty if there is none.
+    """
+
+    pieces: ClassVar[str] = ""
+    """The function that takes the model and returns its pieces, as `module:name`; see
+    `bsweep.models.pieces`. If empty, only the model itself may have pieces.
+    """
+
     @property
     def names_of_blocks(self) -> tuple[str, ...]:
         """The names of the model's blocks, as `torch.nn.Module.named_modules` has them, with `*`
@@ -106,6 +116,12 @@ class ModelConfig(Card):
     def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)
+        if point.strategy.can.splits_layers and not self.tensor_plan:
+            yield (
+                f"strategy={point.strategy.name} with model={self.name}: the model has no plan of "
+                "how to divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own "
+                "with a method tensor_plan, or strategy=sharded."
+            )
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
                 f"model={self.name} learns from images, but data={point.data.name} has none: use "
@@ -127,13 +143,15 @@ class ModelConfig(Card):
         Yields:
             The message with its remedy, at most one.
         """
-        batches = point.local_batches
-        if 1 in batches:
-            batch = "local_batch=1" if set(batches) == {1} else f"local batches {show(batches)}"
+        batches, number = point.local_batches, point.strategy.num_microbatches
+        if number in batches:
+            alike = set(batches) == {number}
+            batch = f"local_batch={number}" if alike else f"local batches {show(batches)}"
+            parts = f" in strategy.microbatches={number}" * (number > 1)
             yield (
-                f"{batch} with model={self.name}: BatchNorm needs more than one example for its "
-                "statistics. Use a batch that gives each worker two examples or more in a pass, "
-                "such as local_batch=2."
+                f"{batch}{parts} with model={self.name}: BatchNorm needs more than one example for "
+                "its statistics. Use a batch that gives each worker two examples or more in a "
+                f"pass, such as local_batch={2 * number}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -172,6 +190,11 @@ class OptimizerConfig(Card):
 
     known_for_fednova: ClassVar[bool] = False
     """True if FedNova's paper says how to count the steps of this optimizer."""
+
+    @property
+    def vectors_of_state(self) -> int | None:
+        """The number of parameter-sized vectors of its state, such as momentum; None if unknown."""
+        return None
 
     @property
     def needs_layer_norms(self) -> bool:
@@ -290,6 +313,25 @@ class StrategyConfig(Card):
         return num_workers
 
     @property
+    def num_microbatches(self) -> int:
+        """The number of parts of a local batch that follow one another in a pass."""
+        return 1
+
+    def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
+        """Yield an error message, with the remedy, for each reason why a model cannot be cut as
+        this card says. Only cards of strategies that cut models (`Capabilities.cuts_model`) are
+        asked.
+
+        Args:
+            pieces: The names of the model's pieces, in their order.
+            num_workers: The number of workers.
+
+        Yields:
+            One message for each conflict.
+        """
+        yield from ()
+
+    @property
     def in_probe(self) -> StrategyConfig:
         """The card of the strategy that a probe (a short measurement) runs to measure this
         strategy.
@@ -313,6 +355,41 @@ class StrategyConfig(Card):
     def vectors_of_first_step(self) -> int:
         """The number of the vectors counted by `vectors_held` that a worker allocates only at its
         first step.
+        """
+        return 0
+
+    def num_parts(self, num_workers: int) -> int:
+        """Return the number of workers over which each replica of the model is split.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The number of workers of one replica; 1 if each worker holds the whole model.
+        """
+        return 1
+
+    def new_gradient_share(self, num_workers: int) -> float:
+        """Return the share of each new gradient that a worker keeps until the passes end.
+
+        Args:
+            num_workers: The number of workers.
+
+        Returns:
+            1 if new gradients stay as they are; 0 if the strategy has other places for them.
+        """
+        return 1.0
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes that the strategy holds during a pass in addition to activations and new
+        gradients.
+
+        Args:
+            blocks: The bytes of the parameters of each block of the model, and last of those
+                outside of all blocks.
+
+        Returns:
+            The number of bytes.
         """
         return 0
 
@@ -379,6 +456,9 @@ class CodecConfig(Card):
     """The base class of the cards of all codecs. `builds` names a callable `(config, setting)` that
     returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
+
+    vectors_held: ClassVar[int] = 0
+    """The number of gradient-sized vectors that the codec keeps between steps."""
 
     def payload_share(self, epochs: int) -> float | None:
         """Return about which part of the bytes of an fp32 gradient remains after compression, as a

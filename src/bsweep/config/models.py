@@ -36,6 +36,7 @@ class ResNet18Config(ModelConfig):
 
     builds: ClassVar[str] = "bsweep.models.resnet18:build"
     block_names: ClassVar[tuple[str, ...]] = ("layer*",)
+    pieces: ClassVar[str] = "bsweep.models.resnet18:pieces"
     has_batchnorm: ClassVar[bool] = True
     casts_images_first: ClassVar[bool] = True
 
@@ -47,6 +48,8 @@ class VGG16Config(ModelConfig):
 
     builds: ClassVar[str] = "bsweep.models.vgg16:build"
     block_names: ClassVar[tuple[str, ...]] = ("features", "classifier.*")
+    tensor_plan: ClassVar[str] = "bsweep.models.vgg16:tensor_plan"
+    pieces: ClassVar[str] = "bsweep.models.vgg16:pieces"
     casts_images_first: ClassVar[bool] = True
 
 
@@ -61,6 +64,7 @@ class TinyCNNConfig(ModelConfig):
     width: Width
 
     builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
+    pieces: ClassVar[str] = "bsweep.models.tiny_cnn:pieces"
     casts_images_first: ClassVar[bool] = True
 
 
@@ -75,6 +79,8 @@ class LlamaConfig(ModelConfig):
 
     builds: ClassVar[str] = "bsweep.models.llama:build"
     block_names: ClassVar[tuple[str, ...]] = ("blocks.*",)
+    tensor_plan: ClassVar[str] = "bsweep.models.llama:tensor_plan"
+    pieces: ClassVar[str] = "bsweep.models.llama:pieces"
     learns_from: ClassVar[Kind] = "text"
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -84,6 +90,13 @@ class LlamaConfig(ModelConfig):
                 f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: "
                 "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
                 "multiple of twice the number of heads."
+            )
+        parts = point.num_workers // point.data_parallel_size
+        if point.strategy.can.splits_layers and parts and self.num_heads % parts:
+            yield (
+                f"model.num_heads={self.num_heads} with strategy={point.strategy.name} and {parts} "
+                "workers for each replica: each worker needs the same number of heads. Use a "
+                "number of workers that divides the heads, or larger strategy.replicas."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -169,6 +182,7 @@ class OwnModelConfig(Own, ModelConfig):
 
     added_later: ClassVar[Mapping[str, object]] = {"blocks": ()}
     builds: ClassVar[str] = "bsweep.models.own:build"
+    tensor_plan: ClassVar[str] = "bsweep.models.own:tensor_plan"
     takes: ClassVar[tuple[str, ...]] = ("num_classes", "shape")
     learns_from: ClassVar[Kind | None] = None
     has_batchnorm: ClassVar[bool | None] = None

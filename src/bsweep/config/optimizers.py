@@ -25,6 +25,10 @@ class SGDConfig(OptimizerConfig):
     known_for_fednova: ClassVar[bool] = True
     step_in_graph: ClassVar[bool] = True
 
+    @property
+    def vectors_of_state(self) -> int:
+        return int(self.momentum > 0)
+
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         yield from _nesterov_problems(self.nesterov, self.momentum)
@@ -39,6 +43,10 @@ class AdamWConfig(OptimizerConfig):
     builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
     step_in_graph: ClassVar[bool] = True
 
+    @property
+    def vectors_of_state(self) -> int:
+        return 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class LARSConfig(OptimizerConfig):
@@ -50,6 +58,10 @@ class LARSConfig(OptimizerConfig):
     builds: ClassVar[str] = "bsweep.numerics.optim:lars"
     needs: ClassVar[tuple[str, ...]] = ("timm",)
     needs_layer_norms: ClassVar[bool] = True
+
+    @property
+    def vectors_of_state(self) -> int:
+        return int(self.momentum > 0)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -66,6 +78,10 @@ class LAMBConfig(OptimizerConfig):
     needs: ClassVar[tuple[str, ...]] = ("timm",)
     needs_layer_norms: ClassVar[bool] = True
     needs_global_norm: ClassVar[bool] = True
+
+    @property
+    def vectors_of_state(self) -> int:
+        return 2
 
 
 @dataclass(frozen=True, kw_only=True)

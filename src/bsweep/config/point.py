@@ -46,6 +46,8 @@ class OptimizerFacts(Named, Protocol):
 class StrategyFacts(Named, Protocol):
     @property
     def can(self) -> Capabilities: ...
+    @property
+    def num_microbatches(self) -> int: ...
 
 
 class CodecFacts(Named, Protocol):

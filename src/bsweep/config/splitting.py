@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.point import Point
-from bsweep.config.values import Count
+from bsweep.config.values import Count, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class SplitConfig(StrategyConfig):
     """
 
     replicas: Count
+    reduce: Literal["fp32", "bf16"]
 
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
@@ -41,14 +42,6 @@ class SplitConfig(StrategyConfig):
         return self.replicas
 
     def num_parts(self, num_workers: int) -> int:
-        """Return the number of workers over which each replica of the model is split.
-
-        Args:
-            num_workers: The number of all workers.
-
-        Returns:
-            The number of workers of one replica.
-        """
         return num_workers // self.replicas
 
     @property
@@ -61,6 +54,11 @@ class SplitConfig(StrategyConfig):
             yield (
                 f"strategy.replicas={self.replicas} with num_workers={point.num_workers}: each "
                 "replica needs the same number of workers. Use a divisor of num_workers."
+            )
+        if self.reduce == "bf16" and point.precision == "fp64":
+            yield (
+                "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
+                "only one of them."
             )
         if point.launch.slowdown:
             yield (
@@ -75,7 +73,6 @@ class ShardedConfig(SplitConfig):
     name: Literal["sharded"]
     reshard: Literal["forward", "step"]
     wrap: Literal["blocks", "model"]
-    reduce: Literal["fp32", "bf16"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
     kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, loads_any_parts=True)
@@ -86,10 +83,174 @@ class ShardedConfig(SplitConfig):
         """
         return num_workers
 
+    def new_gradient_share(self, num_workers: int) -> float:
+        return 1 / self.num_parts(num_workers)
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes of gathered parameters, and of a block's gradients and the copy of them
+        that is summed.
+
+        In the backward pass a block's parameters are gathered while those of the last block are
+        still there. Parameters outside of all blocks stay gathered.
+        """
+        whole = sum(blocks)
+        *inner, rest = blocks if self.wrap == "blocks" else (whole,)
+        largest = max(inner, default=0)
+        gathered = whole if self.reshard == "step" else min(whole, rest + 2 * largest)
+        return gathered + 2 * max(largest, rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorConfig(SplitConfig):
+    name: Literal["tensor"]
+
+    builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig(SplitConfig):
+    name: Literal["pipeline"]
+    schedule: Literal[
+        "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"
+    ]
+    microbatches: Count
+    cuts: tuple[Count, ...] | None
+
+    builds: ClassVar[str] = "bsweep.strategies.pipeline:Pipeline"
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, cuts_model=True)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.microbatches
+
+    @property
+    def is_interleaved(self) -> bool:
+        """True if a worker holds several stages that are not neighbours."""
+        return self.schedule.startswith("interleaved")
+
+    @property
+    def is_v(self) -> bool:
+        """True if the first worker holds the first and the last stage, the second worker the second
+        and the last but one, and so on.
+        """
+        return self.schedule in ("zbv", "dualpipev")
+
+    def num_stages(self, num_workers: int) -> int:
+        """Return the number of stages into which the model is cut.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            One stage more than `cuts`; without them, one or two for each worker of a replica.
+        """
+        if self.cuts is not None:
+            return len(self.cuts) + 1
+        return self.num_parts(num_workers) * (2 if self.is_interleaved or self.is_v else 1)
+
+    def part_of(self, stage: int, num_workers: int) -> int:
+        """Return which worker of a replica holds a stage, counted from 0.
+
+        Args:
+            stage: The index of the stage.
+            num_workers: The number of all workers.
+
+        Returns:
+            The index of the worker among those of its replica.
+        """
+        num_parts = self.num_parts(num_workers)
+        folded = self.is_v and stage >= num_parts
+        return 2 * num_parts - 1 - stage if folded else stage % num_parts
+
+    def textbook_bubble(self, num_workers: int) -> float | None:
+        """Return the share of a step in which a worker has nothing to do, if all stages take the
+        same time and messages take none: (p - 1) / (v m + p - 1) for p workers with v stages each
+        and m micro-batches (Narayanan et al., arXiv 2104.04473).
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The share; None for schedules that fill the bubble by dividing the backward pass.
+        """
+        if self.schedule not in ("gpipe", "1f1b", "interleaved_1f1b"):
+            return None
+        num_parts = self.num_parts(num_workers)
+        per_worker = self.num_stages(num_workers) // num_parts
+        return (num_parts - 1) / (per_worker * self.microbatches + num_parts - 1)
+
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.reduce == "bf16" and point.precision == "fp64":
+        if point.num_workers % self.replicas:
+            return
+        yield from self._problems_of_stages(point.num_workers)
+        yield from self._problems_of_microbatches(point)
+
+    def _problems_of_stages(self, num_workers: int) -> Iterator[str]:
+        if self.cuts is None:
+            return
+        if list(self.cuts) != sorted(set(self.cuts)):
             yield (
-                "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
-                "only one of them."
+                f"strategy.cuts={show(self.cuts)}: each cut is the number of pieces before it. "
+                "Give them in ascending order, each once."
+            )
+        num_stages, num_parts = len(self.cuts) + 1, self.num_parts(num_workers)
+        per_worker, left = divmod(num_stages, num_parts)
+        wanted = 2 if self.is_interleaved or self.is_v else 1
+        if left or per_worker < wanted or (per_worker > wanted and not self.is_interleaved):
+            more = " or more, equally many," if self.is_interleaved else ""
+            yield (
+                f"strategy.cuts={show(self.cuts)} makes {num_stages} stages, but "
+                f"strategy.schedule={self.schedule} needs {wanted}{more} for each of the "
+                f"{num_parts} workers of a replica: give {wanted * num_parts - 1} cuts, or "
+                "strategy.cuts=null."
+            )
+
+    def _problems_of_microbatches(self, point: Point) -> Iterator[str]:
+        number, num_parts = self.microbatches, self.num_parts(point.num_workers)
+        given = f"strategy.microbatches={number}"
+        if uneven := sorted({batch for batch in point.local_batches if batch % number}):
+            yield (
+                f"{given} does not divide the local batch {' or '.join(map(str, uneven))}: the "
+                "micro-batches of a pass have equal size. Use a divisor of each local batch, or "
+                f"local batches that are multiples of {number}."
+            )
+        least = {"1f1b": num_parts, "dualpipev": 2 * num_parts}.get(self.schedule, 1)
+        if number < least:
+            yield (
+                f"{given} with strategy.schedule={self.schedule}: this schedule needs as many "
+                f"micro-batches as stages. Use strategy.microbatches={least} or more, or "
+                "strategy.schedule=gpipe."
+            )
+        rounds = max(1, number // num_parts)
+        if self.is_interleaved and number % rounds:
+            yield (
+                f"{given} with strategy.schedule={self.schedule}: this schedule takes "
+                f"micro-batches in rounds of at least {num_parts}, all of one size. Use a multiple "
+                f"of the {num_parts} workers of a replica, such as {rounds * num_parts}."
+            )
+
+    def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
+        num_stages = self.num_stages(num_workers)
+        if num_stages > len(pieces):
+            yield (
+                f"num_workers={num_workers} with strategy.schedule={self.schedule} needs "
+                f"{num_stages} stages, but the model has only {len(pieces)} pieces "
+                f"({', '.join(pieces)}): use fewer workers for each replica, or another schedule."
+            )
+        elif self.cuts and self.cuts[-1] >= len(pieces):
+            yield (
+                f"strategy.cuts={show(self.cuts)}: the model has {len(pieces)} pieces "
+                f"({', '.join(pieces)}), so that cuts are between 1 and {len(pieces) - 1}."
+            )
+
+    def warnings(self, point: Point) -> Iterator[str]:
+        yield from super().warnings(point)
+        if point.model.has_batchnorm:
+            of_pass = sorted({batch // self.microbatches for batch in point.local_batches})
+            sizes = " or ".join(map(str, of_pass))
+            yield (
+                f"strategy.microbatches={self.microbatches}: BatchNorm computes its statistics "
+                f"from one micro-batch of {sizes} examples at a time, not from the local batch"
             )

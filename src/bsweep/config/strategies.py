@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
-from bsweep.config.splitting import ShardedConfig
+from bsweep.config.splitting import PipelineConfig, ShardedConfig, TensorConfig
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -190,6 +190,13 @@ class DDPConfig(StrategyConfig):
             why_no_cpu=no_cpu if self.hook == "bf16" else "",
             step_in_graph=self.hook == "none",
         )
+
+    def new_gradient_share(self, num_workers: int) -> float:
+        return 0.0
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes of DDP's buckets, which hold all new gradients."""
+        return sum(blocks)
 
     @property
     def in_probe(self) -> AllReduceConfig:
@@ -428,6 +435,8 @@ AnyStrategy = Annotated[
     | LocalSGDConfig
     | DiLoCoConfig
     | ShardedConfig
+    | TensorConfig
+    | PipelineConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

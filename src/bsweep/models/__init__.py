@@ -3,9 +3,9 @@ its own.
 
 A model is built from its card, the number of classes and the shape of an example. `initial` returns
 a run's `torch.nn.Module` with its initial values, the same on all workers. `outlined` returns the
-model without the values of its parameters. `check_model` checks before anything starts that a
-model fits the data. `try_model` computes the loss of made-up examples if the model or the data are
-the user's own.
+model without the values of its parameters. `blocks` and `pieces` return its parts. `check_model`
+checks before anything starts that a model fits the data. `try_model` computes the loss of made-up
+examples if the model or the data are the user's own.
 
 A model must not know how it is trained: neither the strategy, nor the batch, nor that there are
 other workers.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -101,10 +102,7 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
     """
     if not card.names_of_blocks:
         return list(_small_enough(model, _num_parameters(model) / 4))
-    found = {
-        pattern: [module for name, module in model.named_modules() if _matches(name, pattern)]
-        for pattern in card.names_of_blocks
-    }
+    found = {pattern: modules_named(model, pattern) for pattern in card.names_of_blocks}
     for pattern, modules in found.items():
         if not modules:
             outermost = ", ".join(name for name, _ in model.named_children())
@@ -114,6 +112,13 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
             )
     chosen = {id(module) for modules in found.values() for module in modules}
     return [module for module in model.modules() if id(module) in chosen]
+
+
+def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules of a model whose names match a pattern, in which `*` stands for any
+    characters between two dots.
+    """
+    return [module for name, module in model.named_modules() if _matches(name, pattern)]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -134,9 +139,61 @@ def _num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential]]:
+    """Return the pieces of a model with their names: modules that compute the model's outputs if
+    they are applied one after another.
+
+    They come from the function that the card names, from the model's own method `pieces`, or from
+    the model itself if it is an `nn.Sequential`. Each has trained parameters: a module without any,
+    such as a pooling layer, belongs to the piece before it.
+
+    Args:
+        card: The card of the model.
+        model: The model, whose modules the pieces share.
+
+    Raises:
+        ConfigError: If the model has no pieces, or not each parameter is in exactly one of them.
+    """
+    import torch
+
+    asked = f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
+    if card.pieces:
+        found = resolve(card.pieces)(model)
+    elif callable(own_pieces := getattr(model, "pieces", None)):
+        found = own_pieces()
+    elif type(model).forward is torch.nn.Sequential.forward:
+        found = model.named_children()
+    else:
+        raise ConfigError(
+            f"{asked} cannot be cut into stages, because nothing says which of its modules are "
+            "applied one after another. Use model=resnet18, vgg16, tiny_cnn, llama_tiny or "
+            "llama_150m, make your own model an nn.Sequential, or give it a method pieces() that "
+            "returns a list of (name, module)."
+        )
+    merged: list[tuple[str, nn.Sequential]] = []
+    for name, piece in found:
+        if merged and not (_is_trained(piece) and _is_trained(merged[-1][1])):
+            merged[-1][1].append(piece)
+        else:
+            merged.append((name, torch.nn.Sequential(piece)))
+    homes = Counter(id(tensor) for _, piece in merged for tensor in piece.parameters())
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad and homes[id(tensor)] != 1:
+            raise ConfigError(
+                f"{asked} cannot be cut into stages: the parameter {name} is in "
+                f"{homes[id(tensor)]} of its pieces, which must share nothing and leave nothing "
+                "out. Make one piece of the modules that use it."
+            )
+    return merged
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(tensor.requires_grad for tensor in module.parameters())
+
+
 def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a check finds that the model of a run cannot be trained on the run's
-    data.
+    data, or that the run's strategy cannot divide or cut it.
 
     If the model's card does not say whether the model has BatchNorm, the module itself is examined.
 
@@ -144,6 +201,16 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         ValueError: If the model cannot be built, does not fit the data, or needs larger batches.
     """
     config.model.check_num_classes(num_classes)
+    if config.strategy.can.splits_layers:
+        from bsweep.models import plans  # imports torch
+
+        model = outlined(config.model, num_classes, shape)
+        plans.check(config.model, model, config.num_workers // config.data_parallel_size)
+    if config.strategy.can.cuts_model:
+        found = pieces(config.model, outlined(config.model, num_classes, shape))
+        names = [name for name, _ in found]
+        if problems := list(config.strategy.problems_of_pieces(names, config.num_workers)):
+            raise ConfigError(*problems)
     if config.model.has_batchnorm is not None:
         return
 
@@ -187,7 +254,23 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
         except NotImplementedError:
             # Some models, such as torchvision's RegNets, read values while they are built.
             model = build(config, num_classes=num_classes, shape=shape)
-    return model.to("meta")
+    return _without_values(model)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Move a model to the meta device. Parameters that several modules have stay one, which they do
+    not with the module's own `to`.
+    """
+    first: dict[int, str] = {}
+    shared: list[tuple[str, str]] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.append((name, first.setdefault(id(parameter), name)))
+    model.to("meta")
+    for name, other in shared:
+        if name != other:
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, model.get_parameter(other))
+    return model
 
 
 def _same_random_numbers() -> AbstractContextManager[None]:
@@ -239,7 +322,7 @@ def _problem_with(
     labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
     device = torch.device("cpu" if card.learns_from is None else "meta")
     with _same_random_numbers(), device:
-        inputs, targets = _made_up(info, number)
+        inputs, targets = made_up(info, number)
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)
             outputs = model(inputs)
@@ -260,7 +343,7 @@ def _problem_with(
     return None
 
 
-def _made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
+def made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
     """Return made-up inputs and targets of examples, of a data set's shapes and types."""
     import torch
 

@@ -11,11 +11,16 @@ Shapes: B sequences, T tokens, D hidden, H heads of K = D / H elements, V words.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bsweep.config.models import LlamaConfig
+
+if TYPE_CHECKING:
+    from bsweep.models.plans import Plan
 
 _ROTARY_BASE = 10_000.0
 _INIT_STD = 0.02
@@ -25,6 +30,35 @@ def build(config: LlamaConfig, *, num_classes: int, shape: tuple[int, ...]) -> L
     return Llama(config, vocabulary_size=num_classes)
 
 
+def tensor_plan(model: nn.Module) -> Plan:
+    """Return the plan by which workers share heads, hidden values of the MLP, and words.
+
+    As in Megatron-LM (Shoeybi et al., arXiv 1909.08053), a block sums over workers twice in either
+    direction.
+    """
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+    )
+
+    from bsweep.models.plans import ColumnsOfEach
+
+    same = Replicate()
+    return {
+        "embedding": RowwiseParallel(input_layouts=same),
+        "blocks.*.attention.query_key_value": ColumnsOfEach(3),
+        "blocks.*.attention.out": RowwiseParallel(),
+        # Two layers have the same inputs, whose gradients are summed once.
+        "blocks.*.mlp": PrepareModuleInput(input_layouts=same, desired_input_layouts=same),
+        "blocks.*.mlp.gate": ColwiseParallel(),
+        "blocks.*.mlp.up": ColwiseParallel(),
+        "blocks.*.mlp.down": RowwiseParallel(),
+        "head": ColwiseParallel(use_local_output=False),
+    }
+
+
 class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, *, vocabulary_size: int) -> None:
         super().__init__()
@@ -32,7 +66,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size)
         self.head = nn.Linear(config.hidden_size, vocabulary_size, bias=False)
-        self._head_size = config.hidden_size // config.num_heads
+        self.head_size = config.hidden_size // config.num_heads
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=_INIT_STD)
@@ -42,11 +76,36 @@ class Llama(nn.Module):
         them.
         """
         x = self.embedding(tokens)
-        rotation = rotary_table(tokens.shape[1], self._head_size, like=x)
+        rotation = rotary_table(tokens.shape[1], self.head_size, like=x)
         for block in self.blocks:
             x = block(x, rotation)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+class LoneBlock(nn.Module):
+    """A transformer block that computes the table of the rotary embedding by itself."""
+
+    def __init__(self, block: Block, head_size: int) -> None:
+        super().__init__()
+        self.block, self._head_size = block, head_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the hidden states (B, T, D) before the block to those after it."""
+        out: Tensor = self.block(x, rotary_table(x.shape[1], self._head_size, like=x))
+        return out
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    llama = cast(Llama, model)
+    return [
+        ("embedding", llama.embedding),
+        *(
+            (f"blocks.{name}", LoneBlock(cast(Block, block), llama.head_size))
+            for name, block in llama.blocks.named_children()
+        ),
+        ("head", nn.Sequential(llama.norm, llama.head)),
+    ]
 
 
 class Block(nn.Module):
@@ -69,13 +128,13 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self._num_heads = config.num_heads
+        self._head_size = config.hidden_size // config.num_heads
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Map hidden states (B, T, D) to new ones (B, T, D) by causal self-attention."""
-        heads = self.query_key_value(x).unflatten(-1, (3, self._num_heads, -1))  # (B, T, 3, H, K)
+        heads = self.query_key_value(x).unflatten(-1, (3, -1, self._head_size))  # (B, T, 3, H, K)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         mixed = F.scaled_dot_product_attention(
             rotate(query, rotation), rotate(key, rotation), value, is_causal=True

@@ -7,6 +7,8 @@ The module may have its own objective, see `bsweep.numerics.objective`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,6 +16,9 @@ from torch.nn.parameter import is_lazy
 from bsweep.config import own
 from bsweep.config.models import OwnModelConfig
 from bsweep.config.values import ConfigError
+
+if TYPE_CHECKING:
+    from bsweep.models.plans import Plan
 
 
 def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -23,6 +28,23 @@ def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -
     if problem := _problem(model):
         raise ConfigError(f"model.target={config.target}: {problem}")
     return model
+
+
+def tensor_plan(model: nn.Module) -> Plan:
+    """Return what the method `tensor_plan` of the user's module returns, a plan as in
+    `bsweep.models.plans`.
+
+    Raises:
+        ConfigError: If the module has no such method.
+    """
+    method = getattr(model, "tensor_plan", None)
+    if method is None:
+        raise ConfigError(
+            "strategy=tensor needs a plan of how to divide the model's layers: give your module a "
+            "method tensor_plan(), which returns one, or use strategy=sharded."
+        )
+    plan: Plan = method()
+    return plan
 
 
 def _problem(model: nn.Module) -> str | None:

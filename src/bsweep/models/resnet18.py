@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -42,3 +42,18 @@ def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: 
         return model
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    resnet: Any = model
+    stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool)
+    layers = ("layer1", "layer2", "layer3", "layer4")
+    return [
+        ("conv1", stem),
+        *(
+            (f"{layer}.{name}", block)
+            for layer in layers
+            for name, block in getattr(resnet, layer).named_children()
+        ),
+        ("fc", nn.Sequential(resnet.avgpool, nn.Flatten(), resnet.fc)),
+    ]

@@ -5,6 +5,8 @@ Its gradient is a plain mean over examples, no matter which worker computes whic
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,3 +30,13 @@ class TinyCNN(nn.Module):
         x = F.relu(self.conv2(x))
         logits: Tensor = self.head(x.mean(dim=(2, 3)))
         return logits
+
+
+def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    tiny = cast(TinyCNN, model)
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), tiny.head)
+    return [
+        ("conv1", nn.Sequential(tiny.conv1, nn.ReLU())),
+        ("conv2", nn.Sequential(tiny.conv2, nn.ReLU())),
+        ("head", pooled),
+    ]

@@ -66,7 +66,7 @@ class Objective:
             return self.own_score(_wide(outputs), targets)
         if targets.is_floating_point():
             return targets.new_full((), torch.nan)
-        correct: Tensor = (outputs.argmax(dim=-1) == targets).sum()
+        correct: Tensor = (_whole(outputs.argmax(dim=-1)) == targets).sum()
         return correct
 
     def checking(self, num_classes: int) -> Objective:
@@ -134,7 +134,12 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     The shapes are logits (B, C) and targets (B,), or logits (B, T, C) and targets (B, T).
     """
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+    return _whole(F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum"))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor of which each worker may hold a part, as a DTensor, on every worker."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _wide(outputs: Any) -> Any:

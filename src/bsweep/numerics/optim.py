@@ -96,6 +96,14 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
     return optimizer
 
 
+def most_norm(optimizer: Optimizer) -> float | None:
+    """Return the norm above which an optimizer scales the gradient of the whole model down to it;
+    None if it does not.
+    """
+    most: float | None = optimizer.defaults.get("max_grad_norm")  # as timm's LAMB names it
+    return most
+
+
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     size, border = vector.parameters.numel(), vector.num_matrix_elements
     if config.decay_norm_and_bias or not config.weight_decay:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -48,6 +48,16 @@ def choose(config: RunConfig, device: torch.device) -> str:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp32" if config.strategy.can.why_no_fp16 else "fp16"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """Return the context manager for forward passes: torch's autocast if `precision` needs it.
+
+    Autocast rounds the factors of products to the precision. Without autocast, the context manager
+    does nothing.
+    """
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def stored(precision: str) -> torch.dtype:

@@ -1,48 +1,149 @@
-"""The flat vector of a worker that holds a part of every parameter of a model (FSDP2)."""
+"""The flat vector of a worker that holds a part of the parameters of a model, as DTensors."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from bsweep.core.torch_private import fsdp_parameters, move_fsdp_parameter, private
 from bsweep.numerics.vector import Slice, Vector
 
 
+class OwnPart(ABC):
+    """This worker's part of one parameter of a model."""
+
+    def __init__(self, name: str, of: nn.Parameter) -> None:
+        self.name, self.of = name, of
+        self.shape = tuple((of.to_local() if isinstance(of, DTensor) else of).shape)
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements, with padding."""
+        return math.prod(self.shape)
+
+    @abstractmethod
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        """Move the part to another place in memory.
+
+        Args:
+            place: A 1-D tensor of `num_elements`.
+
+        Returns:
+            The parameter that the model has from then on, and the same as a DTensor, which may be
+            one object.
+        """
+
+
+class _OfFSDP(OwnPart):
+    def __init__(self, name: str, kept: Any) -> None:
+        super().__init__(name, kept.sharded_param)
+        self._kept = kept
+
+    @property
+    def num_elements(self) -> int:
+        return cast(int, self._kept.padded_sharded_param_size.numel())
+
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        move_fsdp_parameter(self._kept, place)
+        return self.of, self.of
+
+
+class _OfLayers(OwnPart):
+    def __init__(self, name: str, of: nn.Parameter, model: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__(name, of)
+        self._model, self._mesh = model, mesh
+
+    def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
+        whole, view = self.of, place.view(self.shape)
+        if isinstance(whole, DTensor):
+            view.copy_(whole.to_local().detach())
+            moved = nn.Parameter(_with_part(whole, view))
+            module, _, name = self.name.rpartition(".")
+            setattr(self._model.get_submodule(module), name, moved)
+            return moved, moved
+        whole.data = view.copy_(whole.data)
+        same = DTensor.from_local(view, self._mesh, [Replicate()], run_check=False)
+        return whole, nn.Parameter(same)
+
+
+def of_fsdp(model: nn.Module) -> list[OwnPart]:
+    """Return this worker's parts of a model that `torch.distributed.fsdp.fully_shard` has split.
+
+    FSDP2 divides each parameter by its first dimension, and gives workers with a smaller part
+    elements without meaning (padding), which stay zero.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The parts of parameters that are trained, in the model's order.
+    """
+    every = fsdp_parameters(model)
+    return [_OfFSDP(name, kept) for name, kept in every if kept.sharded_param.requires_grad]
+
+
+def of_layers(model: nn.Module, mesh: DeviceMesh) -> list[OwnPart]:
+    """Return this worker's parts of a model of which `parallelize_module` has divided some layers.
+    Other parameters are whole and equal on all workers of the mesh.
+
+    Args:
+        model: The model. Modules share no parameter that is divided.
+        mesh: The workers that hold one model together.
+
+    Returns:
+        The parts of parameters that are trained, in the model's order.
+    """
+    every = model.named_parameters()
+    return [_OfLayers(name, one, model, mesh) for name, one in every if one.requires_grad]
+
+
+def _with_part(like: DTensor, part: Tensor) -> DTensor:
+    """Return a DTensor of the shape of `like` with another part on this worker."""
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
 class ShardedVector(Vector):
     """This worker's parts of a model's parameters and of their gradients, as two flat tensors.
 
-    The model is one that `torch.distributed.fsdp.fully_shard` has split. FSDP2 divides each
-    parameter by its first dimension, and gives workers with a smaller part elements without meaning
-    (padding), which stay zero. The slices include the padding.
-
-    `tensors` are the model's parameters, DTensors of the whole parameters' shapes. Their parts on
-    this worker are views of `parameters`, and those of their `grad` are views of `gradients`.
+    The slices include padding. `tensors` are DTensors of the whole parameters. Their parts on this
+    worker are views of `parameters`, and those of their `grad` are views of `gradients`.
     """
 
     tensors: tuple[nn.Parameter, ...]
 
-    def __init__(self, model: nn.Module) -> None:
-        every = [(name, p) for name, p in fsdp_parameters(model) if p.sharded_param.requires_grad]
-        every.sort(key=lambda item: item[1].sharded_param.dim() < 2)
+    def __init__(self, parts: Iterable[OwnPart]) -> None:
+        every = sorted(enumerate(parts), key=lambda item: item[1].of.dim() < 2)
         slices, start = [], 0
-        for index, (name, one) in enumerate(every):
-            size = one.padded_sharded_param_size.numel()
-            shape = tuple(one.sharded_param.to_local().shape)
-            is_matrix = one.sharded_param.dim() >= 2
-            slices.append(Slice(name, start, start + size, shape, is_matrix, index))
-            start += size
-        self.tensors = tuple(one.sharded_param for _, one in every)
-        super(Vector, self).__init__(slices, self.tensors[0].dtype, self.tensors[0].device)
+        for index, own in every:
+            stop = start + own.num_elements
+            slices.append(Slice(own.name, start, stop, own.shape, own.of.dim() >= 2, index))
+            start = stop
+        first = every[0][1].of
+        super(Vector, self).__init__(slices, first.dtype, first.device)
         self.gradients.zero_()
-        self._parts: dict[nn.Parameter, Tensor] = {}  # of the gradients
-        for part, (_, one) in zip(self.slices, every, strict=True):
-            move_fsdp_parameter(one, self.parameters[part.start : part.stop])
-            self._parts[one.sharded_param] = _view(self.gradients[part.start :], part.shape)
-            one.sharded_param.grad = self.whole(self.gradients, part)
+        moved = [
+            own.move(self.parameters[part.start : part.stop])
+            for part, (_, own) in zip(self.slices, every, strict=True)
+        ]
+        self._trained = tuple(trained for trained, _ in moved)  # the model's own
+        self.tensors = tuple(tensor for _, tensor in moved)
+        self._wholes: list[DTensor] = []  # of the gradients
+        for part, tensor in zip(self.slices, self.tensors, strict=True):
+            tensor.grad = self.whole(self.gradients, part)
+            self._wholes.append(tensor.grad)
 
     @property
     def num_parameters(self) -> int:
@@ -62,36 +163,34 @@ class ShardedVector(Vector):
         """
         like = self.tensors[self.slices.index(part)]
         assert isinstance(like, DTensor)
-        return DTensor.from_local(
-            _view(flat[part.start - start :], part.shape),
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
-        )
+        return _with_part(like, _view(flat[part.start - start :], part.shape))
 
     def drop_gradients(self) -> None:
-        """Drop all gradients before a step; FSDP2 then stores new ones instead of adding."""
-        for tensor in self.tensors:
+        """Drop all gradients before a step, so that the first pass stores new ones instead of
+        adding.
+        """
+        for tensor in (*self._trained, *self.tensors):
             tensor.grad = None
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy the gradients of `tensors` (default: all) into the gradient vector.
+        """Copy the gradients of all tensors into the gradient vector.
 
         Make each tensor's `grad` a view of this vector. A tensor that no pass reached gets a
         gradient of zero.
         """
         views, gradients = [], []
-        for part, tensor in zip(self.slices, self.tensors, strict=True):
-            view, gradient = self._parts[tensor], tensor.grad
-            tensor.grad = self.whole(self.gradients, part)
+        for part, trained, tensor, whole in zip(
+            self.slices, self._trained, self.tensors, self._wholes, strict=True
+        ):
+            view, gradient = _view(self.gradients[part.start :], part.shape), trained.grad
+            trained.grad, tensor.grad = None, whole
             if gradient is None:
                 view.zero_()
-            else:
-                assert isinstance(gradient, DTensor)
-                views.append(view)
-                gradients.append(gradient.to_local())
+                continue
+            views.append(view)
+            if isinstance(gradient, DTensor):
+                gradient = gradient.redistribute(placements=whole.placements).to_local()
+            gradients.append(gradient)
         if views:
             private("copy_each")(views, gradients)
 

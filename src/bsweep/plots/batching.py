@@ -91,7 +91,7 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     varies = {name: table[name].nunique() > 1 for name in ("num_workers", "local_batch")}
     handles = []
     for look, ((variant, num_workers, local_batch), _) in zip(drawn, cells, strict=False):
-        label = words("variant", variant)
+        label: str = words("variant", variant)
         label += f", {words('local_batch', local_batch)}" if varies["local_batch"] else ""
         label += f", {words('num_workers', num_workers)}" if varies["num_workers"] else ""
         handles.append(handle(look, label))

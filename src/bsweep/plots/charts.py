@@ -79,7 +79,8 @@ def time_map() -> Spec:
     the parameter `hovered` gives a thick frame too.
     """
     has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
-    problem = "(room < 12 ? '' : room < 62 ? '\u00d7' : datum.problem)"
+    needed = "8 * length(toString(datum.problem))"  # pixels
+    problem = f"(room < 12 ? '' : room < {needed} ? '\u00d7' : datum.problem)"
     star = "(datum.is_recommended ? '★' : datum.is_alternative && room > 24 ? '☆' : '')"
     star += " + (room >= 62 && (datum.is_recommended || datum.is_alternative) ? ' ' : '')"
     seconds, low, high = (

@@ -297,7 +297,7 @@ def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:
         for name in ("num_workers", "local_batch")
         if name in analysis.levels(rows) and name not in varying
     ]
-    said = (
+    said: list[str] = (
         [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared]
         if varying
         else []

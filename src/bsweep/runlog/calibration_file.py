@@ -437,7 +437,7 @@ def begun(metrics: Path, config: RunConfig) -> Calibration | None:
 
     So the run resumes with them. The hardware on which the run began does not matter.
     """
-    start = next(iter(_starts(metrics)), None)
+    start = next(iter(starts(metrics)), None)
     if start is None:
         return None
     return Calibration(
@@ -454,14 +454,14 @@ def _of_runs(study_dir: Path, hardware: str) -> Iterator[Numerics]:
     """
     for metrics in sorted(study_dir.glob(_RUNS)):
         if not hardware or hardware_of(metrics.parent) in ("", hardware):
-            starts = _starts(metrics)
-            yield from (_of_start(one) for one in starts if one["config"]["precision"] == "auto")
+            own = starts(metrics)
+            yield from (_of_start(one) for one in own if one["config"]["precision"] == "auto")
 
 
 _RUNS = "*/metrics.jsonl"
 
 
-def _starts(metrics: Path) -> list[dict[str, Any]]:
+def starts(metrics: Path) -> list[dict[str, Any]]:
     """Return the `start` records that a run wrote itself. Records that a run copied from the run
     that it continues do not count.
 

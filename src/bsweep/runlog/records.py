@@ -129,6 +129,8 @@ class Start:
     channels_last: bool | None  # the memory format of images
     compile: bool = False  # True if torch compiled the passes of steps
     compile_seconds: Amount | None = None  # the seconds of the warm-up in which it did so
+    # The pieces of the model in each stage, if workers hold stages of it.
+    stages: tuple[tuple[str, ...], ...] | None = None
     transport: str | None = (
         None  # how gradients travel (network, shared_memory); None if there is no choice
     )
@@ -188,6 +190,23 @@ class WorkerMemory:
     peak_bytes: Natural | None
 
 
+@dataclass(frozen=True)
+class StageLoad:
+    """The work of one worker that holds stages of a model, in the passes of training steps.
+
+    `busy_seconds` is the time in which it computed. `exchange_seconds` is the time in which it
+    waited for activations or gradients that travelled: each message counts with the time that it
+    takes when both workers are ready, as measured before training, but at most with the time for
+    which the worker waited for it. `idle_seconds` is the rest, the bubble.
+    `peak_activation_bytes` is the most memory that autograd kept for backward passes.
+    """
+
+    busy_seconds: Amount
+    idle_seconds: Amount
+    exchange_seconds: Amount
+    peak_activation_bytes: Natural
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The bytes and the seconds of the exchanges in one stretch of training, such as an epoch; a
@@ -200,6 +219,10 @@ class Traffic:
     `codec_seconds` is the time for compressing and decompressing, the mean over workers; None
     without a codec. `worker_wait_seconds` has, for each worker, the time from being ready to send
     until the slowest worker was ready.
+
+    If workers hold stages of a model, `stage_loads` has the work of each worker, and `bubble` the
+    idle share of their time. `textbook_bubble` is this share if all stages took the same time and
+    messages none; None if the schedule has no such formula.
     """
 
     sent_bytes: int | None = None
@@ -210,6 +233,9 @@ class Traffic:
     codec_seconds: float | None = None
     worker_wait_seconds: tuple[float, ...] | None = None
     servers: tuple[ServerLoad, ...] | None = None
+    stage_loads: tuple[StageLoad, ...] | None = None
+    bubble: float | None = None
+    textbook_bubble: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +260,9 @@ class Epoch:
     overlap. `wait_seconds` is the mean time for which a worker was ready to send and waited for the
     slowest one; `worker_wait_seconds` has this time for each worker. `sent_bytes` is the mean over
     workers. `exchange_steps` counts the messages that had to follow one another, on the worker with
-    the most. `servers` has the work of each parameter server, see `ServerLoad`.
+    the most. `servers` has the work of each parameter server, see `ServerLoad`. `stage_loads` has
+    the work of each worker that holds stages of a model, see `StageLoad`; `bubble` and
+    `textbook_bubble` are those of `Traffic`.
 
     Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
     `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
@@ -265,6 +293,9 @@ class Epoch:
     received_bytes: Natural | None
     exchange_steps: Natural | None = None
     servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
+    stage_loads: tuple[Annotated[Mapping[str, Any], _as(StageLoad)], ...] | None = None
+    bubble: Amount | None = None
+    textbook_bubble: Amount | None = None
     learning_rate: Rate | None
     global_batch: Natural
     worker_memory: tuple[Annotated[Mapping[str, Any], _as(WorkerMemory)], ...] | None = None

@@ -3,7 +3,7 @@
 Most strategies exchange each worker's gradients or parameters as one vector. All workers have the
 same model at the end of an epoch at the latest. `Traffic` reports the bytes and seconds of the
 exchanges. `base` defines the interface. An ability that only some strategies have is a class that
-they inherit (`Rounds`, `InBackward`), and the loop tests for that class.
+they inherit (`Rounds`, `InBackward`, `Staged`), and the loop tests for that class.
 
 A strategy must not know the training loop, nor other runs of its study. The launcher
 starts the further processes that a strategy needs (parameter servers); their code is here.
@@ -20,9 +20,9 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 
 if TYPE_CHECKING:
-    from bsweep.strategies.base import InBackward, Rounds, Strategy
+    from bsweep.strategies.base import InBackward, Rounds, Staged, Strategy
 
-__all__ = ["InBackward", "Rounds", "Strategy", "build", "serve"]
+__all__ = ["InBackward", "Rounds", "Staged", "Strategy", "build", "serve"]
 
 
 def __getattr__(name: str) -> Any:

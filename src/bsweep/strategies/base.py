@@ -296,7 +296,7 @@ class Strategy(ABC):
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean, over all workers, of the few values that each worker
-        passes.
+        passes. With stages, it is the mean over the workers that hold the same.
 
         All workers call it together.
 
@@ -304,7 +304,7 @@ class Strategy(ABC):
             values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
 
         Returns:
-            A float64 CPU tensor (n,), the same on all workers.
+            A float64 CPU tensor (n,), the same on all of these workers.
         """
         return self.gather(values).mean(dim=0)
 
@@ -518,6 +518,72 @@ class InBackward(Strategy):
             The context; by default it does nothing.
         """
         return nullcontext()
+
+
+Sample = Callable[[int], Tensor]
+"""A function that returns the model's inputs for a number of examples."""
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+class Staged(Strategy):
+    """A strategy whose workers hold consecutive pieces of one model (stages).
+
+    The workers of a replica take the same examples. Each passes the activations of its stages on
+    to the worker with the next stage, and in the backward pass their gradients to the one before.
+    """
+
+    num_microbatches: int
+    """The number of equal parts (micro-batches) of a pass's examples, which follow one another
+    through the stages.
+    """
+
+    stages: tuple[tuple[str, ...], ...] = ()
+    """The names of the pieces of each stage, the same on all workers."""
+
+    @abstractmethod
+    def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
+        """Cut the model into stages, and leave it only the parameters and buffers of this worker's.
+
+        All workers call it together, before `vector`.
+
+        Args:
+            model: The model, with the same initial values on all workers.
+            sample: Returns the inputs of some examples, to measure with.
+            autocast: The context of forward passes.
+
+        Raises:
+            ConfigError: If the pieces of the model do not compute what the model computes.
+        """
+
+    @abstractmethod
+    def run_passes(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        """Compute the forward and backward passes of all micro-batches through all stages.
+
+        All workers of a replica call it together, with equal arguments.
+
+        Args:
+            inputs: The inputs of the micro-batches, one after another.
+            targets: Their targets.
+            loss: Takes the outputs and the targets of a micro-batch, and returns the loss whose
+                gradients are added up. The worker with the last stage calls it for each
+                micro-batch, in their order.
+        """
+
+    @abstractmethod
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        """Compute a forward pass through all stages.
+
+        All workers of a replica call it together.
+
+        Args:
+            inputs: The inputs of some examples.
+
+        Returns:
+            The model's outputs on the worker with the last stage, None on others.
+        """
 
 
 class Rounds(Strategy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -69,6 +70,25 @@ class TorchStrategy(Strategy):
         )
         self._count()
         return every
+
+    def divided(self, rows: Iterable[Iterable[int]]) -> dist.ProcessGroup:
+        """Divide the workers into groups, and return that of this worker.
+
+        All workers call it together.
+
+        Args:
+            rows: The ranks of each group.
+
+        Returns:
+            The process group, in which ranks follow the order of its row.
+        """
+        with worker_lost():
+            group, _ = dist.new_subgroups_by_enumeration(
+                [list(row) for row in rows], timeout=_TIMEOUT
+            )
+        assert isinstance(group, dist.ProcessGroup)
+        _KEPT.append(group)
+        return group
 
     def _count(self) -> None:
         self.meter.sent_bytes += self._wire.sent_bytes

@@ -17,6 +17,7 @@ from bsweep.runlog.files import no_such_study
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed, timed, with_examples
+from bsweep.study.memory import Estimated
 from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
@@ -27,7 +28,7 @@ class Row:
     """One point in an overview, with its state and the estimated time that is left.
 
     `planned` is None for a run that belongs to no kept command. `seconds` is the estimated time
-    that is left, or None without an estimate.
+    that is left, or None without an estimate. `memory` is None if nobody asked for it.
     """
 
     study: str
@@ -35,6 +36,7 @@ class Row:
     state: State
     planned: Planned | None
     seconds: float | None
+    memory: Estimated | None = None
 
     @property
     def worker_hours(self) -> float | None:
@@ -69,6 +71,7 @@ class Row:
             "test_loss": state.test_loss,
             "seconds_left": self.seconds if self.is_left else 0.0,
             "worker_hours_left": self.worker_hours if self.is_left else 0.0,
+            **({"memory": self.memory.as_json()} if self.memory else {}),
         }
 
 
@@ -160,12 +163,26 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
     """Return a text with a table of the state and the estimated remaining time of each point of a
     grid, followed by failures and totals.
     """
-    table = [["point", "state", "time", "worker-hours"]]
+    told = [row.memory for row in rows if row.memory]
+    table = [["point", "state", "time", "worker-hours", *(["memory"] if told else [])]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
         left = [duration(row.seconds), decimal_hours(row.worker_hours)]
-        table.append([row.run_id, row.state.says(of), *(left if row.is_left else ["", ""])])
-    return "\n".join([*_aligned(table), *_failures(rows), totals(rows, source)])
+        memory = [row.memory.says] if row.memory else []
+        table.append(
+            [row.run_id, row.state.says(of), *(left if row.is_left else ["", ""]), *memory]
+        )
+    return "\n".join([*_aligned(table), *_failures(rows), *_of_memory(rows), totals(rows, source)])
+
+
+def _of_memory(rows: Sequence[Row]) -> list[str]:
+    """Return lines on points that cannot fit, and one for each reason why memory is not known."""
+    told = [(row.run_id, row.memory) for row in rows if row.memory]
+    reasons = dict.fromkeys(one.why_not for _, one in told if one.why_not)
+    return [
+        *_at_most([f"  {name} cannot fit: {one.warning}" for name, one in told if one.warning]),
+        *[f"  memory is not estimated: {reason}" for reason in reasons],
+    ]
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
@@ -260,10 +277,16 @@ def _at_most(lines: list[str]) -> list[str]:
 
 def _aligned(table: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    first, second, third, last = widths
     return [
-        f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d:>{last}}".rstrip() for a, b, c, d in table
+        "  ".join(
+            f"{cell:<{width}}" if column < _NUM_WORDS else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
     ]
+
+
+_NUM_WORDS = 2  # the first columns of a table, which are aligned to the left
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -5,6 +5,7 @@ is reached.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from bsweep.data import plan
 from bsweep.data.streaming import Part
 from bsweep.runlog.measured import Evaluation
 from bsweep.runlog.records import Event
+from bsweep.strategies import Staged
 from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
 
@@ -161,10 +163,18 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
         for examples, labels in part.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
-                outputs = job.model(job.inputs.of(examples))
-            totals += job.objective.score(job.objective.loss(outputs, targets), outputs, targets)
+                outputs = _outputs(job, job.inputs.of(examples))
+            if outputs is not None:
+                loss = job.objective.loss(outputs, targets)
+                totals += job.objective.score(loss, outputs, targets)
             job.heartbeat()
     return totals if job.strategy.counts else torch.zeros_like(totals)
+
+
+def _outputs(job: Job, inputs: Tensor) -> Any:
+    """Return the model's outputs; None if another worker has them."""
+    is_staged = isinstance(job.strategy, Staged)
+    return job.strategy.outputs(inputs) if is_staged else job.model(inputs)
 
 
 # The most images or tokens in one forward pass, unless a single example has more tokens; they bound
@@ -175,7 +185,7 @@ _EVALUATION_TOKENS = 4096
 
 def average_batchnorm(job: Job) -> None:
     """Replace the floating-point buffers of the model, such as BatchNorm's statistics, by their
-    mean over all workers.
+    mean over all workers that hold the same parts of the model.
 
     Each worker had gathered these statistics on its own part of the data.
     """

@@ -37,6 +37,13 @@ class Inputs:
         labels = self.dataset.train_labels
         return torch.arange(min(number, len(labels)), device=labels.device)
 
+    def sample(self, number: int) -> Tensor:
+        """Return the model's inputs for the first `number` training examples, which are not
+        cropped.
+        """
+        examples, *_ = self.dataset.train.take(self.first(number))
+        return self.of(examples)
+
     def crops(self, epoch: int, seed: int) -> Tensor:
         """Return the random crops and mirrorings of all training images in an epoch, as
         `augment.draw` does; an empty tensor for other data.

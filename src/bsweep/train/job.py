@@ -22,7 +22,7 @@ from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.objective import Objective
-from bsweep.numerics.precision import AUTOCAST
+from bsweep.numerics.precision import AUTOCAST, autocast
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
@@ -81,14 +81,8 @@ class Job:
         self.on_step()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the context manager for forward passes: torch's autocast if the run's precision
-        needs it.
-
-        Autocast rounds the factors of products to the run's precision. Without autocast, the
-        context manager does nothing.
-        """
-        dtype = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
+        """Return the context manager for forward passes in the run's precision."""
+        return autocast(self.precision, self.device)
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return the context manager for warm-up steps: it compiles the model for the batch sizes

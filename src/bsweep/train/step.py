@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bsweep.core.torch_private import private
 from bsweep.data import plan
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.constants import constant
 from bsweep.numerics.undisturbed import undisturbed
-from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies import InBackward, Staged, Strategy
 from bsweep.train.job import Job
 
 
@@ -90,6 +91,11 @@ def compute_passes(
             examples = indices if len(indices) else round_batch[:1]
             with job.phase("data"), job.autocast():
                 inputs, targets = job.inputs.training(examples, crops)
+            if isinstance(job.strategy, Staged):
+                weight = bool(len(indices)) / num_labels
+                score = _pass_through_stages(job, job.strategy, inputs, targets, weight)
+                totals = score if totals is None else totals + score
+                continue
             with _exchange_within(job.strategy, is_last=number == len(made)):
                 with job.phase("forward"):
                     outputs = _outputs(job, job.compiled or job.training_model, inputs)
@@ -101,13 +107,51 @@ def compute_passes(
                     # gradient, to which the next pass or an exchange writes.
                     factor = factor.clone()
                 loss.backward(job.scaled(factor.view_as(loss)))
+                if len(indices):  # workers may each have a part of the outputs
+                    score = job.objective.score(loss, outputs, targets)
+                    totals = score if totals is None else totals + score
             job.noise.after_pass(len(examples))
-            if len(indices):
-                score = job.objective.score(loss, outputs, targets)
-                totals = score if totals is None else totals + score
         job.vector.collect_gradients()
     if totals is None or not job.strategy.counts:
         return torch.zeros(3, dtype=torch.float64, device=job.device)
+    return totals
+
+
+def _pass_through_stages(
+    job: Job, strategy: Staged, inputs: Tensor, targets: Tensor, weight: float
+) -> Tensor:
+    """Compute one pass by the stages of this worker's replica, and return the sums of its examples
+    as `train_step` does.
+
+    Micro-batches have equal size. Where examples are too few for that, the first one fills them up,
+    with weight zero.
+
+    Args:
+        job: This worker's job.
+        strategy: Its strategy.
+        inputs: The inputs of the pass.
+        targets: Their targets.
+        weight: The factor of the losses.
+    """
+    rows, number = torch.arange(len(targets)), strategy.num_microbatches
+    parts = [plan.even_part(rows, i, number) for i in range(number)]
+    size = max(map(len, parts))
+    filled = torch.cat([F.pad(part, (0, size - len(part))) for part in parts])
+    if len(filled) > len(rows):
+        inputs, targets = (tensor[filled.to(tensor.device)] for tensor in (inputs, targets))
+    totals = torch.zeros(3, dtype=torch.float64, device=job.device)
+    counts = iter(map(len, parts))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        count = next(counts)
+        used = outputs[: count or 1], targets[: count or 1]
+        loss = job.objective.loss(*used)
+        if count and weight:
+            totals.add_(job.objective.score(loss, *used))
+        return loss * (weight if count else 0.0)
+
+    with _batchnorm_fit_for(job.model, size):
+        strategy.run_passes(inputs, targets, loss)
     return totals
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
@@ -44,7 +45,7 @@ from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.strategies import InBackward, Strategy
+from bsweep.strategies import InBackward, Staged, Strategy
 from bsweep.strategies.single import Single
 from bsweep.train import (
     checkpointing,
@@ -214,14 +215,14 @@ def _build_job(
     """
     dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
     model = models.initial(config, dataset, device, dtype, layout)
-    # Dropout differs between workers, and between runs with different seeds.
-    torch.manual_seed(seed_of(config.seed, place.rank, "dropout"))
-    vector = strategy.vector(model)
-    optimizer = optim.build(config.optimizer, vector)
-    if numerics.precision == "fp16":
-        vector.scale = LossScale(vector.gradients)
-        vector.scale.guard(optimizer)
-    strategy.prepare(vector, optimizer)
+    of_model = objective.of(model, dataset.train_labels)
+    inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
+    if isinstance(strategy, Staged):
+        autocast = functools.partial(precision.autocast, numerics.precision, device)
+        strategy.cut(model, inputs.sample, autocast)
+    # Dropout differs between replicas of the model, and between runs with different seeds.
+    torch.manual_seed(seed_of(config.seed, strategy.replica, "dropout"))
+    vector, optimizer = _vector_and_optimizer(config, numerics, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
@@ -230,10 +231,10 @@ def _build_job(
         device=device,
         numerics=numerics,
         dataset=dataset,
-        inputs=Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first),
+        inputs=inputs,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
-        objective=objective.of(model, dataset.train_labels),
+        objective=of_model,
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
@@ -247,6 +248,21 @@ def _build_job(
         half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
         compiled=Compiled(model) if numerics.compiled else None,
     )
+
+
+def _vector_and_optimizer(
+    config: RunConfig, numerics: Numerics, strategy: Strategy, model: nn.Module
+) -> tuple[Vector, Optimizer]:
+    """Return the parameters of a model that this worker holds, and their optimizer, both prepared
+    for the strategy.
+    """
+    vector = strategy.vector(model)
+    optimizer = optim.build(config.optimizer, vector)
+    if numerics.precision == "fp16":
+        vector.scale = LossScale(vector.gradients)
+        vector.scale.guard(optimizer)
+    strategy.prepare(vector, optimizer)
+    return vector, optimizer
 
 
 def _half_weights(
@@ -302,6 +318,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         compile_seconds=job.compiled.seconds if job.compiled else None,
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
+        stages=job.strategy.stages if isinstance(job.strategy, Staged) else None,
         transport=job.strategy.transport,
         graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),

@@ -1,0 +1,182 @@
+"""Plans of tensor parallelism: how the large layers of a model are divided among workers that
+compute the same examples together.
+
+A plan is one of torch's `parallelize_module`: names of modules, with `*` for any characters between
+two dots, and a style for each. Styles that torch lacks are here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+
+from bsweep.config.card import resolve
+from bsweep.config.groups import ModelConfig
+from bsweep.config.values import ConfigError
+from bsweep.models import modules_named
+
+Plan = dict[str, ParallelStyle]
+
+
+class ColumnsOfEach(ParallelStyle):
+    """The style of a linear layer whose outputs consist of several equal parts, such as queries,
+    keys and values. Each worker computes a share of every part.
+
+    The inputs are the same on all workers. The weight becomes a DTensor with one dimension more,
+    whose elements are in the same order.
+    """
+
+    def __init__(self, num_parts: int) -> None:
+        self.num_parts = num_parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Linear), module
+        for name, tensor in list(module.named_parameters()):
+            of_parts = tensor.detach().unflatten(0, (self.num_parts, -1))
+            share = distribute_tensor(of_parts, device_mesh, [Shard(1)])
+            module.register_parameter(name, nn.Parameter(share, tensor.requires_grad))
+        columns = functools.partial(_columns_of_each, module, device_mesh)
+        module.forward = columns  # type: ignore[method-assign]
+        return module
+
+
+def _columns_of_each(module: nn.Linear, mesh: DeviceMesh, x: Tensor) -> Tensor:
+    """Return this worker's share of a layer's outputs. In the backward pass, the gradient of the
+    inputs is summed over workers.
+    """
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    shares = [
+        tensor.to_local().flatten(0, 1)  # of the weight, and of the bias if there is one
+        for tensor in module.parameters()
+        if isinstance(tensor, DTensor)
+    ]
+    return F.linear(x.to_local(grad_placements=[Partial()]), *shares)
+
+
+class ShareOfDropout(ParallelStyle):
+    """The style of a dropout layer between layers by columns and by rows.
+
+    Each worker draws the random numbers of all workers' values and uses its own. So values are
+    dropped as on one worker, and the random numbers of all workers of a replica stay the same.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Dropout), module
+        drop = functools.partial(_drop_share, module, device_mesh)
+        module.forward = drop  # type: ignore[method-assign]
+        return module
+
+
+def _drop_share(module: nn.Dropout, mesh: DeviceMesh, x: Tensor) -> Tensor:
+    if not module.training or not module.p:
+        return x
+    whole = x.new_ones(*x.shape[:-1], mesh.size() * x.shape[-1])
+    return x * F.dropout(whole, module.p).chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
+
+
+def of(card: ModelConfig, model: nn.Module) -> Plan:
+    """Return the plan of a model.
+
+    Args:
+        card: The card of the model.
+        model: The model.
+
+    Raises:
+        ConfigError: If the user's own model has no plan.
+    """
+    plan: Plan = resolve(card.tensor_plan)(model)
+    return plan
+
+
+def apply(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide the layers of a model among the workers of a mesh, which call this together.
+
+    Args:
+        plan: The plan of the model.
+        model: The model, with the same values on all workers.
+        mesh: The workers, with one dimension.
+    """
+    for module in model.modules():
+        if getattr(module, "inplace", False):
+            # Autograd forbids to overwrite the outputs of a divided layer.
+            module.inplace = False  # type: ignore[assignment]
+    parallelize_module(model, mesh, plan)
+
+
+def check(card: ModelConfig, model: nn.Module, num_workers: int) -> None:
+    """Raise ValueError if a model cannot be divided among workers by its plan.
+
+    Args:
+        card: The card of the model.
+        model: The model, which may be on the meta device.
+        num_workers: The number of workers of one replica.
+
+    Raises:
+        ConfigError: If there is no plan, or a layer of the plan is missing or cannot be divided.
+    """
+    problems = list(_problems(of(card, model), model, num_workers))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:
+    every = [tensor for _, tensor in model.named_parameters(remove_duplicate=False)]
+    uses = Counter(id(tensor) for tensor in every)
+    for pattern, style in plan.items():
+        modules = modules_named(model, pattern)
+        if not modules:
+            yield (
+                f"the plan of the model names {pattern}, but no module has such a name: correct "
+                "tensor_plan."
+            )
+        for module in modules:
+            if any(uses[id(tensor)] > 1 for tensor in module.parameters()):
+                yield (
+                    f"the plan of the model divides {pattern}, whose parameters another module "
+                    "has too: leave it out of tensor_plan, or use strategy=sharded."
+                )
+            elif problem := _undividable(module, style, num_workers):
+                yield f"the plan of the model divides {pattern}: {problem}"
+
+
+def _undividable(module: nn.Module, style: ParallelStyle, num_workers: int) -> str:
+    """Return why the workers cannot have shares of a layer; empty if they can.
+
+    The words of a vocabulary may be shared unevenly, values between layers may not.
+    """
+    if not isinstance(style, ColwiseParallel | RowwiseParallel | ColumnsOfEach):
+        return ""
+    is_embedding = isinstance(module, nn.Embedding) and not isinstance(style, ColumnsOfEach)
+    if not is_embedding and not isinstance(module, nn.Linear):
+        return f"{type(module).__name__} is no layer that {type(style).__name__} can divide."
+    assert isinstance(module, nn.Linear | nn.Embedding)
+    size = module.weight.shape[isinstance(style, RowwiseParallel) != is_embedding]
+    parts = style.num_parts if isinstance(style, ColumnsOfEach) else 1
+    may_be_uneven = (
+        is_embedding
+        if isinstance(style, RowwiseParallel)
+        else isinstance(style, ColwiseParallel) and not style.use_local_output
+    )
+    if may_be_uneven:
+        is_divided = (num_workers - 1) * -(-size // num_workers) < size
+    else:
+        is_divided = size % (num_workers * parts) == 0
+    return (
+        ""
+        if is_divided
+        else f"its {size} values cannot be divided among the {num_workers} workers of a replica. "
+        "Use fewer workers, or larger strategy.replicas."
+    )

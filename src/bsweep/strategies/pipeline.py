@@ -1,0 +1,321 @@
+"""The strategy `pipeline`: each worker holds consecutive pieces of the model (stages), by torch's
+schedules of pipeline parallelism (GPipe, Huang et al., arXiv 1811.06965; 1F1B, Narayanan et al.,
+arXiv 2006.09503 and 2104.04473; zero bubble, Qi et al., arXiv 2401.10241; DualPipe, arXiv
+2412.19437).
+
+A pass divides its examples into micro-batches. Each passes through the stages forward and backward,
+and the schedule says in which order a worker computes the passes of its stages. With replicas,
+workers that hold the same stages sum their gradients at the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.optim import Optimizer
+
+from bsweep import models
+from bsweep.config.run import RunConfig
+from bsweep.config.splitting import PipelineConfig
+from bsweep.core.ranks import Place
+from bsweep.numerics import optim
+from bsweep.numerics.activations import Activations
+from bsweep.numerics.clock import mark, seconds_between
+from bsweep.numerics.vector import Flat, Vector
+from bsweep.runlog.calibration_file import starts
+from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import StageLoad, Traffic
+from bsweep.strategies.base import Context, Meter, Sample, Staged
+from bsweep.strategies.collectives import Wire
+from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.stages import (
+    Measured,
+    StageModule,
+    TimedStage,
+    Times,
+    balanced,
+    keep_only,
+    measured,
+)
+
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved1F1B",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+_MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one size
+_ROUND_TRIPS = 5  # of a message, by which its seconds are measured
+
+
+class Pipeline(TorchStrategy, Staged):
+    def __init__(
+        self, config: RunConfig, strategy: PipelineConfig, place: Place, paths: RunPaths
+    ) -> None:
+        super().__init__(config, strategy, place, paths)
+        self._config, self._run, self._metrics = strategy, config, paths.metrics
+        self.num_microbatches = strategy.microbatches
+        num_parts = strategy.num_parts(place.num_workers)
+        self.replica, self._part = divmod(place.rank, num_parts)
+        ranks = torch.arange(place.num_workers).view(strategy.replicas, num_parts)
+        self._chain, self._alike = self.divided(ranks.tolist()), self.divided(ranks.T.tolist())
+        num_stages = strategy.num_stages(place.num_workers)
+        self._owners = [strategy.part_of(s, place.num_workers) for s in range(num_stages)]
+        self._own = [s for s, part in enumerate(self._owners) if part == self._part]
+        self.counts = self._owners[-1] == self._part
+        self._alike_wire = Wire(self._alike, self.replica, strategy.replicas)
+        # Of what each stage sends to the next, for micro-batches of the configured size.
+        self._message_seconds = [0.0] * num_stages
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return tuple(range(self._config.replicas))
+
+    def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
+        pieces = models.pieces(self._run.model, model)
+        size = max(self._run.local_batches) // self.num_microbatches
+        self._num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        found: dict[str, Any] = {}
+        if self.rank == 0:
+            with autocast():  # which may round inputs
+                inputs = sample(size)
+            of_pieces = measured(pieces, model, inputs, autocast)
+            found = {**vars(of_pieces), "cuts": self._cuts(of_pieces.seconds)}
+        found = self.gather_json(found)[0]
+        cuts = [0, *found.pop("cuts"), len(pieces)]
+        self._measured, self._size = Measured(**found), size
+        spans = [range(*pair) for pair in pairwise(cuts)]
+        self.stages = tuple(tuple(pieces[i][0] for i in span) for span in spans)
+        self._last_pieces = [span[-1] for span in spans]
+        last = len(spans) - 1
+        self._modules = {
+            stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
+            for stage in self._own
+        }
+        keep_only(model, list(self._modules.values()))
+
+    def _cuts(self, seconds: list[float]) -> list[int]:
+        """Return the configured cuts, those with which this run began, or balanced ones."""
+        if self._config.cuts is not None:
+            return list(self._config.cuts)
+        for start in starts(self._metrics)[:1]:
+            sizes = [len(stage) for stage in start["stages"]]
+            return [sum(sizes[:stage]) for stage in range(1, len(sizes))]
+        return balanced(seconds, len(self._owners))
+
+    def vector(self, model: nn.Module) -> Flat:
+        return _PartVector(model, self._num_parameters)
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        self._vector, self._optimizer = vector, optimizer
+        with worker_lost():
+            dist.broadcast(vector.parameters, group=self._alike, group_src=0)
+        self._device = vector.parameters.device
+        self._times = Times(self._device)
+        self._activations = Activations(vector.parameters)
+        self._schedules: dict[int, tuple[Any, list[TimedStage]]] = {}
+
+    def run_passes(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        size = len(inputs) // self.num_microbatches
+        is_new = size not in self._schedules
+        if is_new:
+            self._schedules[size] = self._schedule(size)
+            if len(self._schedules) > _MOST_SCHEDULES:
+                del self._schedules[next(iter(self._schedules))]
+        schedule, stages = self._schedules[size]
+        self._loss = loss
+        first = (inputs,) if self._owners[0] == self._part else ()
+        more = {"target": targets} if self.counts else {}
+        counted = self._activations.counted() if is_new else nullcontext()
+        with exchange_lost(), self._times.step(), counted:
+            schedule.step(*first, return_outputs=False, **more)
+        for stage in stages:
+            self.meter.sent_bytes += stage.sent_bytes
+            self.meter.received_bytes += stage.received_bytes
+            stage.sent_bytes = stage.received_bytes = 0
+
+    def _schedule(self, size: int) -> tuple[Any, list[TimedStage]]:
+        """Return torch's schedule for micro-batches of `size` examples, and its stages."""
+        num_stages = len(self._owners)
+        stages = []
+        for index in self._own:
+            coming, going = (
+                self._like(s, size, "meta") if 0 <= s < num_stages - 1 else torch.empty(0)
+                for s in (index - 1, index)
+            )
+            stage = TimedStage(
+                self._modules[index],
+                index,
+                num_stages,
+                self._device,
+                self._times,
+                input_args=coming.requires_grad_(),
+                output_args=going.requires_grad_(),
+                group=self._chain,
+            )
+            stage.expect(*self._seconds_of_messages(index, size))
+            stages.append(stage)
+        kind = get_schedule_class(_SCHEDULES[self._config.schedule])
+        of_all = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        # The loop's loss is a part of a sum over all examples of the step, not a mean.
+        return kind(of_all, self.num_microbatches, self._timed_loss, scale_grads=False), stages
+
+    def _timed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        with self._times.computing():
+            return self._loss(outputs, targets)
+
+    def _like(self, stage: int, num_examples: int, device: torch.device | str) -> Tensor:
+        """Return an empty tensor like that which a stage returns for some examples."""
+        return self._measured.like(self._last_pieces[stage], num_examples, device)
+
+    def _borders(self) -> Iterator[int]:
+        """Yield each stage that sends its outputs from or to this worker."""
+        for stage, pair in enumerate(pairwise(self._owners)):
+            if self._part in pair and pair[0] != pair[1]:
+                yield stage
+
+    def outputs(self, inputs: Tensor) -> Tensor | None:
+        x, borders = inputs, list(self._borders())
+        with worker_lost():
+            for stage in self._own:
+                if stage - 1 in borders:
+                    x = self._like(stage - 1, len(inputs), self._device)
+                    dist.recv(x, group=self._chain, group_src=self._owners[stage - 1])
+                x = self._modules[stage](x)
+                if stage in borders:
+                    dist.send(x, group=self._chain, group_dst=self._owners[stage + 1])
+        return x if self.counts else None
+
+    def step(self) -> None:
+        self._sum_gradients(self._vector.gradients)
+        self._clip()
+        self._optimizer.step()
+
+    def _sum_gradients(self, gradients: Tensor) -> None:
+        """Sum gradients over the workers of all replicas that hold the same stages."""
+        if self._config.replicas == 1:
+            return
+        with worker_lost(), self.meter.exchange(gradients):
+            sent = gradients.bfloat16() if self._config.reduce == "bf16" else gradients
+            self._all_reduce(sent, self._alike_wire)
+            gradients.copy_(sent)
+        self.meter.sent_bytes += self._alike_wire.sent_bytes
+        self.meter.received_bytes += self._alike_wire.received_bytes
+        self._alike_wire.reset()
+
+    def _clip(self) -> None:
+        """Scale the gradient of the whole model down to the optimizer's greatest norm. The
+        optimizer itself would see the norm of this worker's part, which is smaller.
+        """
+        most = optim.most_norm(self._optimizer)
+        if most is not None and len(self._own) < len(self._owners):
+            square = self._vector.gradients.double().square().sum()
+            with worker_lost():
+                dist.all_reduce(square, group=self._chain)
+            self._vector.gradients.mul_((most / square.sqrt()).clamp(max=1.0))
+
+    def rehearse(self) -> None:
+        self._sum_gradients(torch.zeros_like(self._vector.gradients))
+        self._clip()
+        optim.rehearse(self._optimizer)
+        with worker_lost():
+            for stage in self._borders():
+                self._message_seconds[stage] = self._seconds_of_message(stage)
+        for size, (_, stages) in self._schedules.items():
+            for stage in stages:
+                stage.expect(*self._seconds_of_messages(stage.stage_index, size))
+        self.meter = Meter()
+        self._times.forget()
+
+    def _seconds_of_messages(self, stage: int, size: int) -> tuple[float, float]:
+        """Return how long a message to a stage from the one before takes, and one from the stage
+        behind it. Seconds are 0 where both stages are on this worker.
+        """
+        ratio = size / self._size
+        return self._message_seconds[stage - 1] * ratio, self._message_seconds[stage] * ratio
+
+    def _seconds_of_message(self, stage: int) -> float:
+        """Return how long a message between a stage and the next takes if both workers are
+        ready.
+        """
+        message = self._like(stage, self._size, self._device).zero_()
+        is_first = self._owners[stage] == self._part
+        other = self._owners[stage + 1] if is_first else self._owners[stage]
+        seconds = []
+        for _ in range(_ROUND_TRIPS):
+            begin = mark(self._device)
+            if is_first:
+                dist.send(message, group=self._chain, group_dst=other)
+            dist.recv(message, group=self._chain, group_src=other)
+            if not is_first:
+                dist.send(message, group=self._chain, group_dst=other)
+            seconds.append(seconds_between(begin, mark(self._device)) / 2)
+        return min(seconds)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the element-wise mean over the workers that hold the same stages."""
+        with worker_lost():
+            dist.all_reduce(values, group=self._alike)
+        return values / self._config.replicas
+
+    def traffic(self) -> Traffic:
+        meter, self.meter = self.meter, Meter()
+        meter.read_clocks()
+        times, peak = self._times, self._activations.peak_bytes
+        times.read()
+        own = [meter.sent_bytes, meter.received_bytes, times.busy, times.idle, times.exchange, peak]
+        times.forget()
+        every = self.gather(torch.tensor([*own, *meter.seconds], dtype=torch.float64))
+        sent, received, *of_passes = every[:, : len(own)].T
+        busy, idle, exchange, _ = of_passes
+        # By replica, part and exchange. The last of the replicas to arrive waits for none.
+        sums = every[:, len(own) :].unflatten(0, (self._config.replicas, -1))
+        summing = sums.min(dim=0, keepdim=True).values.expand_as(sums).sum(dim=2).flatten()
+        seconds = float((busy + idle + exchange).sum())
+        waits = idle + sums.sum(dim=2).flatten() - summing
+        return Traffic(
+            sent_bytes=int(sent.mean()),
+            received_bytes=int(received.mean()),
+            exposed_exchange_seconds=float((exchange + summing).mean()),
+            worker_wait_seconds=tuple(waits.tolist()),
+            stage_loads=tuple(
+                StageLoad(*seconds, int(num_bytes))
+                for *seconds, num_bytes in torch.stack(of_passes, dim=1).tolist()
+            ),
+            bubble=float(idle.sum()) / seconds if seconds else None,
+            textbook_bubble=self._config.textbook_bubble(self.num_workers),
+        )
+
+    def own_state(self) -> dict[str, Any]:
+        self._times.read()
+        times = [self._times.busy, self._times.idle, self._times.exchange]
+        return {**super().own_state(), "times": times}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._times.busy, self._times.idle, self._times.exchange = state["times"]
+
+
+class _PartVector(Vector):
+    """The vector of the stages that a worker holds."""
+
+    def __init__(self, model: nn.Module, num_parameters: int) -> None:
+        super().__init__(model)
+        self._num_parameters = num_parameters
+
+    @property
+    def num_parameters(self) -> int:
+        return self._num_parameters

@@ -1,0 +1,110 @@
+"""The strategy `tensor`: the workers of a replica compute parts of each large layer for the same
+examples, by torch's `parallelize_module` (tensor parallelism; Megatron-LM, Shoeybi et al., arXiv
+1909.08053).
+
+The model brings a plan of its layers. A layer by columns is followed by one by rows, whose outputs
+are summed over the workers of the replica. Layers that the plan does not name are computed by each
+of these workers alike, so their gradients are equal. Gradients are summed between replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
+
+from bsweep.config.run import RunConfig
+from bsweep.config.splitting import TensorConfig
+from bsweep.core.ranks import Place
+from bsweep.models import plans
+from bsweep.numerics.sharded_vector import ShardedVector, of_layers
+from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.strategies.base import Meter
+from bsweep.strategies.collectives import Wire, native
+from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.sent_bytes import SentBytes
+from bsweep.strategies.splitting import Split
+
+
+class TensorParallel(Split):
+    def __init__(
+        self, config: RunConfig, strategy: TensorConfig, place: Place, paths: RunPaths
+    ) -> None:
+        super().__init__(config, strategy, place, paths)
+        self._config, self._card = strategy, config.model
+        self.replica, part = divmod(place.rank, self.num_parts)
+        self.counts = part == 0
+        # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
+        self._sent: dict[torch.Size | None, SentBytes] = {}
+        self._for_losses = ExitStack()
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return tuple(range(self.num_replicas))
+
+    def vector(self, model: nn.Module) -> ShardedVector:
+        mesh = self.mesh(model)
+        self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        self._between = Wire(mesh.get_group("replica"), self.replica, self.num_replicas)
+        plans.apply(plans.of(self._card, model), model, mesh["part"])
+        # Cross-entropy of logits of which each worker has some, and its backward pass.
+        self._for_losses.enter_context(loss_parallel())
+        model.register_forward_pre_hook(self._count_pass)
+        return ShardedVector(of_layers(model, mesh["part"]))
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        with exchange_lost(), ExitStack() as self._counting:
+            yield
+
+    def step(self) -> None:
+        self._sum_between_replicas(self._parts.gradients)
+        with exchange_lost(), ExitStack() as counting:
+            self._watch(None, counting)
+            self._optimizer.step()
+
+    def rehearse(self) -> None:
+        self._sum_between_replicas(self._parts.gradients)
+        super().rehearse()
+        self.meter = Meter()
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        whole = super().weights(model)
+        return {name: tensor.view(self._shapes[name]) for name, tensor in whole.items()}
+
+    def close(self) -> None:
+        self._for_losses.close()
+        super().close()
+
+    def _sum_between_replicas(self, gradients: Tensor) -> None:
+        if self.num_replicas == 1:
+            return
+        is_rounded = self._config.reduce == "bf16"
+        summed = gradients.bfloat16() if is_rounded else gradients
+        with worker_lost():
+            native(summed, self._between)
+        if is_rounded:
+            gradients.copy_(summed)
+        self.meter.sent_bytes += self._between.sent_bytes
+        self.meter.received_bytes += self._between.received_bytes
+        self._between.reset()
+
+    def _count_pass(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if model.training:
+            self._watch(inputs[0].shape, self._counting)
+
+    def _watch(self, what: torch.Size | None, counting: ExitStack) -> None:
+        """Count what is sent until `counting` ends. It is the same each time for the same `what`,
+        so only the first time is watched.
+        """
+        if what not in self._sent:
+            self._sent[what] = counting.enter_context(SentBytes(self.num_parts))
+        counting.callback(self._add, self._sent[what])
+
+    def _add(self, sent: SentBytes) -> None:
+        self.meter.sent_bytes += sent.num_bytes
+        self.meter.received_bytes += sent.num_bytes

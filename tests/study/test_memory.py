@@ -1,0 +1,148 @@
+"""The estimates of memory by `bsweep plan --memory`, held to what workers measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsweep.study.memory import estimates
+from tests.support.running import TINY, bsweep, compose
+
+LLAMA = (
+    "data=text", "data.path=text", "data.sequence_length=128", "data.subset=32",
+    "model=llama_tiny", "model.hidden_size=256", "model.intermediate_size=688",
+    "model.num_layers=4", "local_batch=4,16", "study=s", "epochs=1", "precision=fp32",
+    "launch.threads_per_worker=1",
+)  # fmt: skip
+
+
+def of_points(cwd: Path, *words: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """Run the points of a grid, and return the estimated and the recorded memory of each."""
+    (cwd / "text").write_text("All happy families are alike.\n" * 200)
+    planned = bsweep("plan", "--memory", "--json", *words, cwd=cwd)
+    assert planned.returncode == 0, planned.stderr
+    ran = bsweep("run", *words, cwd=cwd)
+    assert ran.returncode == 0, ran.stderr
+    points = json.loads(planned.stdout)["points"]
+    recorded = []
+    for point in points:
+        lines = (cwd / "results/s" / point["run_id"] / "metrics.jsonl").read_text().splitlines()
+        (epoch,) = [one for line in lines if (one := json.loads(line))["type"] == "epoch"]
+        recorded.append(epoch["worker_memory"])
+    return [point["memory"] for point in points], recorded
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=single", "num_workers=1", "launch.memory_limit_mb=[4000]"),
+        ("strategy=sharded", "num_workers=2", "launch.memory_limit_mb=[4000,4000]"),
+    ],
+)
+def test_estimates_are_near_what_workers_measure(tmp_path: Path, words: tuple[str, ...]) -> None:
+    estimated, recorded = of_points(tmp_path, *LLAMA, *words)
+    for told, workers in zip(estimated, recorded, strict=True):
+        for part in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+            assert told[part] == workers[0][part]
+        assert told["total_bytes"] == pytest.approx(workers[0]["peak_bytes"], rel=0.2)
+    # What Python and torch take is in both peaks.
+    small, large = (workers[0]["peak_bytes"] for workers in recorded)
+    of_batch = estimated[1]["activation_bytes"] - estimated[0]["activation_bytes"]
+    assert large - small == pytest.approx(of_batch, rel=0.2)
+    assert of_batch > estimated[0]["parameter_bytes"], "the batch decides"
+
+
+def test_a_sweep_of_one_model_counts_two_batches() -> None:
+    from bsweep.models.activations import bytes_of_passes
+
+    points = [
+        compose(*TINY, "model=tiny_cnn", "strategy=single", f"local_batch={batch}", f"seed={seed}")
+        for batch in range(2, 42)
+        for seed in range(4)
+    ]
+    before = bytes_of_passes.cache_info().misses
+    told = estimates(points)
+    assert bytes_of_passes.cache_info().misses == before + 2
+    totals = [one.fullest.total_bytes for one in told[::4] if one.fullest]
+    assert len(totals) == 40
+    assert totals == sorted(set(totals))
+    (alone,) = estimates([points[80]])
+    assert alone.fullest
+    assert told[80].fullest
+    between = told[80].fullest.activation_bytes
+    assert between == pytest.approx(alone.fullest.activation_bytes, rel=0.02)
+
+
+def activations(*words: str) -> int:
+    (one,) = estimates([compose(*TINY, "model=tiny_cnn", "local_batch=512", *words)])
+    assert one.fullest, one.why_not
+    return one.fullest.activation_bytes
+
+
+def test_half_precision_takes_less_and_a_second_pass_more() -> None:
+    plain = activations("precision=fp32", "strategy=single")
+    assert 0.4 * plain < activations("precision=bf16", "strategy=single") < 0.7 * plain
+    assert activations("precision=fp64", "strategy=single") == pytest.approx(2 * plain, rel=0.01)
+    assert activations("precision=fp32", "strategy=single", "accumulation_steps=3") > plain
+
+
+@pytest.mark.parametrize(
+    ("words", "num_vectors"),
+    [
+        (("strategy=allreduce",), 0),
+        (("strategy=ddp",), 1),
+        (("strategy=diloco", "strategy.overlap=false"), 2),
+        (("strategy=allreduce", "compression=dgc"), 2),
+        (("strategy=sharded", "strategy.wrap=model"), 3),
+    ],
+)
+def test_strategies_and_codecs_hold_vectors(words: tuple[str, ...], num_vectors: float) -> None:
+    (one,) = estimates([compose(*TINY, "model=tiny_cnn", "num_workers=2", "local_batch=8", *words)])
+    assert one.fullest, one.why_not
+    split = 2 if "strategy=sharded" in words else 1
+    whole = one.fullest.parameter_bytes * split
+    assert one.fullest.strategy_bytes == pytest.approx(num_vectors * whole, rel=0.05)
+
+
+def test_points_that_cannot_fit_are_named_with_a_remedy() -> None:
+    few = ("model=tiny_cnn", "strategy=single")
+    limited, vast, fits = estimates(
+        [
+            compose(*TINY, *few, "local_batch=4096", "launch.memory_limit_mb=[8]"),
+            compose(*TINY, *few, "local_batch=1000000000"),
+            compose(*TINY, *few, "local_batch=16"),
+        ]
+    )
+    assert "more than launch.memory_limit_mb=8: use a smaller local_batch" in limited.warning
+    assert "that this machine has free for each worker: use a smaller" in vast.warning
+    assert fits.warning == ""
+
+
+def test_a_model_that_needs_values_is_not_estimated(tmp_path: Path) -> None:
+    (tmp_path / "mymodel.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, num_classes, shape):\n"
+        "        super().__init__()\n"
+        "        self.head = nn.Linear(shape[0] * shape[1] * shape[2], num_classes)\n\n"
+        "    def forward(self, images):\n"
+        "        if images.sum().item() == 1:\n"
+        "            images = 2 * images\n"
+        "        return self.head(images.flatten(1))\n"
+    )
+    words = (*TINY, "strategy=single", "model=own", "model.target=mymodel.py:Net", "local_batch=8")
+    planned = bsweep("plan", "--memory", *words, cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert "not estimated" in planned.stdout
+    assert "memory is not estimated: the model does not run without values" in planned.stdout
+
+
+def test_strategies_that_choose_parts_at_the_start_are_not_estimated() -> None:
+    (one,) = estimates(
+        [compose(*TINY, "model=tiny_cnn", "strategy=pipeline", "num_workers=2", "local_batch=8")]
+    )
+    assert one.fullest is None
+    assert "parts of strategy=pipeline" in one.why_not
