@@ -14,7 +14,7 @@ from bsweep.data.augment import normalize
 from bsweep.runlog.reading import read_records
 from tests.data.test_data import write_image
 from tests.study.test_run import runs, summary
-from tests.support.running import bsweep
+from tests.support.running import TINY, bsweep
 
 MODEL = """\
 from torch import nn
@@ -93,3 +93,19 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
         package.load_model(paths.folder)
     again = bsweep(*words, cwd=tmp_path)
     assert "skipped, completed already, without keep_weights=true" in again.stderr
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "pipeline"])
+def test_the_whole_of_a_split_model_is_kept(tmp_path: Path, strategy: str) -> None:
+    point = (*TINY, "model=tiny_cnn", "global_batch=12", "epochs=2", "keep_weights=true")
+    split = ("num_workers=2", f"strategy={strategy}", "study=split")
+    for words in (split, ("num_workers=1", "strategy=single", "study=one")):
+        result = bsweep("run", *point, *words, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    ours, theirs = (
+        package.load_model(runs(tmp_path, study)[0].folder).state_dict()
+        for study in ("split", "one")
+    )
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)

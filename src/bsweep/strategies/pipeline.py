@@ -265,6 +265,13 @@ class Pipeline(TorchStrategy, Staged):
             seconds.append(seconds_between(begin, mark(self._device)) / 2)
         return min(seconds)
 
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        own = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        every: list[dict[str, Tensor]] = [{}] * dist.get_world_size(self._chain)
+        with worker_lost():
+            dist.all_gather_object(every, own, group=self._chain)
+        return {name: tensor for of_worker in every for name, tensor in of_worker.items()}
+
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean over the workers that hold the same stages."""
         with worker_lost():
