@@ -632,7 +632,7 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
     says = (
-        r"known of no batch size, .* 2 runs reached a test accuracy of 0.9 at the first "
+        r"are not known for any batch size, .* 2 runs reached a test accuracy of 0.9 at the first "
         r"evaluation.* Evaluate more often \(evaluate_every_examples=40000; .* harder to reach"
     )
     with pytest.raises(ValueError, match=says):

@@ -113,7 +113,7 @@ CHOSEN: Mapping[str, list[Any]] = {
 SWEPT_GROUPS = [group for group in GROUPS if group != "allocation"]  # it has lists for each worker
 LEFT_OUT = re.compile(
     r"study|results_dir|resume_from|allocation\.(devices|local_.*)|model\.weights(_sha256)?"
-    r"|.*\.(name|fingerprint|options|root|download|dataset|path"
+    r"|.*\.(name|blocks|fingerprint|options|root|download|dataset|path"
     r"|tokenizer|probe|architecture|target|hosts|ssh_(port|identity_file|options))|program\..*"
 )
 """Keys that lead to something outside a point, and those that `SIZED` gives."""

@@ -264,8 +264,9 @@ def test_models_that_get_rounded_images_only_convolve_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "tiny_cnn", "llama_tiny"])
 def test_the_pieces_of_a_model_compute_what_it_computes(name: str) -> None:
-    card = compose(f"model={name}", "local_batch=8").model
     is_text = name == "llama_tiny"
+    text = ("data=text", "data.path=somewhere") if is_text else ()
+    card = compose(*text, f"model={name}", "local_batch=8").model
     torch.manual_seed(0)
     model = models.build(card, num_classes=20, shape=(16,) if is_text else (3, 32, 32)).eval()
     inputs = torch.randint(20, (2, 16)) if is_text else torch.randn(2, 3, 32, 32)

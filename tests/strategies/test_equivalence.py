@@ -26,6 +26,7 @@ from tests.support.running import (
     ROOT,
     TINY,
     Fork,
+    bsweep,
     compose,
     forks,
     meeting_port,
@@ -368,11 +369,11 @@ def test_schedules_of_a_pipeline_reach_one_workers_language_model(
 ) -> None:
     num_workers, more = PIPELINES[schedule]
     path = write_text(tmp_path_factory.getbasetemp() / "pipelines.txt", 1618)
-    contract = (*TEXT_CONTRACT, f"data.path={path}", "local_batch=null", "global_batch=24")
+    contract, batch = (*TEXT_CONTRACT, f"data.path={path}"), ("local_batch=null", "global_batch=24")
     optimizer = (word for word in more if word.startswith("optimizer"))
-    (expected,) = trained(1, "strategy=single", *optimizer, contract=contract)
+    (expected,) = trained(1, "strategy=single", *batch, *optimizer, contract=contract)
     assert expected["moved"] > 0.01
-    how = ("strategy=pipeline", f"strategy.schedule={schedule}", *more)
+    how = ("strategy=pipeline", f"strategy.schedule={schedule}", *batch, *more)
     workers = trained(num_workers, *how, contract=contract)
     for worker in workers:
         torch.testing.assert_close(
@@ -434,6 +435,21 @@ def test_shared_memory_sends_nothing_and_equals_gloo_bit_for_bit(
             assert epoch["exchange_seconds"] > 0
             assert epoch["exchange_steps"] == 2 * epoch["num_steps"]
     assert all(epoch["sent_bytes"] > 0 for epoch in network[0]["epochs"])
+
+
+def test_a_weight_that_two_blocks_share_is_refused_or_stays_one(tmp_path: Path) -> None:
+    tied = ("model=own", f"model.target={ROOT}/tests/support/tied_network.py:Tied")
+    split = ("strategy=sharded", "num_workers=2", "local_batch=8", "model.blocks=[first,last]")
+    refused = bsweep("run", *CONTRACT, *tied, *split, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "Use strategy.wrap=model" in refused.stderr, refused.stderr
+    more = (*tied, "strategy.wrap=model", "optimizer.lr=0.01")
+    workers = trained(2, "strategy=sharded", "global_batch=24", *more)
+    expected = oracle(24, *tied, "optimizer.lr=0.01")
+    for worker in workers:
+        torch.testing.assert_close(
+            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize(("reshard", "num_gathers"), [("forward", 2), ("step", 1)])

@@ -126,19 +126,21 @@ def run(
     torch.manual_seed(config.seed)
     trained: list[torch.Tensor] = []  # parameters, gathered while all workers are there
 
+    num_vectors: list[int] = []
+
     def spying_train(job: Job, cursor: Cursor | None) -> None:
         _PLAIN_LOOP(job, cursor)
+        num_vectors.append(_num_vectors(job.vector))
         trained.append(_whole(job))
 
     loop.train = spying_train
     job = worker.train(config, RunPaths(folder), place)
-    num_vectors = _num_vectors(job.vector)
     records = _whole_record(RunPaths(folder))
     return {
         "parameters": trained[0],
         "seen": seen,
         "moved": _moved(job, trained[0]),
-        "num_vectors": num_vectors,
+        "num_vectors": num_vectors[0],
         "start": next(record for record in records if record["type"] == "start"),
         "epochs": [record for record in records if record["type"] == "epoch"],
         "steps": [record for record in records if record["type"] == "step"],

@@ -186,6 +186,8 @@ EPOCHS = (
     Column("exchange_steps", "count_or_null", role="other", is_always=False),
     Column("peak_memory_bytes", "count_or_null", role="other", is_always=False),
     Column("evaluation_peak_memory_bytes", "count_or_null", role="other", is_always=False),
+    Column("bubble", heading="idle share", role="other", is_always=False),
+    Column("textbook_bubble", heading="idle share by formula", role="other", is_always=False),
     Column("skipped_steps", "count_or_null", role="other", is_always=False),
     Column("checkpoint_seconds", role="other", is_always=False),
     Column("energy_joules", heading="energy (J)", role="other", is_always=False),

@@ -53,7 +53,15 @@ _DIGEST = "model.weights_sha256"  # tells pretrained weights apart, wherever the
 _DIGITS = 8  # of a digest, for people to read
 
 # The fields of an epoch's record that are no columns of `epochs`.
-NO_COLUMNS = ("schema", "time", "type", "worker_wait_seconds", "worker_memory", "servers")
+NO_COLUMNS = (
+    "schema",
+    "time",
+    "type",
+    "worker_wait_seconds",
+    "worker_memory",
+    "servers",
+    "stage_loads",
+)
 
 
 def rows_of(run: Run) -> dict[str, Rows]:

@@ -32,6 +32,7 @@ NAMES = {
     "fake_tensors": "torch._subclasses.fake_tensor:FakeTensorMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "is_view": "torch:Tensor._is_view",
+    "leaves": "torch.utils._pytree:tree_leaves",
     "norm_of_each": "torch:_foreach_norm",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",
     "parse_endpoint": "torch.distributed.elastic.rendezvous.utils:parse_rendezvous_endpoint",

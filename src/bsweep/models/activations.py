@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bsweep import models
 from bsweep.config.groups import ModelConfig
@@ -89,13 +87,13 @@ def bytes_of_passes(
     return live.peak
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(private("dispatch_mode")):  # type: ignore[misc]
     """Counts the bytes of all tensors that operations in the `with` block create, for as long as
     the tensors live; tensors that share memory count once.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}  # by the identity of the memory
 
@@ -108,7 +106,7 @@ class _LiveBytes(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
+        for tensor in private("leaves")(out):
             if isinstance(tensor, Tensor):
                 self._add(tensor, tensor.untyped_storage().nbytes())
         return out

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
@@ -40,10 +41,12 @@ def save(
     Raises:
         OSError: If a file cannot be written.
     """
+    named, writer = _named(vector, optimizer), FileSystemWriter(folder)
     with worker_lost():
-        save_parts(
-            _named(vector, optimizer), storage_writer=FileSystemWriter(folder), process_group=group
-        )
+        try:
+            save_parts(named, storage_writer=writer, process_group=group)
+        except CheckpointException as error:
+            raise OSError(f"{folder}: {error}") from error
     rank = dist.get_rank(group)
     names = [path.name for path in folder.glob(f"__{rank}_*.distcp")]
     names += [".metadata"] * (rank == 0)
@@ -61,12 +64,18 @@ def load(
         optimizer: The optimizer of these parts.
         folder: The folder of the checkpoint.
         group: The process group of all workers.
+
+    Raises:
+        OSError: If a file cannot be read.
     """
     with optim.undone(optimizer):  # creates the tensors of the optimizer's state
         optimizer.step()
     named = _named(vector, optimizer)
     with worker_lost():
-        load_parts(named, storage_reader=FileSystemReader(folder), process_group=group)
+        try:
+            load_parts(named, storage_reader=FileSystemReader(folder), process_group=group)
+        except CheckpointException as error:
+            raise OSError(f"{folder}: {error}") from error
     # torch loads tensors in place, and puts loaded numbers into `named`.
     for number, parameter in enumerate(_parameters(optimizer)):
         for key, value in optimizer.state[parameter].items():

@@ -114,7 +114,7 @@ class Pipeline(TorchStrategy, Staged):
             return [sum(sizes[:stage]) for stage in range(1, len(sizes))]
         return balanced(seconds, len(self._owners))
 
-    def vector(self, model: nn.Module) -> Flat:
+    def vector(self, model: nn.Module) -> Vector:
         return _PartVector(model, self._num_parameters)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -235,8 +235,8 @@ class Pipeline(TorchStrategy, Staged):
             for stage in self._borders():
                 self._message_seconds[stage] = self._seconds_of_message(stage)
         for size, (_, stages) in self._schedules.items():
-            for stage in stages:
-                stage.expect(*self._seconds_of_messages(stage.stage_index, size))
+            for timed in stages:
+                timed.expect(*self._seconds_of_messages(timed.stage_index, size))
         self.meter = Meter()
         self._times.forget()
 
@@ -287,22 +287,22 @@ class Pipeline(TorchStrategy, Staged):
         times.forget()
         every = self.gather(torch.tensor([*own, *meter.seconds], dtype=torch.float64))
         sent, received, *of_passes = every[:, : len(own)].T
-        busy, idle, exchange, _ = of_passes
+        all_busy, all_idle, all_exchange, _ = of_passes
         # By replica, part and exchange. The last of the replicas to arrive waits for none.
         sums = every[:, len(own) :].unflatten(0, (self._config.replicas, -1))
         summing = sums.min(dim=0, keepdim=True).values.expand_as(sums).sum(dim=2).flatten()
-        seconds = float((busy + idle + exchange).sum())
-        waits = idle + sums.sum(dim=2).flatten() - summing
+        seconds = float((all_busy + all_idle + all_exchange).sum())
+        waits = all_idle + sums.sum(dim=2).flatten() - summing
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
-            exposed_exchange_seconds=float((exchange + summing).mean()),
+            exposed_exchange_seconds=float((all_exchange + summing).mean()),
             worker_wait_seconds=tuple(waits.tolist()),
             stage_loads=tuple(
-                StageLoad(*seconds, int(num_bytes))
-                for *seconds, num_bytes in torch.stack(of_passes, dim=1).tolist()
+                StageLoad(busy, idle, exchange, int(num_bytes))
+                for busy, idle, exchange, num_bytes in torch.stack(of_passes, dim=1).tolist()
             ),
-            bubble=float(idle.sum()) / seconds if seconds else None,
+            bubble=float(all_idle.sum()) / seconds if seconds else None,
             textbook_bubble=self._config.textbook_bubble(self.num_workers),
         )
 

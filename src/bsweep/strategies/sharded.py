@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from bsweep import models
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import ShardedConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics.sharded_vector import ShardedVector, of_fsdp
 from bsweep.numerics.vector import Flat
@@ -43,12 +44,18 @@ class Sharded(Split):
             cast_forward_inputs=False,
         )
         of_blocks = models.blocks(self._card, model) if self._config.wrap == "blocks" else []
+        num_tensors = len(list(model.parameters()))
         for module in (*of_blocks, model):
             fully_shard(
                 module,
                 mesh=mesh,
                 reshard_after_forward=self._config.reshard == "forward",
                 mp_policy=rounded,
+            )
+        if len(list(model.parameters())) != num_tensors:
+            raise ConfigError(
+                "strategy=sharded: the model has a weight that modules of two blocks share, and "
+                "each block would train its own. Use strategy.wrap=model."
             )
         return ShardedVector(of_fsdp(model))
 

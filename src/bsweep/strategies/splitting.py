@@ -6,6 +6,7 @@ is not measured.
 
 from __future__ import annotations
 
+import traceback
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -87,7 +88,11 @@ class Split(TorchStrategy, InBackward):
         return parts.save(self._parts, self._optimizer, checkpoint.folder, self.workers)
 
     def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        parts.load(self._parts, self._optimizer, checkpoint.folder, self.workers)
+        try:
+            parts.load(self._parts, self._optimizer, checkpoint.folder, self.workers)
+        except OSError:
+            traceback.print_exc()
+            return False
         return True
 
     def traffic(self) -> Traffic:

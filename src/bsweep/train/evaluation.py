@@ -173,8 +173,9 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
 
 def _outputs(job: Job, inputs: Tensor) -> Any:
     """Return the model's outputs; None if another worker has them."""
-    is_staged = isinstance(job.strategy, Staged)
-    return job.strategy.outputs(inputs) if is_staged else job.model(inputs)
+    if isinstance(job.strategy, Staged):
+        return job.strategy.outputs(inputs)
+    return job.model(inputs)
 
 
 # The most images or tokens in one forward pass, unless a single example has more tokens; they bound

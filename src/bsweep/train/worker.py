@@ -220,8 +220,6 @@ def _build_job(
     if isinstance(strategy, Staged):
         autocast = functools.partial(precision.autocast, numerics.precision, device)
         strategy.cut(model, inputs.sample, autocast)
-    # Dropout differs between replicas of the model, and between runs with different seeds.
-    torch.manual_seed(seed_of(config.seed, strategy.replica, "dropout"))
     vector, optimizer = _vector_and_optimizer(config, numerics, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
@@ -254,8 +252,11 @@ def _vector_and_optimizer(
     config: RunConfig, numerics: Numerics, strategy: Strategy, model: nn.Module
 ) -> tuple[Vector, Optimizer]:
     """Return the parameters of a model that this worker holds, and their optimizer, both prepared
-    for the strategy.
+    for the strategy. Random numbers, as of dropout, begin anew.
     """
+    # Dropout differs between replicas of the model and between stages, and with the seed.
+    stream = strategy.rank if isinstance(strategy, Staged) else strategy.replica
+    torch.manual_seed(seed_of(config.seed, stream, "dropout"))
     vector = strategy.vector(model)
     optimizer = optim.build(config.optimizer, vector)
     if numerics.precision == "fp16":
