@@ -33,7 +33,7 @@ STRATEGIES = {
 
 def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
     """What the runs of a study computed, but times."""
-    timed = {"time", "type", "schema", "servers"}
+    timed = {"time", "type", "schema", "servers", "worker_memory"}
     of_runs = {}
     for paths in runs(cwd, study):
         records = (

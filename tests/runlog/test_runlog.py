@@ -46,7 +46,7 @@ def test_a_file_torn_at_any_byte_loses_its_last_record_only(
         _, warning = read_records(path)
         assert messages(path) == ["a"]
         assert (warning is None) == (cut == start_of_last)
-        assert warning is None or f"{cut - start_of_last} bytes" in warning
+        assert warning is None or f" of {cut - start_of_last} byte" in warning
         write(path, "c")
         assert messages(path) == ["a", "c"]
 
