@@ -328,3 +328,23 @@ def test_a_parameter_of_two_pieces_is_refused() -> None:
     card = compose("model=timm", "local_batch=8", "model.architecture=resnet18").model
     with pytest.raises(ConfigError, match=r"words\.weight is in 2 of its pieces"):
         models.pieces(card, Tied())
+
+
+class Nested(torch.nn.Module):
+    """A network with a list of layers, and layers in one of them."""
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        self.layers = torch.nn.ModuleList([inner, torch.nn.Linear(4, 4)])
+        self.head = torch.nn.Linear(4, 100 * num_classes)
+
+
+def test_blocks_are_modules_that_compute_something() -> None:
+    words = ("model=own", "model.target=nested.py:Nested", "local_batch=8", "data=synthetic")
+    model = Nested(10, (4,))
+    found = models.blocks(compose(*words).model, model)
+    assert found == [*model.layers, model.head], "by their size"
+    named = compose(*words, "model.blocks=[layers]").model
+    with pytest.raises(ConfigError, match=r"blocks has layers, which is a list.*layers\.\*"):
+        models.blocks(named, model)

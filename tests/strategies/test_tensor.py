@@ -18,7 +18,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     oracle,
     trained,
 )
-from tests.support.running import ROOT, compose, write_text
+from tests.support.running import ROOT, TINY, bsweep, compose, write_text
 
 DROPPING = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:dropping")
 BATCH = ("local_batch=null", "global_batch=24")
@@ -72,6 +72,20 @@ def test_workers_reach_one_workers_language_model(
 def test_norms_are_those_of_whole_layers(optimizer: tuple[str, ...]) -> None:
     workers = trained(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, *optimizer)
     assert_equal(workers, oracle(16, *DIVIDED, *optimizer))
+
+
+def test_biases_of_joined_layers_are_no_matrices() -> None:
+    target = f"model.target={ROOT}/tests/support/divided_network.py:Joined"
+    words = ("model=own", target, "optimizer.decay_norm_and_bias=false", *LAMB, "global_batch=24")
+    assert_equal(trained(2, "strategy=tensor", *words), oracle(24, *words[:-1]))
+
+
+def test_a_parameter_between_shared_layers_is_refused(tmp_path: Path) -> None:
+    target = f"model.target={ROOT}/tests/support/divided_network.py:learning_slope"
+    point = (*TINY, "model=own", target, "strategy=tensor", "num_workers=2", "local_batch=8")
+    result = bsweep("run", *point, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "different gradients of 3.weight" in result.stderr, result.stderr
 
 
 def test_values_are_dropped_as_on_one_worker() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from bsweep.models.plans import Plan, ShareOfDropout
+from bsweep.models.plans import ColumnsOfEach, Plan, ShareOfDropout
 
 
 class Divided(nn.Sequential):
@@ -54,4 +54,28 @@ def hasty(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     """Return a network whose plan divides a layer that no style fits."""
     model = Divided(num_classes, shape)
     model.tensor_plan = lambda: {"0": ColwiseParallel()}  # type: ignore[method-assign]
+    return model
+
+
+class Joined(nn.Module):
+    """A network one of whose layers computes three parts at once, with biases."""
+
+    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.parts = nn.Linear(shape[0] * shape[1] * shape[2], 24)
+        self.out = nn.Linear(8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        one, two, three = self.parts(images.flatten(1)).unflatten(-1, (3, -1)).unbind(1)
+        logits: Tensor = self.out((one * two + three).tanh())
+        return logits
+
+    def tensor_plan(self) -> Plan:
+        return {"parts": ColumnsOfEach(3), "out": RowwiseParallel()}
+
+
+def learning_slope(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """Return a network with a parameter between the layers that workers share."""
+    model = Divided(num_classes, shape)
+    model[3] = nn.PReLU()
     return model

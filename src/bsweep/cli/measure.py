@@ -121,6 +121,12 @@ def _measured(
                 f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
                 "--probe` times a few steps of your program."
             )
+        if command == "probe" and (parts := config.strategy.num_parts(config.num_workers)) > 1:
+            raise ConfigError(
+                f"bsweep probe measures workers that hold the whole model, but strategy="
+                f"{config.strategy.name} splits it over {parts}: `bsweep plan --memory` estimates "
+                "its memory, and `bsweep plan --probe` times a few of its steps."
+            )
         warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):

@@ -63,6 +63,7 @@ class Capabilities:
 
     splits_layers: bool = False
     """True if each worker computes a part of the layers that a plan of the model names."""
+
     cuts_model: bool = False
     """True if workers hold consecutive pieces of the model, which the model must then offer; see
     `bsweep.models.pieces`.

@@ -91,7 +91,7 @@ class LlamaConfig(ModelConfig):
                 "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
                 "multiple of twice the number of heads."
             )
-        parts = point.num_workers // point.data_parallel_size
+        parts = point.strategy.num_parts(point.num_workers)
         if point.strategy.can.splits_layers and parts and self.num_heads % parts:
             yield (
                 f"model.num_heads={self.num_heads} with strategy={point.strategy.name} and {parts} "

@@ -247,10 +247,11 @@ class PipelineConfig(SplitConfig):
 
     def warnings(self, point: Point) -> Iterator[str]:
         yield from super().warnings(point)
-        if point.model.has_batchnorm:
+        if (has_batchnorm := point.model.has_batchnorm) is not False:
+            whose = "BatchNorm" if has_batchnorm else "BatchNorm, if the model has it,"
             of_pass = sorted({batch // self.microbatches for batch in point.local_batches})
             sizes = " or ".join(map(str, of_pass))
             yield (
-                f"strategy.microbatches={self.microbatches}: BatchNorm computes its statistics "
+                f"strategy.microbatches={self.microbatches}: {whose} computes its statistics "
                 f"from one micro-batch of {sizes} examples at a time, not from the local batch"
             )

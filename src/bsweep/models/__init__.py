@@ -98,8 +98,11 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
         model: The model.
 
     Raises:
-        ConfigError: If the model has no module of a name that the card gives.
+        ConfigError: If the model has no module of a name that the card gives, or if this is a list
+            of modules.
     """
+    import torch
+
     if not card.names_of_blocks:
         return list(_small_enough(model, _num_parameters(model) / 4))
     found = {pattern: modules_named(model, pattern) for pattern in card.names_of_blocks}
@@ -109,6 +112,11 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
             raise ConfigError(
                 f"model.blocks has {pattern}, but no module of the model has such a name: use "
                 f"names of its modules, with * for a part of a name, such as those of {outermost}."
+            )
+        if any(type(module).forward is torch.nn.Module.forward for module in modules):
+            raise ConfigError(
+                f"model.blocks has {pattern}, which is a list of modules and computes nothing "
+                f"itself: use {pattern}.* for its modules."
             )
     chosen = {id(module) for modules in found.values() for module in modules}
     return [module for module in model.modules() if id(module) in chosen]
@@ -127,9 +135,12 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _small_enough(model: nn.Module, most: float) -> Iterator[nn.Module]:
+    import torch
+
     for module in model.children():
         if num := _num_parameters(module):
-            if num <= most or not list(module.children()):
+            computes = type(module).forward is not torch.nn.Module.forward
+            if computes and (num <= most or not list(module.children())):
                 yield module
             else:
                 yield from _small_enough(module, most)
@@ -205,7 +216,7 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         from bsweep.models import plans  # imports torch
 
         model = outlined(config.model, num_classes, shape)
-        plans.check(config.model, model, config.num_workers // config.data_parallel_size)
+        plans.check(config.model, model, config.strategy.num_parts(config.num_workers))
     if config.strategy.can.cuts_model:
         found = pieces(config.model, outlined(config.model, num_classes, shape))
         names = [name for name, _ in found]
@@ -215,6 +226,8 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         return
 
     model = outlined(config.model, num_classes, shape)
+    if config.model.names_of_blocks:
+        blocks(config.model, model)
     _start_from_weights(config.model, num_classes, shape, None)
     if any(isinstance(module, private("batchnorm")) for module in model.modules()):
         problems = list(config.model.lone_examples(config))

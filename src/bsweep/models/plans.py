@@ -146,7 +146,8 @@ def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:
             if any(uses[id(tensor)] > 1 for tensor in module.parameters()):
                 yield (
                     f"the plan of the model divides {pattern}, whose parameters another module "
-                    "has too: leave it out of tensor_plan, or use strategy=sharded."
+                    "has too: leave it out of tensor_plan, or use strategy=sharded "
+                    "strategy.wrap=model."
                 )
             elif problem := _undividable(module, style, num_workers):
                 yield f"the plan of the model divides {pattern}: {problem}"

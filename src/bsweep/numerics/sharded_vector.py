@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from bsweep.numerics.vector import Slice, Vector
 class OwnPart(ABC):
     """This worker's part of one parameter of a model."""
 
-    def __init__(self, name: str, of: nn.Parameter) -> None:
-        self.name, self.of = name, of
+    def __init__(self, name: str, of: nn.Parameter, is_matrix: bool) -> None:
+        self.name, self.of, self.is_matrix = name, of, is_matrix
         self.shape = tuple((of.to_local() if isinstance(of, DTensor) else of).shape)
 
     @property
@@ -42,7 +42,7 @@ class OwnPart(ABC):
 
 class _OfFSDP(OwnPart):
     def __init__(self, name: str, kept: Any) -> None:
-        super().__init__(name, kept.sharded_param)
+        super().__init__(name, kept.sharded_param, kept.sharded_param.dim() >= 2)
         self._kept = kept
 
     @property
@@ -55,8 +55,10 @@ class _OfFSDP(OwnPart):
 
 
 class _OfLayers(OwnPart):
-    def __init__(self, name: str, of: nn.Parameter, model: nn.Module, mesh: DeviceMesh) -> None:
-        super().__init__(name, of)
+    def __init__(
+        self, name: str, of: nn.Parameter, is_matrix: bool, model: nn.Module, mesh: DeviceMesh
+    ) -> None:
+        super().__init__(name, of, is_matrix)
         self._model, self._mesh = model, mesh
 
     def move(self, place: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
@@ -88,19 +90,26 @@ def of_fsdp(model: nn.Module) -> list[OwnPart]:
     return [_OfFSDP(name, kept) for name, kept in every if kept.sharded_param.requires_grad]
 
 
-def of_layers(model: nn.Module, mesh: DeviceMesh) -> list[OwnPart]:
+def of_layers(
+    model: nn.Module, mesh: DeviceMesh, shapes: Mapping[str, Sequence[int]]
+) -> list[OwnPart]:
     """Return this worker's parts of a model of which `parallelize_module` has divided some layers.
     Other parameters are whole and equal on all workers of the mesh.
 
     Args:
         model: The model. Modules share no parameter that is divided.
         mesh: The workers that hold one model together.
+        shapes: The shape of each parameter before its layer was divided, which may have added a
+            dimension.
 
     Returns:
         The parts of parameters that are trained, in the model's order.
     """
-    every = model.named_parameters()
-    return [_OfLayers(name, one, model, mesh) for name, one in every if one.requires_grad]
+    return [
+        _OfLayers(name, one, len(shapes[name]) >= 2, model, mesh)
+        for name, one in model.named_parameters()
+        if one.requires_grad
+    ]
 
 
 def _with_part(like: DTensor, part: Tensor) -> DTensor:
@@ -125,11 +134,11 @@ class ShardedVector(Vector):
     tensors: tuple[nn.Parameter, ...]
 
     def __init__(self, parts: Iterable[OwnPart]) -> None:
-        every = sorted(enumerate(parts), key=lambda item: item[1].of.dim() < 2)
+        every = sorted(enumerate(parts), key=lambda item: not item[1].is_matrix)
         slices, start = [], 0
         for index, own in every:
             stop = start + own.num_elements
-            slices.append(Slice(own.name, start, stop, own.shape, own.of.dim() >= 2, index))
+            slices.append(Slice(own.name, start, stop, own.shape, own.is_matrix, index))
             start = stop
         first = every[0][1].of
         super(Vector, self).__init__(slices, first.dtype, first.device)

@@ -423,6 +423,16 @@ class Strategy(ABC):
         """
         self.meter = Meter(**state["meter"])
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return the context manager that surrounds the forward passes of evaluations.
+
+        An exchange may fail within a pass. The context may turn its error into `WorkerLost`.
+
+        Returns:
+            The context; by default it does nothing.
+        """
+        return nullcontext()
+
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the whole model's parameters and buffers by name. All workers call it together,
         after training.

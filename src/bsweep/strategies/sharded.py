@@ -45,7 +45,7 @@ class Sharded(Split):
         )
         of_blocks = models.blocks(self._card, model) if self._config.wrap == "blocks" else []
         num_tensors = len(list(model.parameters()))
-        for module in (*of_blocks, model):
+        for module in (*reversed(of_blocks), model):  # inner blocks first
             fully_shard(
                 module,
                 mesh=mesh,

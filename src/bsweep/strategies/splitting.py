@@ -73,6 +73,9 @@ class Split(TorchStrategy, InBackward):
     def passes(self) -> AbstractContextManager[None]:
         return exchange_lost()
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        return exchange_lost()
+
     def step(self) -> None:
         self._optimizer.step()
 

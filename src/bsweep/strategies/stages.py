@@ -5,8 +5,8 @@ its passes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,17 @@ from bsweep.config.values import ConfigError
 from bsweep.core.torch_private import private
 from bsweep.numerics.clock import Mark, mark, seconds_between
 from bsweep.numerics.undisturbed import undisturbed
+from bsweep.strategies.base import Context
 
 Pieces = Sequence[tuple[str, nn.Module]]
 """The pieces of a model with their names; see `bsweep.models.pieces`."""
-
-Context = Callable[[], AbstractContextManager[object]]
 
 _ROUNDS = 3  # of passes, by which the pieces are timed
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker measured about the pieces of a model.
+    """One worker's measurements of the pieces of a model.
 
     `seconds` are those of a forward and a backward pass of each piece. `shapes` and `types` are
     those of the tensors that the pieces return, and `num_examples` the examples behind them.

@@ -49,7 +49,9 @@ def check_point(config: RunConfig) -> list[str]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
-        batches = f"local_batch={config.examples_per_pass} x num_workers={config.num_workers}"
+        size = config.data_parallel_size
+        key = "num_workers" if size == config.num_workers else "strategy.replicas"
+        batches = f"local_batch={config.examples_per_pass} x {key}={size}"
         if given := config.allocation.local_batches:
             batches = f"allocation.local_batches={list(given)}"
         raise ConfigError(

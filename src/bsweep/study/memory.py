@@ -264,7 +264,9 @@ def _available_bytes() -> int:
 
 
 def _warning(config: RunConfig, fullest: Memory, of_ranks: Sequence[Memory]) -> str:
-    remedy = "use a smaller local_batch with more accumulation_steps, or strategy=sharded"
+    is_split = config.strategy.num_parts(config.num_workers) > 1
+    other = "fewer strategy.replicas" if is_split else "strategy=sharded"
+    remedy = f"use a smaller local_batch with more accumulation_steps, or {other}"
     limits = config.launch.memory_limit_mb or ()
     for rank, limit in enumerate(limits):
         one = of_ranks[min(rank, len(of_ranks) - 1)]

@@ -156,7 +156,8 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
     no_gradients = torch.no_grad if job.strategy.passes_together else torch.inference_mode
-    with memory.unlimited(), no_gradients():  # the memory limit is for training steps only
+    # The memory limit is for training steps only.
+    with memory.unlimited(), no_gradients(), job.strategy.evaluating():
         for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
                 job.model(job.inputs.of(examples))
