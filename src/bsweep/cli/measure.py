@@ -90,6 +90,21 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
     return config
 
 
+def _refuse_unmeasured(command: str, config: RunConfig) -> None:
+    """Raise ConfigError if the command cannot measure the point."""
+    if config.program.is_own:
+        raise ConfigError(
+            f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
+            "--probe` times a few steps of your program."
+        )
+    if command == "probe" and (parts := config.strategy.num_parts(config.num_workers)) > 1:
+        raise ConfigError(
+            f"bsweep probe measures workers that hold the whole model, but strategy="
+            f"{config.strategy.name} splits it over {parts}: `bsweep plan --memory` estimates "
+            "its memory, and `bsweep plan --probe` times a few of its steps."
+        )
+
+
 def _measured(
     command: str,
     measure: Callable[[RunConfig, Callable[[str], None]], launch.Outcome],
@@ -116,17 +131,7 @@ def _measured(
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
         config = fill_in(parse(values_of(composed)).resolved())
-        if config.program.is_own:
-            raise ConfigError(
-                f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
-                "--probe` times a few steps of your program."
-            )
-        if command == "probe" and (parts := config.strategy.num_parts(config.num_workers)) > 1:
-            raise ConfigError(
-                f"bsweep probe measures workers that hold the whole model, but strategy="
-                f"{config.strategy.name} splits it over {parts}: `bsweep plan --memory` estimates "
-                "its memory, and `bsweep plan --probe` times a few of its steps."
-            )
+        _refuse_unmeasured(command, config)
         warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):
