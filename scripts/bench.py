@@ -12,8 +12,10 @@ memory      peak memory of a lone worker
 alone       steps of each shipped model at batches of 8 to 256, beside the plain loop
 accumulation, parts      several passes a step; what a step consists of
 together    steps of two workers, of the same models and batches, beside DDP and Horovod's own
-optimizer wrapper noise       what measuring the gradient noise scale, and deciding by it, add to a
-step step, exchange, strategies, start, points, analysis      see there
+optimizer wrapper
+noise       what measuring the gradient noise scale, and deciding by it, add to a step
+split       a Llama split over two workers, beside the same split by hand in plain torch
+step, exchange, strategies, start, points, analysis      see there
 
 The file (by default, of the whole suite, results/bench/HARDWARE.json) gets every timed round of
 every program, in seconds, with the hardware and the command. --against such a file says how many
@@ -46,7 +48,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benches import against, alone, noise, together  # noqa: E402
+from benches import against, alone, noise, split, together  # noqa: E402
 from benches.common import Seconds, alternating, medians  # noqa: E402
 
 from bsweep.config.run import RunConfig  # noqa: E402
@@ -118,10 +120,13 @@ def default_file(hardware: dict[str, Any]) -> Path:
 
 FAMILIES = ("alone", "accumulation", "parts", "together", "noise")  # which go over a grid
 # Memory comes first: its peak is the process's.
-NAMES = ("memory", *FAMILIES, "step", "exchange", "strategies", "start", "points", "analysis")
+NAMES = (
+    *("memory", *FAMILIES, "split", "step", "exchange", "strategies"),
+    *("start", "points", "analysis"),
+)
 bench_alone, bench_accumulation, bench_parts = alone.steps_alone, alone.accumulation, alone.parts
 bench_together = together.steps_together
-bench_noise = noise.noise
+bench_noise, bench_split = noise.noise, split.split
 
 
 STEP_TARGETS = {  # on one H100 or H200, by batch
@@ -653,5 +658,7 @@ if __name__ == "__main__":
         bench_exchange_worker(*sys.argv[2:])
     elif sys.argv[1:2] == ["together_worker"]:
         together.be_worker(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["split_worker"]:
+        split.be_worker(sys.argv[2], Path(sys.argv[3]))
     else:
         sys.exit(main(parsed()))

@@ -141,6 +141,25 @@ def of_truth(page: str) -> Iterator[Told]:
 # Grids that were trained whole.
 
 
+def of_steps_again(page: str) -> Iterator[Told]:
+    seconds: dict[int, list[float]] = defaultdict(list)  # by batch, in the order of the rounds
+    for path in sorted((MEASURED / "truth/again/records").glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as lines:
+            records = [json.loads(line) for line in lines]
+        batch = next(each["global_batch"] for each in records if each["type"] == "start")
+        seconds[batch] += [r["step_seconds_p50"] for r in records if r["type"] == "epoch"]
+    text = section(page, "Steps timed again")
+    for batch, step, scatter, cost in table(text, "batch on four workers"):
+        size = int(batch.replace(",", ""))
+        yield f"steps again, {batch}", [median(seconds[size])], step
+        spread = 100 * math.expm1(stdev(map(math.log, seconds[size])))
+        yield f"steps again, {batch}, scatter", [spread], scatter
+        if size != 1024:
+            pairs = zip(seconds[size], seconds[1024], strict=True)
+            ratios = [math.log(one / size / (other / 1024)) for one, other in pairs]
+            yield f"steps again, {batch}, cost", [math.exp(x) for x in interval(ratios)], cost
+
+
 def evaluations_of(folder: str, run_id: str) -> Sequence[Mapping[str, Any]]:
     records = MEASURED / folder / "records" / f"{run_id}.jsonl.gz"
     if not records.exists():
@@ -539,8 +558,8 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
 
 
 PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
-    of_truth, of_grids, of_policies, of_recorded_policies, of_batchnorm, of_worlds, of_cifar10,
-    of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
+    of_truth, of_steps_again, of_grids, of_policies, of_recorded_policies, of_batchnorm, of_worlds,
+    of_cifar10, of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
 )  # fmt: skip
 
 
