@@ -42,10 +42,8 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
     cpu, wide, layout = torch.device("cpu"), torch.float64, torch.contiguous_format
     dataset = data.load(config.data, cpu)
     model = models.initial(config, dataset, cpu, wide, layout)
-    inputs, loss_of = (
-        Inputs(dataset, config.data, wide, layout),
-        objective.of(model, torch.empty(0)),
-    )
+    inputs = Inputs(dataset, config.data, wide, layout)
+    loss_of = objective.of(model, dataset.train_labels)
     pieces = dict(models.pieces(config.model, model))
     delay_of = {
         id(tensor): delay

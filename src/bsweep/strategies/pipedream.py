@@ -27,7 +27,6 @@ from bsweep.config.splitting import PipeDreamConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
-from bsweep.numerics.activations import Activations
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -42,7 +41,6 @@ class _Pass:
 
     inputs: Tensor
     outputs: Tensor  # of the stage; of the last one, the loss
-    num_bytes: int  # that autograd keeps for it
     gradient: Tensor | None = None  # of the outputs, in which it arrives from the stage behind
     arrival: Work | None = None
 
@@ -74,7 +72,6 @@ class PipeDream(Pipeline, Rounds):
         self._delay = num_parts - 1 if strategy.vertical_sync else self._lag
         self._flow: deque[_Batch] = deque()
         self._sent: deque[tuple[Work, Tensor]] = deque()
-        self._bytes_of_size: dict[int, int] = {}
         self._begin_flow()
 
     @property
@@ -128,17 +125,16 @@ class PipeDream(Pipeline, Rounds):
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
         version = self._flow[-1].version
-        count = Activations(self._versions.of(version))
-        counted = count.counted() if size not in self._bytes_of_size else nullcontext()
+        self._activations.leave_out(self._versions.of(version))
         waited, _ = self._seconds_of_messages(stage, size)
+        # An optimizer may change the model's tensors in place before the backward pass. autograd
+        # refuses that, unless it gets its tensors from hooks, such as those that count them.
+        counted = self._activations.counted()
         with self._times.computing(waited), self._versions.used(version), counted:
             outputs = self._modules[stage](inputs)
             if self.counts:
                 outputs = loss(outputs, targets)
-        num_bytes = self._bytes_of_size.setdefault(size, count.peak_bytes)
-        one = _Pass(inputs, outputs, num_bytes)
-        kept = num_bytes + sum(each.num_bytes for batch in self._flow for each in batch.passes)
-        self._activations.peak_bytes = max(self._activations.peak_bytes, kept)
+        one = _Pass(inputs, outputs)
         if not self.counts:
             self._send(outputs.detach(), self._chain, self._part + 1)
             one.gradient = torch.empty_like(outputs)
@@ -157,6 +153,7 @@ class PipeDream(Pipeline, Rounds):
                 one.arrival.wait()
             self.meter.received_bytes += one.gradient.nbytes
         _, waited = self._seconds_of_messages(stage, len(one.inputs))
+        # Code of the model may read parameters again, as activation checkpointing does.
         with self._times.computing(waited), self._versions.used(batch.version):
             torch.autograd.backward(one.outputs, one.gradient)
         if stage > 0:
