@@ -71,7 +71,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
             optim.set_learning_rate(optimizer, rate(done, BATCH))
             optimizer.step()
             versions.append(_copied(model))
-            position, total = position + len(batch), total + float(loss)
+            position, total = position + len(batch), total + float(loss.detach())
         losses.append(total / dataset.train_labels.numel())
     with torch.no_grad():
         examples, labels = dataset.test.take(torch.arange(len(dataset.test)))[:2]
