@@ -263,6 +263,8 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (3, ("strategy.microbatches=3", "optimizer=lars", "optimizer.lr=0.5")),
         (4, ("strategy.replicas=2", "strategy.microbatches=2")),
     ],
+    # Without stages no weights are old; see test_pipedream.py.
+    "pipedream": [(1, ()), (2, ("strategy.replicas=2", "accumulation_steps=2"))],
 }
 # Local batches of three workers that share a global batch of 24.
 UNEVEN = {

@@ -124,6 +124,13 @@ def case(
         case(2, "strategy=sharded", "optimizer=lamb"),
         case(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, "optimizer=lamb"),
         case(4, "strategy=sharded", "strategy.replicas=2", "optimizer=adamw", breaks=((1, 2),)),
+        *(
+            case(
+                *(2, "strategy=pipedream", "optimizer=adamw", f"strategy.vertical_sync={sync}"),
+                breaks=((1, 2),),  # of its epochs, in which it does not save
+            )
+            for sync in ("false", "true")
+        ),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(
             3,
@@ -188,13 +195,14 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in record.items()
-            if not key.endswith(_MEASURED) and key not in ("time", "servers", "worker_memory")
+            if not key.endswith(_MEASURED) and key not in _OF_WORKERS
         }
         for record in records
     ]
 
 
 _MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
+_OF_WORKERS = ("time", "servers", "worker_memory", "stage_loads", "bubble")
 
 
 @pytest.mark.parametrize("save_seconds", [0.01, 0.5, 7.0])

@@ -41,6 +41,7 @@ _OF_VARIANTS = {
     "parameter_server": "parameter server",
     "local_sgd": "local SGD",
     "diloco": "DiLoCo",
+    "pipedream": "PipeDream",
     "native": ", native",
     "ring": ", ring",
     "tree": ", tree",

@@ -109,16 +109,112 @@ class TensorConfig(SplitConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineConfig(SplitConfig):
+class StagedConfig(SplitConfig):
+    """The base class of the cards of strategies that cut a model into stages."""
+
+    cuts: tuple[Count, ...] | None
+
+    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, cuts_model=True)
+
+    @property
+    def stages_of_worker(self) -> int:
+        """The number of stages that a worker holds if no `cuts` are given."""
+        return 1
+
+    @property
+    def takes_more_stages(self) -> bool:
+        """True if `cuts` may give a worker more stages than that."""
+        return False
+
+    @property
+    def choice(self) -> str:
+        """The words by which a user has chosen how many stages there are."""
+        return f"strategy={self.name}"
+
+    def num_stages(self, num_workers: int) -> int:
+        """Return the number of stages into which the model is cut.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            One stage more than `cuts`; without them, `stages_of_worker` for each worker of a
+            replica.
+        """
+        if self.cuts is not None:
+            return len(self.cuts) + 1
+        return self.num_parts(num_workers) * self.stages_of_worker
+
+    def part_of(self, stage: int, num_workers: int) -> int:
+        """Return which worker of a replica holds a stage, counted from 0.
+
+        Args:
+            stage: The index of the stage.
+            num_workers: The number of all workers.
+
+        Returns:
+            The index of the worker among those of its replica.
+        """
+        return stage % self.num_parts(num_workers)
+
+    def textbook_bubble(self, num_workers: int) -> float | None:
+        """Return the share of a step in which a worker has nothing to do, if all stages take the
+        same time and messages take none.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The share; None if there is no formula for it.
+        """
+        return None
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.num_workers % self.replicas == 0 and self.cuts is not None:
+            yield from self._problems_of_cuts(self.cuts, self.num_parts(point.num_workers))
+
+    def _problems_of_cuts(self, cuts: Sequence[int], num_parts: int) -> Iterator[str]:
+        if list(cuts) != sorted(set(cuts)):
+            yield (
+                f"strategy.cuts={show(cuts)}: each cut is the number of pieces before it. "
+                "Give them in ascending order, each once."
+            )
+        num_stages, wanted = len(cuts) + 1, self.stages_of_worker
+        per_worker, left = divmod(num_stages, num_parts)
+        if left or per_worker < wanted or (per_worker > wanted and not self.takes_more_stages):
+            more = " or more, equally many," if self.takes_more_stages else ""
+            yield (
+                f"strategy.cuts={show(cuts)} makes {num_stages} stages, but {self.choice} needs "
+                f"{wanted}{more} for each of the {num_parts} workers of a replica: give "
+                f"{wanted * num_parts - 1} cuts, or strategy.cuts=null."
+            )
+
+    def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
+        num_stages = self.num_stages(num_workers)
+        if num_stages > len(pieces):
+            another = ", or another schedule" if self.stages_of_worker > 1 else ""
+            yield (
+                f"num_workers={num_workers} with {self.choice} needs {num_stages} stages, but the "
+                f"model has only {len(pieces)} pieces ({', '.join(pieces)}): use fewer workers for "
+                f"each replica{another}."
+            )
+        elif self.cuts and self.cuts[-1] >= len(pieces):
+            yield (
+                f"strategy.cuts={show(self.cuts)}: the model has {len(pieces)} pieces "
+                f"({', '.join(pieces)}), so that cuts are between 1 and {len(pieces) - 1}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig(StagedConfig):
     name: Literal["pipeline"]
     schedule: Literal[
         "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"
     ]
     microbatches: Count
-    cuts: tuple[Count, ...] | None
 
     builds: ClassVar[str] = "bsweep.strategies.pipeline:Pipeline"
-    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, cuts_model=True)
 
     @property
     def num_microbatches(self) -> int:
@@ -136,36 +232,25 @@ class PipelineConfig(SplitConfig):
         """
         return self.schedule in ("zbv", "dualpipev")
 
-    def num_stages(self, num_workers: int) -> int:
-        """Return the number of stages into which the model is cut.
+    @property
+    def stages_of_worker(self) -> int:
+        return 2 if self.is_interleaved or self.is_v else 1
 
-        Args:
-            num_workers: The number of all workers.
+    @property
+    def takes_more_stages(self) -> bool:
+        return self.is_interleaved
 
-        Returns:
-            One stage more than `cuts`; without them, one or two for each worker of a replica.
-        """
-        if self.cuts is not None:
-            return len(self.cuts) + 1
-        return self.num_parts(num_workers) * (2 if self.is_interleaved or self.is_v else 1)
+    @property
+    def choice(self) -> str:
+        return f"strategy.schedule={self.schedule}"
 
     def part_of(self, stage: int, num_workers: int) -> int:
-        """Return which worker of a replica holds a stage, counted from 0.
-
-        Args:
-            stage: The index of the stage.
-            num_workers: The number of all workers.
-
-        Returns:
-            The index of the worker among those of its replica.
-        """
         num_parts = self.num_parts(num_workers)
         folded = self.is_v and stage >= num_parts
         return 2 * num_parts - 1 - stage if folded else stage % num_parts
 
     def textbook_bubble(self, num_workers: int) -> float | None:
-        """Return the share of a step in which a worker has nothing to do, if all stages take the
-        same time and messages take none: (p - 1) / (v m + p - 1) for p workers with v stages each
+        """Return the idle share of a step: (p - 1) / (v m + p - 1) for p workers with v stages each
         and m micro-batches (Narayanan et al., arXiv 2104.04473).
 
         Args:
@@ -182,30 +267,8 @@ class PipelineConfig(SplitConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if point.num_workers % self.replicas:
-            return
-        yield from self._problems_of_stages(point.num_workers)
-        yield from self._problems_of_microbatches(point)
-
-    def _problems_of_stages(self, num_workers: int) -> Iterator[str]:
-        if self.cuts is None:
-            return
-        if list(self.cuts) != sorted(set(self.cuts)):
-            yield (
-                f"strategy.cuts={show(self.cuts)}: each cut is the number of pieces before it. "
-                "Give them in ascending order, each once."
-            )
-        num_stages, num_parts = len(self.cuts) + 1, self.num_parts(num_workers)
-        per_worker, left = divmod(num_stages, num_parts)
-        wanted = 2 if self.is_interleaved or self.is_v else 1
-        if left or per_worker < wanted or (per_worker > wanted and not self.is_interleaved):
-            more = " or more, equally many," if self.is_interleaved else ""
-            yield (
-                f"strategy.cuts={show(self.cuts)} makes {num_stages} stages, but "
-                f"strategy.schedule={self.schedule} needs {wanted}{more} for each of the "
-                f"{num_parts} workers of a replica: give {wanted * num_parts - 1} cuts, or "
-                "strategy.cuts=null."
-            )
+        if point.num_workers % self.replicas == 0:
+            yield from self._problems_of_microbatches(point)
 
     def _problems_of_microbatches(self, point: Point) -> Iterator[str]:
         number, num_parts = self.microbatches, self.num_parts(point.num_workers)
@@ -231,20 +294,6 @@ class PipelineConfig(SplitConfig):
                 f"of the {num_parts} workers of a replica, such as {rounds * num_parts}."
             )
 
-    def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
-        num_stages = self.num_stages(num_workers)
-        if num_stages > len(pieces):
-            yield (
-                f"num_workers={num_workers} with strategy.schedule={self.schedule} needs "
-                f"{num_stages} stages, but the model has only {len(pieces)} pieces "
-                f"({', '.join(pieces)}): use fewer workers for each replica, or another schedule."
-            )
-        elif self.cuts and self.cuts[-1] >= len(pieces):
-            yield (
-                f"strategy.cuts={show(self.cuts)}: the model has {len(pieces)} pieces "
-                f"({', '.join(pieces)}), so that cuts are between 1 and {len(pieces) - 1}."
-            )
-
     def warnings(self, point: Point) -> Iterator[str]:
         yield from super().warnings(point)
         if (has_batchnorm := point.model.has_batchnorm) is not False:
@@ -254,4 +303,29 @@ class PipelineConfig(SplitConfig):
             yield (
                 f"strategy.microbatches={self.microbatches}: {whose} computes its statistics "
                 f"from one micro-batch of {sizes} examples at a time, not from the local batch"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeDreamConfig(StagedConfig):
+    name: Literal["pipedream"]
+    vertical_sync: bool
+
+    builds: ClassVar[str] = "bsweep.strategies.pipedream:PipeDream"
+    kind_can: ClassVar[Capabilities] = replace(
+        StagedConfig.kind_can,
+        in_step=False,
+        why_apart=(
+            "the stages are at different steps until an epoch ends. Use strategy=pipeline, whose "
+            "stages make each step together"
+        ),
+    )
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.num_workers > self.replicas and point.optimizer.needs_global_norm:
+            yield (
+                f"optimizer={point.optimizer.name} with strategy={self.name}: this optimizer "
+                "limits the norm of the whole model's gradient, and the stages make an update at "
+                "different times. Use optimizer=lars or adamw, or strategy=pipeline."
             )

@@ -25,7 +25,12 @@ class Activations:
         """The most bytes that were kept at one time."""
         self._num_bytes = 0
         self._uses: Counter[int] = Counter()  # by the address of the memory
-        self._not_counted = parameters.untyped_storage().data_ptr()
+        self._not_counted: set[int] = set()
+        self.leave_out(parameters)
+
+    def leave_out(self, parameters: Tensor) -> None:
+        """Do not count the memory of a tensor, which holds parameters too."""
+        self._not_counted.add(parameters.untyped_storage().data_ptr())
 
     def counted(self) -> AbstractContextManager[object]:
         """Return a context manager whose block contains the passes that count."""
@@ -35,7 +40,7 @@ class Activations:
         """Count that a tensor is kept once more (`uses` is 1), or once less (-1)."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
-        if place == self._not_counted:
+        if place in self._not_counted:
             return
         before = self._uses[place]
         self._uses[place] += uses

@@ -9,7 +9,8 @@ contiguous tensors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -163,6 +164,24 @@ class Vector(Flat):
                 gradients.append(gradient)
         if views:
             private("copy_each")(views, gradients)
+
+    @contextmanager
+    def reading(self, parameters: Tensor) -> Iterator[None]:
+        """Let the model's tensors be views of `parameters` within the `with` block, so that passes
+        in it compute with other weights. Gradients stay where they are.
+
+        Args:
+            parameters: A flat tensor like that of this vector.
+        """
+        self._be_views_of(parameters)
+        try:
+            yield
+        finally:
+            self._be_views_of(self.parameters)
+
+    def _be_views_of(self, parameters: Tensor) -> None:
+        for part, tensor in zip(self.slices, self.tensors, strict=True):
+            tensor.data = _like(parameters[part.start : part.stop], tensor)
 
 
 class Anchor(Flat):

@@ -199,12 +199,19 @@ class StageLoad:
     takes when both workers are ready, as measured before training, but at most with the time for
     which the worker waited for it. `idle_seconds` is the rest, the bubble.
     `peak_activation_bytes` is the most memory that autograd kept for backward passes.
+
+    `weight_versions` is the most versions of its weights that the worker kept at one time, the
+    newest included, and `stashed_bytes` the memory of the copies among them. `staleness` is the
+    number of updates that the weights of a pass lacked, the mean over steps.
     """
 
     busy_seconds: Amount
     idle_seconds: Amount
     exchange_seconds: Amount
     peak_activation_bytes: Natural
+    weight_versions: Natural = 1
+    stashed_bytes: Natural = 0
+    staleness: Amount = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

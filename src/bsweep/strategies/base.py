@@ -159,6 +159,9 @@ class Strategy(ABC):
     optimizer's state, because no worker holds all of them.
     """
 
+    saves_within_epochs = True
+    """False if checkpoints are possible only at the ends of epochs."""
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 

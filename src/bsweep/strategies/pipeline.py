@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from bsweep import models
 from bsweep.config.run import RunConfig
-from bsweep.config.splitting import PipelineConfig
+from bsweep.config.splitting import PipelineConfig, StagedConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
@@ -61,11 +61,11 @@ _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 class Pipeline(TorchStrategy, Staged):
     def __init__(
-        self, config: RunConfig, strategy: PipelineConfig, place: Place, paths: RunPaths
+        self, config: RunConfig, strategy: StagedConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._run, self._metrics = strategy, config, paths.metrics
-        self.num_microbatches = strategy.microbatches
+        self.num_microbatches = strategy.num_microbatches
         num_parts = strategy.num_parts(place.num_workers)
         self.replica, self._part = divmod(place.rank, num_parts)
         ranks = torch.arange(place.num_workers).view(strategy.replicas, num_parts)
@@ -168,6 +168,7 @@ class Pipeline(TorchStrategy, Staged):
             )
             stage.expect(*self._seconds_of_messages(index, size))
             stages.append(stage)
+        assert isinstance(self._config, PipelineConfig)
         kind = get_schedule_class(_SCHEDULES[self._config.schedule])
         of_all = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         # The loop's loss is a part of a sum over all examples of the step, not a mean.

@@ -68,7 +68,10 @@ class Keeper:
         Raises:
             Stopped: If the run is to stop, after the checkpoint is saved.
         """
-        reason = self._job.strategy.stop_reason
+        strategy = self._job.strategy
+        if not (cursor.ends_epoch or strategy.saves_within_epochs):
+            return 0.0
+        reason = strategy.stop_reason
         wish = _GO_ON if reason or self._every is None else self._agreed_wish(cursor.ends_epoch)
         if wish == _GO_ON and not reason:
             return 0.0

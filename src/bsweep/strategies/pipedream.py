@@ -1,0 +1,296 @@
+"""The strategy `pipedream`: a pipeline whose stages do not wait for one another when a step ends
+(PipeDream, Narayanan et al., SOSP 2019, doi 10.1145/3341301.3359646).
+
+A step's batch is the unit that passes through the stages. In each step of the loop a worker takes
+this step's batch forward, then an earlier batch, whose gradient has come back by now, backward, and
+updates its weights. With p stages, worker s lags p - 1 - s steps behind the last one. A batch goes
+backward with the weights with which it went forward, so a worker keeps a version of its weights for
+each batch in flight. At the end of an epoch the flow is drained: all batches go backward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Work
+from torch.optim import Optimizer
+
+from bsweep.config.run import RunConfig
+from bsweep.config.splitting import PipeDreamConfig
+from bsweep.config.values import ConfigError
+from bsweep.core.ranks import Place
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Flat, Vector
+from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Traffic
+from bsweep.strategies.base import Rounds
+from bsweep.strategies.pipeline import Pipeline
+
+
+@dataclass
+class _Pass:
+    """A pass of a batch that has gone forward and not yet backward."""
+
+    inputs: Tensor
+    outputs: Tensor  # of the stage; of the last one, the loss
+    gradient: Tensor | None = None  # of the outputs, in which it arrives from the stage behind
+    arrival: Work | None = None
+
+
+@dataclass
+class _Batch:
+    """A batch in flight, with all that its update needs."""
+
+    version: int  # of the weights with which it went forward
+    rates: list[float]  # the learning rates of its step, by group of the optimizer
+    passes: deque[_Pass] = field(default_factory=deque)
+
+
+class PipeDream(Pipeline, Rounds):
+    in_step = True  # all workers are in the same step of the loop, with different batches
+    saves_within_epochs = False
+
+    def __init__(
+        self, config: RunConfig, strategy: PipeDreamConfig, place: Place, paths: RunPaths
+    ) -> None:
+        super().__init__(config, strategy, place, paths)
+        num_parts = strategy.num_parts(place.num_workers)
+        ranks = torch.arange(place.num_workers).view(strategy.replicas, num_parts)
+        # On GPUs the messages of a group follow one another, and those of the two directions would
+        # wait for one another.
+        self._back_chain = self.divided(ranks.tolist())
+        self._lag = num_parts - 1 - self._part
+        # By how many updates the weights of a pass are behind.
+        self._delay = num_parts - 1 if strategy.vertical_sync else self._lag
+        self._flow: deque[_Batch] = deque()
+        self._sent: deque[tuple[Work, Tensor]] = deque()
+        self._begin_flow()
+
+    @property
+    def is_together(self) -> bool:
+        return False
+
+    def _begin_flow(self) -> None:
+        self._num_begun, self._is_begun = 0, False  # batches of the flow; this step's, too
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        super().prepare(vector, optimizer)
+        if self._config.num_parts(self.num_workers) > 1 and optim.most_norm(optimizer) is not None:
+            raise ConfigError(
+                f"optimizer={self._run.optimizer.name} with strategy=pipedream: max_grad_norm "
+                "limits the norm of the whole model's gradient, and the stages make an update at "
+                "different times. Give the optimizer no max_grad_norm, or use strategy=pipeline."
+            )
+        assert isinstance(vector, Vector)
+        self._versions = Versions(vector)
+        self._updates_missed = self._num_batches = 0
+
+    def run_passes(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        if not self._is_begun:
+            self._begin_batch()
+        with self._times.step():
+            self._flow[-1].passes.append(self._forward(inputs, targets, loss))
+            if len(self._flow) > self._lag and self._flow[0].passes:
+                self._backward(self._flow[0])
+
+    def _begin_batch(self) -> None:
+        version = max(0, self._num_begun - self._delay)
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._flow.append(_Batch(version, rates))
+        self._updates_missed += self._num_begun - version
+        self._num_batches += 1
+        self._num_begun, self._is_begun = self._num_begun + 1, True
+        if self._lag or self._delay:
+            self._versions.keep(version)
+
+    def _forward(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> _Pass:
+        """Take a pass of the newest batch forward through this worker's stage."""
+        (stage,), size = self._own, len(inputs)
+        if stage > 0:
+            inputs = self._like(stage - 1, size, self._device)
+            with worker_lost():
+                dist.recv(inputs, group=self._chain, group_src=self._part - 1)
+            self.meter.received_bytes += inputs.nbytes
+            inputs.requires_grad_()
+        version = self._flow[-1].version
+        self._activations.leave_out(self._versions.of(version))
+        waited, _ = self._seconds_of_messages(stage, size)
+        # An optimizer may change the model's tensors in place before the backward pass. autograd
+        # refuses that, unless it gets its tensors from hooks, such as those that count them.
+        counted = self._activations.counted()
+        with self._times.computing(waited), self._versions.used(version), counted:
+            outputs = self._modules[stage](inputs)
+            if self.counts:
+                outputs = loss(outputs, targets)
+        one = _Pass(inputs, outputs)
+        if not self.counts:
+            self._send(outputs.detach(), self._chain, self._part + 1)
+            one.gradient = torch.empty_like(outputs)
+            with worker_lost():
+                one.arrival = dist.irecv(
+                    one.gradient, group=self._back_chain, group_src=self._part + 1
+                )
+        return one
+
+    def _backward(self, batch: _Batch) -> None:
+        """Take the next pass of a batch backward."""
+        (stage,), one = self._own, batch.passes.popleft()
+        if one.arrival:
+            assert one.gradient is not None
+            with worker_lost():
+                one.arrival.wait()
+            self.meter.received_bytes += one.gradient.nbytes
+        _, waited = self._seconds_of_messages(stage, len(one.inputs))
+        # Code of the model may read parameters again, as activation checkpointing does.
+        with self._times.computing(waited), self._versions.used(batch.version):
+            torch.autograd.backward(one.outputs, one.gradient)
+        if stage > 0:
+            assert one.inputs.grad is not None
+            self._send(one.inputs.grad.contiguous(), self._back_chain, self._part - 1)
+
+    def _send(self, tensor: Tensor, group: dist.ProcessGroup, part: int) -> None:
+        """Begin to send a tensor, which is kept until it has arrived."""
+        with worker_lost():
+            while self._sent and self._sent[0][0].is_completed():
+                self._sent.popleft()[0].wait()  # raises the error of a message that failed
+            work = dist.isend(tensor, group=group, group_dst=part)
+        assert work is not None
+        self._sent.append((work, tensor))
+        self.meter.sent_bytes += tensor.nbytes
+
+    def step(self) -> None:
+        self._is_begun = False
+        if len(self._flow) > self._lag:
+            self._finish(self._flow[0])
+
+    def _finish(self, batch: _Batch) -> None:
+        """Take the remaining passes of the oldest batch backward, and update the weights."""
+        self._go_back(batch)
+        coming = max(0, self._num_begun - self._delay)
+        self._versions.drop_before(min([coming, *(each.version for each in self._flow)]))
+        if self._delay > self._lag:  # a later batch goes forward with these weights
+            self._versions.keep(self._versions.newest)
+        self._sum_gradients(self._vector.gradients)
+        with _rates_of(self._optimizer, batch.rates):
+            self._optimizer.step()
+        self._versions.newest += 1
+
+    def _go_back(self, batch: _Batch) -> None:
+        if batch.passes:
+            with self._times.step():
+                while batch.passes:
+                    self._backward(batch)
+        self._flow.popleft()
+
+    def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
+        if ends_epoch:
+            self._drain(self._finish)
+
+    def _drain(self, finish: Callable[[_Batch], None]) -> None:
+        """Take all batches in flight backward, and wait until all messages have arrived."""
+        while self._flow:
+            self._vector.gradients.zero_()
+            finish(self._flow[0])
+        with worker_lost():
+            while self._sent:
+                self._sent.popleft()[0].wait()
+        self._versions.drop_all()
+        self._begin_flow()
+
+    def rehearse(self) -> None:
+        self._drain(self._go_back)
+        super().rehearse()
+        self._updates_missed = self._num_batches = 0
+
+    def traffic(self) -> Traffic:
+        self._drain(self._finish)  # outside of training, when steps end before an epoch does
+        versions, staleness = self._versions, self._updates_missed / max(1, self._num_batches)
+        own = [versions.most, versions.most_bytes, staleness]
+        every = self.gather(torch.tensor(own, dtype=torch.float64)).tolist()
+        found = super().traffic()
+        self._updates_missed = self._num_batches = 0
+        assert found.stage_loads is not None
+        loads = (
+            replace(load, weight_versions=int(n), stashed_bytes=int(num_bytes), staleness=missed)
+            for load, (n, num_bytes, missed) in zip(found.stage_loads, every, strict=True)
+        )
+        return replace(found, stage_loads=tuple(loads))
+
+    def own_state(self) -> dict[str, Any]:
+        assert not self._flow
+        missed, kept = (self._updates_missed, self._num_batches), self._versions.most
+        peak = self._activations.peak_bytes
+        return {**super().own_state(), "missed": missed, "versions": kept, "peak": peak}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._updates_missed, self._num_batches = state["missed"]
+        self._versions.most = state["versions"]
+        self._activations.peak_bytes = state["peak"]
+
+
+class Versions:
+    """The versions of a worker's weights, by the number of updates since the flow began."""
+
+    def __init__(self, vector: Vector) -> None:
+        self._vector = vector
+        self._kept: dict[int, Tensor] = {}
+        self._free: list[Tensor] = []  # the memory of versions that are no longer needed
+        self.newest = 0
+        self.most = 1
+        """The most versions that were there at one time."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The memory of all copies so far."""
+        return (len(self._kept) + len(self._free)) * self._vector.parameters.nbytes
+
+    def keep(self, version: int) -> None:
+        """Keep a version, which is there already or is the newest one."""
+        if version not in self._kept:
+            assert version == self.newest
+            memory = self._free.pop() if self._free else torch.empty_like(self._vector.parameters)
+            self._kept[version] = memory.copy_(self._vector.parameters)
+        self.most = max(self.most, len({self.newest, *self._kept}))
+
+    def of(self, version: int) -> Tensor:
+        """Return the flat tensor of a version; without a copy, that of the newest."""
+        return self._kept.get(version, self._vector.parameters)
+
+    def used(self, version: int) -> AbstractContextManager[None]:
+        """Return the context manager for passes with a version."""
+        return self._vector.reading(self.of(version)) if version in self._kept else nullcontext()
+
+    def drop_before(self, oldest: int) -> None:
+        """Drop the versions before `oldest`."""
+        for version in [version for version in self._kept if version < oldest]:
+            self._free.append(self._kept.pop(version))
+
+    def drop_all(self) -> None:
+        """Drop all but the newest, from which numbers begin anew."""
+        self.drop_before(self.newest + 1)
+        self.newest = 0
+
+
+@contextmanager
+def _rates_of(optimizer: Optimizer, rates: list[float]) -> Iterator[None]:
+    """Make the optimizer's step in the `with` block with other learning rates."""
+    groups = optimizer.param_groups
+    own = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    yield
+    for group, rate in zip(groups, own, strict=True):
+        group["lr"] = rate
