@@ -1,0 +1,193 @@
+"""Figures of models split over workers show the numbers of the records, under names that tell
+each way of splitting apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import bsweep
+from bsweep import analysis, plots
+from bsweep.analysis import splitting as tables
+from bsweep.analysis.once import computing_once
+from bsweep.plots import splitting
+from tests.plots.test_plots import assert_readable, legend_texts
+from tests.support.split_study import (
+    GLOBAL_BATCH,
+    MODEL_BYTES,
+    SPLIT,
+    bubble_of,
+    seconds_of,
+    write_split_run,
+    write_split_study,
+)
+from tests.support.synthetic_study import write_study
+
+FIGURES = (
+    "time_by_split",
+    "memory_and_time",
+    "memory_by_worker",
+    "bubble_by_microbatches",
+    "pipeline_timeline",
+)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split", seeds=2))
+
+
+def bars(figure: Figure, panel: int) -> list[Rectangle]:
+    return [patch for patch in figure.axes[panel].patches if isinstance(patch, Rectangle)]
+
+
+def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: Path) -> None:
+    with computing_once():
+        assert set(FIGURES) <= set(plots.figures(split))
+    whole = bsweep.load(write_study(tmp_path / "whole"))
+    with computing_once():
+        assert set(FIGURES).isdisjoint(plots.figures(whole))
+    write_split_run(tmp_path / "one", "tensor", 2, SPLIT)
+    one = bsweep.load(tmp_path / "one")
+    with computing_once():
+        drawn = set(plots.figures(one)) & set(FIGURES)
+        assert drawn == {"time_by_split", "memory_and_time", "memory_by_worker"}
+        for name in drawn:
+            assert_readable(plots.FIGURES[name](one))
+
+
+@pytest.mark.parametrize("style", [None, *plots.STYLES])
+@pytest.mark.parametrize("name", FIGURES)
+def test_they_are_readable(name: str, style: str | None, split: analysis.Study) -> None:
+    figure = plots.FIGURES[name](split, style)
+    figure.draw_without_rendering()
+    if style is None:
+        assert_readable(figure)
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [axes.get_tightbbox() for axes in figure.axes]
+    for at, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[at + 1 :])
+
+
+def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analysis.Study) -> None:
+    figure = plots.time_by_split(split)
+    names = legend_texts(figure)
+    assert {"DDP", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4"} <= set(names)
+    assert f"global batch {GLOBAL_BATCH}" in names
+    table, ways = tables.ways(split), splitting.ways_in_words(tables.ways(split))
+    drawn = {
+        round(float(y), 6)
+        for line in figure.axes[0].lines
+        for y in np.atleast_1d(line.get_ydata())  # type: ignore[arg-type]
+    }
+    for strategy, how in (("tensor", {"replicas": 2}), ("pipeline", {"microbatches": 8})):
+        for seed in range(2):  # both seeds are drawn
+            assert round(seconds_of(strategy, 4, how) * (1 + 0.01 * seed), 6) in drawn
+    assert round(seconds_of("pipeline", 4, {"microbatches": 4}), 6) not in drawn
+    assert len(table) == table.index.nunique() == 15
+    assert set(map(str, ways.values())) <= set(names)
+
+
+def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
+    figure = plots.memory_by_worker(split)
+    widths = sorted({round(bar.get_width(), 3) for axes in (0,) for bar in bars(figure, axes)})
+    held = {MODEL_BYTES / parts / 1e6 for parts in (1, 2, 4)}
+    optimizer = {half / 2 for half in held}
+    activations = {0.0, 1.0}
+    every = {
+        round(bar.get_width(), 3)
+        for axes in figure.axes
+        if "Parts" in axes.get_xlabel() or not axes.get_xlabel()
+        for bar in axes.patches
+    }
+    assert held | optimizer | activations <= every
+    assert widths
+    assert {"parameters", "gradients", "optimizer state", "activations"} <= set(
+        legend_texts(figure)
+    )
+    table = tables.worker_memory(split)
+    peaks = table.groupby(level="worker")["peak_bytes"].max()
+    assert peaks.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
+
+
+def test_bubbles_are_beside_their_formula(split: analysis.Study) -> None:
+    figure = plots.bubble_by_microbatches(split)
+    found = [
+        (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
+        for axes in figure.axes
+        for line in axes.lines
+        if len(line.get_xdata()) > 1  # type: ignore[arg-type]
+    ]
+    gpipe = [100 * bubble_of({"schedule": "gpipe", "microbatches": number}) for number in (4, 8)]
+    assert any(ys == pytest.approx(gpipe) for xs, ys in found if xs == [4, 8])
+    for workers in (2, 4):
+        formula = [100 * (workers - 1) / (number + workers - 1) for number in (4, 8)]
+        assert any(ys == pytest.approx(formula) for xs, ys in found if xs == [4, 8]), workers
+    titles = {axes.get_title(loc="left") for axes in figure.axes}
+    assert titles == {"2 workers", "4 workers"}
+    assert any("zero bubble" in text for text in legend_texts(figure))
+
+
+def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
+    figure = plots.pipeline_timeline(split)
+    assert len(figure.axes) == 8
+    axes = figure.axes[0]
+    forward, backward = (to_hex(splitting.PASSES[name][1]) for name in ("forward", "backward"))
+    of_first = [bar for bar in axes.patches if round(bar.get_y() + 0.4, 6) == 0]
+    begins = {
+        color: [round(bar.get_x(), 3) for bar in of_first if to_hex(bar.get_facecolor()) == color]
+        for color in (forward, backward)
+    }
+    assert begins[forward] == [0, 10, 20, 30]
+    assert begins[backward] == [60, 70, 80, 90]
+    assert [text.get_text() for text in axes.texts[:8]] == ["1", "2", "3", "4"] * 2
+    waits = [bar for bar in axes.patches if bar.get_hatch()]
+    assert [round(bar.get_width(), 3) for bar in waits] == [1.0], "one message, of 1 ms"
+    assert "(ms)" in figure.axes[-1].get_xlabel()
+
+
+def test_the_front_has_the_cells_that_no_other_beats(split: analysis.Study) -> None:
+    table = tables.ways(split)
+    for workers in (2, 4):
+        rows = table[table.index.get_level_values("num_workers") == workers]
+        for _, row in rows.iterrows():
+            beaten = (rows["train_seconds"] < row["train_seconds"]) & (
+                rows["peak_bytes"] <= row["peak_bytes"]
+            )
+            assert row["is_on_front"] == (not beaten.any())
+    figure = plots.memory_and_time(split)
+    assert any("2x2" in text or "1x4" in text for text in legend_texts(figure))
+
+
+def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:
+    """Each key of the cards that changes what a run costs tells its cells apart."""
+    base: dict[str, Any] = {**SPLIT, "schedule": "1f1b", "microbatches": 4, "cuts": None}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"replicas": 2},
+        {"reduce": "bf16"},
+        {"schedule": "gpipe"},
+        {"microbatches": 8},
+        {"cuts": [2, 3, 5]},
+    ]
+    for change in changes:
+        write_split_run(tmp_path / "s", "pipeline", 4, {**base, **change}, local_batch=32)
+    sharded = {**SPLIT, "reshard": "forward", "wrap": "blocks"}
+    for change in ({}, {"reshard": "step"}, {"wrap": "model"}, {"replicas": 2}):
+        write_split_run(tmp_path / "s", "sharded", 4, {**sharded, **change}, local_batch=32)
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
+    assert (cells["n"] == 1).all()
+    assert len(cells) == 10
+    shown = plots.curves.readable(study, cells).index.get_level_values("variant")  # type: ignore[attr-defined]
+    assert shown.nunique() == 10
+    assert "sharded, replicas 1, ZeRO-2, gathered by blocks" in set(map(str, shown)), set(shown)
+    assert isinstance(cells, pd.DataFrame)
