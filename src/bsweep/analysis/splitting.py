@@ -49,7 +49,7 @@ def worker_memory(study: Study) -> pd.DataFrame:
     """Return the memory of each worker by part, as means over the seeds of a cell's completed runs.
 
     Columns: `n`, the number of seeds; `PARTS` and `peak_bytes`, the largest of all epochs, with
-        intervals as in `over_seeds`; NaN where they are not known.
+        intervals as in `over_seeds`, NaN where they are not known; `global_batch`.
 
     Args:
         study: The study.
@@ -62,7 +62,9 @@ def worker_memory(study: Study) -> pd.DataFrame:
     bytes_of = study.memory.merge(activations, how="left", on=["run_id", "worker"])
     amounts = [*PARTS, "peak_bytes"]
     rows = bytes_of.astype(dict.fromkeys(amounts, float)).merge(_completed(study), on="run_id")
-    return over_seeds(rows, keys, amounts) if len(rows) else pd.DataFrame()
+    if rows.empty:
+        return pd.DataFrame()
+    return over_seeds(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
 
 
 @once
@@ -181,6 +183,23 @@ def ways(study: Study) -> pd.DataFrame:
     table["is_fastest"] = (table["train_seconds"].to_numpy() == fastest).to_numpy()
     table["is_on_front"] = _on_front(table)
     return table
+
+
+def ways_in_words(table: pd.DataFrame) -> dict[Any, Sentence]:
+    """Return the name of each strategy and number of replicas, with the grids that it has, such as
+    `tensor 1x2, 1x4`.
+
+    Args:
+        table: A table of `ways`, or some of its rows.
+
+    Returns:
+        The names by strategy and number of replicas.
+    """
+    by_workers = table.sort_index(level="num_workers", sort_remaining=False)
+    return {
+        key: joined([key[0], ", ".join(dict.fromkeys(cells["grid"]))])
+        for key, cells in by_workers.groupby(["strategy", "replicas"], sort=False)
+    }
 
 
 def _on_front(table: pd.DataFrame) -> list[bool]:

@@ -343,14 +343,19 @@ def times_of_ways() -> Spec:
 
 def memory_and_time() -> Spec:
     """Return the peak memory of the fullest worker against the training time; cells of the front
-    are large and have names.
+    are large and have labels.
 
-    Fields of its table `cells`: `seconds`, `megabytes`, `way`, `name` (a text), `is_on_front`.
+    Fields of its table `cells`: `seconds`, `megabytes`, `way`, `grid` (the label), `is_on_front`.
     """
+    amount: Spec = {
+        "type": "quantitative",
+        "scale": {"zero": False, "padding": 18},
+        "axis": {"tickCount": 6},
+    }
     text: Spec = {
         "transform": [{"filter": "datum.is_on_front"}],
         "mark": {"type": "text", "interactive": False, "align": "left", "dx": 8, "dy": -7},
-        "encoding": {"text": {"field": "workers"}},
+        "encoding": {"text": {"field": "grid"}},
     }
     point: Spec = {
         "mark": {"type": "point", "filled": True},
@@ -367,8 +372,8 @@ def memory_and_time() -> Spec:
         "width": "container",
         "height": 260,
         "encoding": {
-            "x": {"field": "seconds", "type": "quantitative", "scale": {"zero": False}},
-            "y": {"field": "megabytes", "type": "quantitative", "scale": {"zero": False}},
+            "x": {"field": "seconds", **amount},
+            "y": {"field": "megabytes", **amount},
         },
         "layer": [point, text],
     }
@@ -377,19 +382,21 @@ def memory_and_time() -> Spec:
 def memory_of_workers() -> Spec:
     """Return the memory of each worker of each cell by part, as stacked bars.
 
-    Fields of its table `parts`: `name` (of the cell), `worker`, `part` (a text), `megabytes`.
+    Fields of its table `parts`: `name` (of the cell), `worker`, `part` (a text), its `place`
+    in the bar, and `megabytes`.
     """
     return {
         "$schema": SCHEMA,
         "data": {"name": "parts"},
         "width": "container",
-        "height": {"step": 7},
+        "height": 300,
         "mark": {"type": "bar"},
         "encoding": {
             "y": {"field": "name", "type": "nominal", "sort": None, "title": None,
                   "axis": {"labelLimit": 330}},
             "yOffset": {"field": "worker", "type": "ordinal"},
-            "x": {"field": "megabytes", "type": "quantitative"},
+            "x": {"field": "megabytes", "type": "quantitative", "axis": {"tickCount": 10}},
+            "order": {"field": "place"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
                       "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
         },
@@ -457,7 +464,12 @@ def timeline() -> Spec:
     waits).
     """
     place: Spec = {
-        "x": {"field": "begin", "type": "quantitative", "scale": {"nice": False}},
+        "x": {
+            "field": "begin",
+            "type": "quantitative",
+            "scale": {"nice": False},
+            "axis": {"tickCount": 10},
+        },
         "x2": {"field": "end"},
         "y": {"field": "worker", "type": "nominal", "sort": None, "title": None},
     }
@@ -467,7 +479,7 @@ def timeline() -> Spec:
         "data": {"name": "spans"},
         "params": [{"name": "ink", "value": "#222"}],
         "width": "container",
-        "height": {"step": 30},
+        "height": 120,
         "layer": [
             {
                 "mark": {"type": "bar", "stroke": "#fff", "strokeWidth": 0.4,

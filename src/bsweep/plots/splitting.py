@@ -19,8 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import length_of
-from bsweep.analysis.splitting import PARTS
-from bsweep.core.sentences import Sentence, joined
+from bsweep.analysis.splitting import PARTS, ways_in_words
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said
 from bsweep.plots.rows import few_enough, panels_of_rows
@@ -67,14 +66,20 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
     The figure has at most 24 cells, and of a cell with more than eight workers the fullest one.
     """
     levels = [name for name in analysis.levels(table) if name != "worker"]
-    cells = table.groupby(level=levels, sort=False).max()
-    cells, left_out = few_enough(cells, _MAX_CELLS)
+    cells, left_out = few_enough(table.groupby(level=levels, sort=False).max(), _MAX_CELLS)
+    batch = ""
+    if "local_batch" in analysis.varying(cells) and cells["global_batch"].nunique() == 1:
+        batch = f"global batch {cells['global_batch'].iloc[0]}"
+        levels.remove("local_batch")  # It says only in which way the workers share the batch.
+        cells = cells.droplevel("local_batch")
+    workers = dict(list(table.groupby(level=levels, sort=False)))
+    most = max(len(workers[key]) for key in cells.index)
     has_peak = bool(table["peak_bytes"].notna().any())
-    num_bars = min(_MAX_BARS, int(table.groupby(level=levels).size().max()))
-    figure, panels = panels_of_rows(cells, 1 + has_peak, 0.1 + 0.07 * num_bars)
+    row_inches = 0.1 + 0.07 * min(_MAX_BARS, most)
+    figure, panels = panels_of_rows(cells, 1 + has_peak, row_inches)
     for axes, rows in panels:
         for place, key in enumerate(rows.index):
-            _draw_memory(axes, place, _bars(table.loc[key]))
+            _draw_memory(axes, place, _bars(workers[key]))
     axes[0].set_xlabel("Parts of the model (MB)")
     for one in axes:
         one.set_xlim(left=0)
@@ -82,7 +87,8 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         axes[1].set_xlabel("Peak of the worker (MB)")
     known = [name for name in PARTS if table[name].gt(0).any()]
     handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in known]
-    drawing.legends(figure, (handles, common(cells)))
+    shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
+    drawing.legends(figure, (handles, ", ".join(filter(None, (shared, batch)))))
     return drawing.captioned(
         figure,
         "Memory of each worker, the first one above: the largest of all epochs.",
@@ -93,7 +99,7 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         if has_peak
         else "",
         f"Of cells with more than {_MAX_BARS} workers, the fullest one is shown."
-        if table.groupby(level=levels).size().max() > _MAX_BARS
+        if most > _MAX_BARS
         else "",
         f"n = {drawing.span(table['n'])} per bar.",
         left_out,
@@ -130,18 +136,18 @@ def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
     """Draw when each worker computed in one step of each cell of pipelines, at most eight cells,
     with the numbers of the micro-batches.
     """
-    keys = [*dict.fromkeys(table.index)]
-    shown = keys[:_MAX_STEPS]
+    cells = dict(list(table.groupby(level=analysis.levels(table), sort=False)))
+    shown = [*cells][:_MAX_STEPS]
     abreast = 1 if len(shown) <= 4 else 2
     num_rows = math.ceil(len(shown) / abreast)
-    num_workers = int(table.loc[shown, "worker"].max()) + 1
+    num_workers = max(int(cells[key]["worker"].max()) for key in shown) + 1
     height = 0.6 + num_rows * (0.42 + _ROW_INCHES * max(2, num_workers))
     figure = Figure(figsize=(drawing.width(), height), layout="constrained")
     grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True)
     used = list(grid.flat)[: len(shown)]
     for unused in list(grid.flat)[len(shown) :]:
         unused.remove()
-    longest = float(table.loc[shown, "end_seconds"].max())
+    longest = max(float(cells[key]["end_seconds"].max()) for key in shown)
     unit, scale = ("ms", 1000.0) if longest < 1 else ("s", 1.0)
     varying = analysis.varying(table) or ["variant"]
     inches = drawing.width() / abreast - _LABELS_INCHES
@@ -149,7 +155,7 @@ def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
         named = dict(zip(analysis.levels(table), key, strict=True))
         title = ", ".join(said(name, named[name]) for name in varying)
         axes.set_title(drawing.broken(title, drawing.letters(88 // abreast)), loc="left")
-        _draw_step(axes, table.loc[[key]], scale, inches / (longest * scale))
+        _draw_step(axes, cells[key], scale, inches / (longest * scale))
         axes.set_xlim(0, longest * scale)
     for axes in used[-abreast:]:
         axes.tick_params(labelbottom=True)
@@ -158,7 +164,7 @@ def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
     handles = [Patch(label=PASSES[name][0], facecolor=PASSES[name][1]) for name in kinds]
     waits = [Patch(label=label, **look) for label, look in WAITS.values()]
     drawing.legends(figure, ([*handles, *waits], common(table)))
-    return drawing.captioned(figure, *_timeline_sentences(table, len(shown), len(keys)))
+    return drawing.captioned(figure, *_timeline_sentences(table, len(shown), len(cells)))
 
 
 def _timeline_sentences(table: pd.DataFrame, num_shown: int, num_cells: int) -> Iterator[str]:
@@ -273,7 +279,9 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     for (axes,) in grid:
         axes.tick_params(labelleft=True)  # each panel has its own range
     title = "" if by_batch else f"global batch {shown['global_batch'].iloc[0]}"
-    handles = [handle(looks[key], name) for key, name in names.items()]
+    strategies = [*dict.fromkeys(key[0] for key in names)]
+    ordered = sorted(names, key=lambda key: (strategies.index(key[0]), key[1]))
+    handles = [handle(looks[key], names[key]) for key in ordered]
     drawing.legends(figure, (handles, title))
     chosen = len(shown) < len(table)
     return drawing.captioned(
@@ -304,13 +312,15 @@ def memory_and_time(study: Study, table: pd.DataFrame) -> Figure:
     drawing.name_panels([title for title, _ in parts], grid, label, names)
     for (axes,) in grid:
         axes.tick_params(labelleft=True, labelbottom=True)
-    strategies = {key[0]: {**look, "linestyle": ""} for key, look in looks.items()}
-    points = [handle(look, name) for name, look in strategies.items()]
+    points = [
+        handle({**look, "linestyle": ""}, f"{strategy} of several replicas" if n > 1 else strategy)
+        for (strategy, n), look in looks.items()
+    ]
     marks = [handle(_letter(letter), name) for name, letter in letters.items()]
     front = [handle(_FRONT, "front")] * bool(
         table.groupby("panel")["is_on_front"].sum().gt(1).any()
     )
-    drawing.legends(figure, ([*points, *front], ""), (marks, "On a front"))
+    drawing.legends(figure, ([*points, *front, *marks], ""))
     return drawing.captioned(
         figure,
         "Peak memory of the fullest worker against the training time, with a point for each cell. "
@@ -334,10 +344,13 @@ def _draw_front(
         axes.plot(*place, **{**looks[key], "linestyle": ""}, alpha=0.8)
     front = rows[rows["is_on_front"]].sort_values("train_seconds")
     axes.step(front["train_seconds"], front["peak_bytes"] / MEGA, where="post", **_FRONT)
+    named: dict[tuple[float, float], list[str]] = {}
     for row in _records(front):
         spot = (row["train_seconds"], row["peak_bytes"] / MEGA)
-        above: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4)}
-        axes.annotate(letters[_cell_name(table, row)], spot, **above, size=8, weight="bold")
+        named.setdefault(spot, []).append(letters[_cell_name(table, row)])
+    above: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4)}
+    for spot, of_spot in named.items():
+        axes.annotate(", ".join(of_spot), spot, **above, size=8, style="italic")
     axes.margins(x=0.12, y=0.16)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -352,10 +365,13 @@ def _records(table: pd.DataFrame, where: str = "") -> list[dict[str, Any]]:
 
 
 def _cell_name(table: pd.DataFrame, row: dict[str, Any]) -> str:
-    """Return the name of a cell without its panel: the variant, the grid and the batch."""
-    batch = "local_batch" in analysis.varying(table)
-    name = f"{row['variant']} {row['grid']}".strip()
-    return ", ".join([name, *[said("local_batch", row["local_batch"])] * batch])
+    """Return the name of a cell without its panel: the variant with its replicas, and the local
+    batch where it is not only the share of one global batch.
+    """
+    has_batch = "local_batch" in analysis.varying(table) and table["global_batch"].nunique() > 1
+    name = str(row["variant"])
+    name += f" {row['grid']}" if row["replicas"] > 1 and "replicas" not in name else ""
+    return ", ".join([name, *[said("local_batch", row["local_batch"])] * has_batch])
 
 
 def _letters() -> Iterator[str]:
@@ -387,26 +403,9 @@ def _values(table: pd.DataFrame, name: str) -> Iterable[Any]:
     return table[name] if name in table else table.index.get_level_values(name)
 
 
-def ways_in_words(table: pd.DataFrame) -> dict[Any, Sentence]:
-    """Return the name of each strategy and number of replicas, with the grids that it has, such as
-    `tensor 1x2, 1x4`.
-
-    Args:
-        table: A table of `bsweep.analysis.splitting.ways`.
-
-    Returns:
-        The names by strategy and number of replicas.
-    """
-    by_workers = table.sort_index(level="num_workers", sort_remaining=False)
-    return {
-        key: joined([key[0], ", ".join(dict.fromkeys(cells["grid"]))])
-        for key, cells in by_workers.groupby(["strategy", "replicas"], sort=False)
-    }
-
-
 def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
     """Return the look of each strategy and number of replicas: colours and markers tell strategies
-    apart, dashes replicas.
+    apart, dashes and open markers replicas.
     """
     strategies = [*dict.fromkeys(table["strategy"])]
     return {
@@ -414,6 +413,7 @@ def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
             "color": COLORS[strategies.index(strategy) % len(COLORS)],
             "marker": MARKERS[strategies.index(strategy) % len(MARKERS)],
             "linestyle": LINES[max(0, int(replicas).bit_length() - 1) % len(LINES)],
+            **({"markerfacecolor": "white"} if replicas > 1 else {}),
         }
         for strategy, replicas in zip(table["strategy"], table["replicas"], strict=True)
     }

@@ -15,7 +15,7 @@ from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.naming import words
 from bsweep.core.sentences import Sentence, joined
 from bsweep.plots import in_order
-from bsweep.plots.splitting import MEGA, ways_in_words
+from bsweep.plots.splitting import MEGA
 
 _MAX_TIMELINES = 40  # runs whose steps are in the page
 
@@ -59,7 +59,7 @@ def _ways(study: Study) -> pd.DataFrame:
     if table.empty:
         return table
     table = in_order(study, table)
-    named = ways_in_words(table)
+    named = tables.ways_in_words(table)
     pairs = zip(table["strategy"], table["replicas"], strict=True)
     workers = table.index.get_level_values("num_workers")
     batches = table.index.get_level_values("local_batch")

@@ -717,9 +717,11 @@ async function renderSplits(shown) {
   await drawSplit("split_bubbles", bubbles, found);
   const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "peak_activation"];
   memory.encoding.x.title = words("megabytes");
-  memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 330;
-  await drawSplit("split_memory", memory, of("memory").flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
-    name: row.cell, worker: row.worker, part: words(`${part}_memory`), megabytes: row[part],
+  memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 440;
+  const held = of("memory"), most = Math.max(1, ...held.map((row) => row.worker + 1));
+  memory.height = new Set(held.map((row) => row.cell)).size * (8 + 6 * most);
+  await drawSplit("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
+    name: row.cell, worker: row.worker, part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
     tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_megabytes")}: ${number(row.peak)}`,
   }))));
 }
@@ -796,8 +798,8 @@ async function drawTimeline(spans) {
   const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
   const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, used = new Set(spans.map((one) => one.kind));
   color.scale = { domain: kinds.filter((kind) => used.has(kind)).map((kind) => words(kind)), range: color.scale.range.filter((_, at) => used.has(kinds[at])) };
-  spec.layer[0].encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
-  spec.layer[1].encoding.x.title = null;
+  for (const layer of spec.layer) layer.encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
+  spec.height = 30 * new Set(spans.map((one) => one.worker)).size;
   await draw("timeline", spec, spans.map((one) => {
     const isWait = one.kind === "exchange" || one.kind === "bubble", kind = words(one.kind), number_ = one.microbatch + 1;
     const pass = isWait ? "" : `, ${words("microbatch")} ${number_}, ${words("stage")} ${one.stage + 1}`;
