@@ -56,7 +56,7 @@ def test_charts_have_the_numbers_of_the_figures(
         known = [row[field] for row in bubbles if row[field] is not None]
         assert sorted(known) == pytest.approx(sorted(100 * measured[column].dropna()))
     table = tables.worker_memory(split)
-    for name, part in (("parameters", "parameter_bytes"), ("activations", "peak_activation_bytes")):
+    for name, part in (("parameters", "parameter_bytes"), ("optimizer state", "optimizer_bytes")):
         found = sorted(row["megabytes"] for row in memory if row["part"] == name)
         assert found == pytest.approx(sorted(table[part].dropna() / 1e6))
     assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"

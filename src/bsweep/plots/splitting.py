@@ -19,20 +19,18 @@ from matplotlib.ticker import MaxNLocator
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.naming import length_of
-from bsweep.analysis.splitting import PARTS, ways_in_words
+from bsweep.analysis.splitting import ways_in_words
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said
 from bsweep.plots.rows import few_enough, panels_of_rows
 
 MEGA = 1_000_000
-# The name, the colour and the hatch of each of `PARTS`.
-_OF_PARTS = (
-    ("parameters", "#0072B2", ""),
-    ("gradients", "#E69F00", "//////"),
-    ("optimizer state", "#009E73", "......"),
-    ("activations", "#CC79A7", "xxxxxx"),
-)
-MEMORY_PARTS = dict(zip(PARTS, _OF_PARTS, strict=True))
+# The name, the colour and the hatch of each part.
+MEMORY_PARTS = {
+    "parameter_bytes": ("parameters", "#0072B2", ""),
+    "gradient_bytes": ("gradients", "#E69F00", "//////"),
+    "optimizer_bytes": ("optimizer state", "#009E73", "......"),
+}
 # Of each kind of pass its name and its colours: of a worker's first stage, and of its others.
 PASSES: dict[str, tuple[str, str, str]] = {
     "forward": ("forward", "#8CC8EE", "#3D8FC6"),
@@ -60,8 +58,8 @@ _SPARE = "The tables have all."
 
 
 def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the memory of each worker, as a bar for each worker of a cell: on the left the parts of
-    the model, on the right the peak of the process or of the GPU.
+    """Draw the memory of each worker, as a bar for each worker of a cell: the parts of the model,
+    the activations if the study has pipelines, and the peak of the process or of the GPU.
 
     The figure has at most 24 cells, and of a cell with more than eight workers the fullest one.
     """
@@ -74,29 +72,26 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         cells = cells.droplevel("local_batch")
     workers = dict(list(table.groupby(level=levels, sort=False)))
     most = max(len(workers[key]) for key in cells.index)
-    has_peak = bool(table["peak_bytes"].notna().any())
+    wholes = [name for name in _WHOLES if table[name].notna().any()]
     row_inches = 0.1 + 0.07 * min(_MAX_BARS, most)
-    figure, panels = panels_of_rows(cells, 1 + has_peak, row_inches)
+    figure, panels = panels_of_rows(cells, 1 + len(wholes), row_inches)
     for axes, rows in panels:
         for place, key in enumerate(rows.index):
-            _draw_memory(axes, place, _bars(workers[key]))
-    axes[0].set_xlabel("Parts of the model (MB)")
-    for one in axes:
+            _draw_memory(axes, place, _bars(workers[key]), wholes)
+    for one, label in zip(axes, ["Parts of the model", *map(_WHOLES.get, wholes)], strict=True):
+        one.set_xlabel(f"{label} (MB)")
         one.set_xlim(left=0)
-    if has_peak:
-        axes[1].set_xlabel("Peak of the worker (MB)")
-    known = [name for name in PARTS if table[name].gt(0).any()]
-    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in known]
+    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in MEMORY_PARTS]
     shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
     drawing.legends(figure, (handles, ", ".join(filter(None, (shared, batch)))))
     return drawing.captioned(
         figure,
         "Memory of each worker, the first one above: the largest of all epochs.",
-        "Activations are what backward passes need; they are known for pipelines only."
-        if PARTS[-1] in known
+        "Activations are what backward passes need; only pipelines measure them."
+        if "peak_activation_bytes" in wholes
         else "",
         "The peak is that of the process, with Python and its libraries, or that of the GPU."
-        if has_peak
+        if "peak_bytes" in wholes
         else "",
         f"Of cells with more than {_MAX_BARS} workers, the fullest one is shown."
         if most > _MAX_BARS
@@ -104,6 +99,9 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         f"n = {drawing.span(table['n'])} per bar.",
         left_out,
     )
+
+
+_WHOLES = {"peak_activation_bytes": "Activations", "peak_bytes": "Peak of the worker"}
 
 
 def _look(part: str) -> dict[str, Any]:
@@ -115,21 +113,32 @@ def _bars(workers: pd.DataFrame) -> pd.DataFrame:
     """Return the workers that have bars: all, or the fullest one if there are too many."""
     if len(workers) <= _MAX_BARS:
         return workers
-    fullest = workers[[*PARTS]].sum(axis="columns").to_numpy().argmax()
+    fullest = workers[[*MEMORY_PARTS]].sum(axis="columns").to_numpy().argmax()
     return workers.iloc[[fullest]]
 
 
-def _draw_memory(axes: Sequence[Axes], place: int, workers: pd.DataFrame) -> None:
+def _draw_memory(
+    axes: Sequence[Axes], place: int, workers: pd.DataFrame, wholes: Sequence[str]
+) -> None:
     height = 0.84 / len(workers)
     at = place + height * (np.arange(len(workers)) - (len(workers) - 1) / 2)
     left = np.zeros(len(workers))
-    for name in PARTS:
+    for name in MEMORY_PARTS:
         megabytes = workers[name].fillna(0).to_numpy(float) / MEGA
         axes[0].barh(at, megabytes, 0.9 * height, left=left, **_look(name))
         left += megabytes
-    if len(axes) > 1:
-        peaks = workers["peak_bytes"].to_numpy(float) / MEGA
-        axes[1].barh(at, peaks, 0.9 * height, color=drawing.GRAY)
+    for one, name in zip(axes[1:], wholes, strict=True):
+        one.barh(at, workers[name].to_numpy(float) / MEGA, 0.9 * height, color=drawing.GRAY)
+        if workers[name].isna().all():
+            one.annotate("not measured", (0, place), (3, 0), **_BESIDE)
+
+
+_BESIDE: dict[str, Any] = {
+    "textcoords": "offset points",
+    "va": "center",
+    "size": 7,
+    "color": drawing.GRAY,
+}
 
 
 def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:

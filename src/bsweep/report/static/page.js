@@ -715,14 +715,14 @@ async function renderSplits(shown) {
   const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
   byId("bubbles").hidden = !found.length;
   await drawSplit("split_bubbles", bubbles, found);
-  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "peak_activation"];
+  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer"];
   memory.encoding.x.title = words("megabytes");
   memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 440;
   const held = of("memory"), most = Math.max(1, ...held.map((row) => row.worker + 1));
   memory.height = new Set(held.map((row) => row.cell)).size * (8 + 6 * most);
   await drawSplit("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
     name: row.cell, worker: row.worker, part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
-    tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_megabytes")}: ${number(row.peak)}`,
+    tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_activation_memory")}: ${number(row.peak_activation)} MB\n${words("peak_memory")}: ${number(row.peak)} MB`,
   }))));
 }
 async function drawSplit(name, spec, data) {
