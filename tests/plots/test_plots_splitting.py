@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -19,6 +18,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import splitting as tables
 from bsweep.analysis.once import computing_once
 from bsweep.plots import splitting
+from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts
 from tests.support.split_study import (
     GLOBAL_BATCH,
@@ -74,7 +74,7 @@ def test_they_are_readable(name: str, style: str | None, split: analysis.Study) 
     if style is None:
         assert_readable(figure)
     boxes = [legend.get_window_extent() for legend in figure.legends]
-    boxes += [axes.get_tightbbox() for axes in figure.axes]
+    boxes += [box for axes in figure.axes if (box := axes.get_tightbbox())]
     for at, one in enumerate(boxes):
         assert not any(one.overlaps(other) for other in boxes[at + 1 :])
 
@@ -86,9 +86,7 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
     assert f"global batch {GLOBAL_BATCH}" in names
     table, ways = tables.ways(split), tables.ways_in_words(tables.ways(split))
     drawn = {
-        round(float(y), 6)
-        for line in figure.axes[0].lines
-        for y in np.atleast_1d(line.get_ydata())  # type: ignore[arg-type]
+        round(float(y), 6) for line in figure.axes[0].lines for y in np.atleast_1d(line.get_ydata())
     }
     for strategy, how in (("tensor", {"replicas": 2}), ("pipeline", {"microbatches": 8})):
         for seed in range(2):  # both seeds are drawn
@@ -112,8 +110,8 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
     assert said == ["not measured"] * 7, "all cells but those of pipelines"
     assert {"parameters", "gradients", "optimizer state"} <= set(legend_texts(figure))
     table = tables.worker_memory(split)
-    peaks = table.groupby(level="worker")["peak_bytes"].max()
-    assert peaks.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
+    largest = table.groupby(level="worker")["peak_bytes"].max()
+    assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
 
 
 def test_bubbles_are_beside_their_formula(split: analysis.Study) -> None:
@@ -139,7 +137,7 @@ def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
     assert len(figure.axes) == 8
     axes = figure.axes[0]
     forward, backward = (to_hex(splitting.PASSES[name][1]) for name in ("forward", "backward"))
-    of_first = [bar for bar in axes.patches if round(bar.get_y() + 0.4, 6) == 0]
+    of_first = [bar for bar in bars(axes) if round(bar.get_y() + 0.4, 6) == 0]
     begins = {
         color: [round(bar.get_x(), 3) for bar in of_first if to_hex(bar.get_facecolor()) == color]
         for color in (forward, backward)
@@ -147,7 +145,7 @@ def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
     assert begins[forward] == [0, 10, 20, 30]
     assert begins[backward] == [60, 70, 80, 90]
     assert [text.get_text() for text in axes.texts[:8]] == ["1", "2", "3", "4"] * 2
-    waits = [bar for bar in axes.patches if bar.get_hatch()]
+    waits = [bar for bar in bars(axes) if bar.get_hatch()]
     assert [round(bar.get_width(), 3) for bar in waits] == [1.0], "one message, of 1 ms"
     assert "(ms)" in figure.axes[-1].get_xlabel()
 
@@ -186,7 +184,6 @@ def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:
     cells = analysis.cells(study.runs)
     assert (cells["n"] == 1).all()
     assert len(cells) == 10
-    shown = plots.curves.readable(study, cells).index.get_level_values("variant")  # type: ignore[attr-defined]
+    shown = readable(study, cells).index.get_level_values("variant")
     assert shown.nunique() == 10
-    assert "sharded, replicas 1, ZeRO-2, gathered by blocks" in set(map(str, shown)), set(shown)
-    assert isinstance(cells, pd.DataFrame)
+    assert "sharded, replicas 1, ZeRO-2, gathered by blocks" in set(map(str, shown))

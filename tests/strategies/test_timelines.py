@@ -63,9 +63,7 @@ def test_clocks_of_other_hosts_are_moved_and_the_error_is_said(
     together, found = Together(), dict[int, Any]()
     ahead = threading.local()
     now = time.perf_counter
-    monkeypatch.setattr(
-        timelines.time, "perf_counter", lambda: now() + getattr(ahead, "seconds", 0.0)
-    )
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + getattr(ahead, "seconds", 0.0))
     zero = now()
 
     class Worker:

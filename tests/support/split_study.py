@@ -32,12 +32,12 @@ WAYS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 def seconds_of(strategy: str, workers: int, how: Mapping[str, Any]) -> float:
     """Seconds of training a run: tensor is the slowest, and more micro-batches are faster."""
     slower = {"ddp": 1.0, "sharded": 1.3, "tensor": 2.0 / how.get("replicas", 1), "pipeline": 1.1}
-    return 100 / workers * slower[strategy] * (1 + 1 / how.get("microbatches", 100))
+    return float(100 / workers * slower[strategy] * (1 + 1 / how.get("microbatches", 100)))
 
 
 def bubble_of(how: Mapping[str, Any]) -> float:
     """The measured bubble: a little more than by formula, less if the backward pass is divided."""
-    return (0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"]
+    return float((0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"])
 
 
 def write_split_study(folder: Path, workers: tuple[int, ...] = (2, 4), seeds: int = 1) -> Path:

@@ -108,7 +108,7 @@ def _lines(runs: pd.DataFrame, rows: pd.DataFrame, keys: list[str]) -> pd.DataFr
         "run_id": of_line["run_id"].to_numpy(),
         "microbatches": runs[MICROBATCHES].to_numpy(int),
         "line": [words("variant", name) for name in of_line["variant"]],
-        "panel": names(table, table.index.names),
+        "panel": names(table, [*others, *_SIZES]),
     })  # fmt: skip
     return (
         rows[["run_id", *keys]]
@@ -196,10 +196,11 @@ def ways_in_words(table: pd.DataFrame) -> dict[Any, Sentence]:
         The names by strategy and number of replicas.
     """
     by_workers = table.sort_index(level="num_workers", sort_remaining=False)
-    return {
-        key: joined([key[0], ", ".join(dict.fromkeys(cells["grid"]))])
-        for key, cells in by_workers.groupby(["strategy", "replicas"], sort=False)
-    }
+    grids: dict[Any, list[str]] = {}
+    of_cells = zip(by_workers["strategy"], by_workers["replicas"], by_workers["grid"], strict=True)
+    for strategy, replicas, grid in of_cells:
+        grids.setdefault((strategy, replicas), []).append(grid)
+    return {key: joined([key[0], ", ".join(dict.fromkeys(of))]) for key, of in grids.items()}
 
 
 def _on_front(table: pd.DataFrame) -> list[bool]:

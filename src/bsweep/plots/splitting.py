@@ -5,7 +5,7 @@ and the memory of each way of splitting.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from string import ascii_lowercase
 from typing import Any
 
@@ -113,7 +113,7 @@ def _bars(workers: pd.DataFrame) -> pd.DataFrame:
     """Return the workers that have bars: all, or the fullest one if there are too many."""
     if len(workers) <= _MAX_BARS:
         return workers
-    fullest = workers[[*MEMORY_PARTS]].sum(axis="columns").to_numpy().argmax()
+    fullest = int(workers[[*MEMORY_PARTS]].sum(axis="columns").to_numpy().argmax())
     return workers.iloc[[fullest]]
 
 
@@ -260,7 +260,7 @@ def _draw_bubble(axes: Axes, cells: pd.DataFrame, look: dict[str, Any], at: int)
     percent = placed[["n"]].assign(
         bubble=100 * placed["bubble"],
         bubble_ci95=100 * placed["bubble_ci95"],
-        bubble_points=[tuple(100 * np.array(points)) for points in placed["bubble_points"]],
+        bubble_points=placed["bubble_points"].map(lambda points: tuple(100 * np.array(points))),
     )
     drawing.draw_line(axes, look, percent, "bubble")
     formula = 100 * placed["textbook_bubble"].dropna()
@@ -394,9 +394,10 @@ def _letter(letter: str) -> dict[str, Any]:
 
 def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.DataFrame]], str]:
     """Return the titles and the rows of a figure's panels, and a sentence if some are left out."""
-    rows = table.assign(
-        **{f"of_{name}": _values(table, name) for name in by},
-    )
+    rows = table.copy()
+    for name in by:
+        known = name in table
+        rows[f"of_{name}"] = table[name] if known else table.index.get_level_values(name)
     groups = list(rows.groupby([f"of_{name}" for name in by], sort=False))
     varying = [name for name in by if rows[f"of_{name}"].nunique() > 1]
     found = []
@@ -406,10 +407,6 @@ def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.
         found.append((", ".join(map(str, words)), cells))
     left = f"Shown for {_MAX_PANELS} of {len(groups)} panels. {_SPARE}"
     return found, left if len(groups) > _MAX_PANELS else ""
-
-
-def _values(table: pd.DataFrame, name: str) -> Iterable[Any]:
-    return table[name] if name in table else table.index.get_level_values(name)
 
 
 def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
