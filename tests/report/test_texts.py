@@ -37,7 +37,8 @@ WORDLESS = {  # in Korean: names, numbers and other sentences alone
 }  # fmt: skip
 NAMES = {  # parts of the names of variants that are names in each language
     "Horovod", "DDP", "DiLoCo", "Adasum", "FedNova", "fp16", "bf16", "top-k", "DGC", "QSGD",
-    "TernGrad", "signSGD", "PowerSGD",
+    "TernGrad", "signSGD", "PowerSGD", "fp32", "ZeRO-2", "ZeRO-3", "GPipe", "1F1B", "ZBV",
+    "DualPipeV",
 }  # fmt: skip
 
 

@@ -115,6 +115,30 @@ RUNS = (
     Column("gpu_software", "any", role="context", source="start", said="{value}", is_always=False),
     Column("precision", "text", role="setting", source="start", said="{value}"),
     Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),
+    Column(
+        "strategy.replicas",
+        "any",
+        "replicas",
+        role="setting",
+        source="strategy.replicas",
+        is_always=False,
+    ),
+    Column(
+        "strategy.schedule",
+        "any",
+        "pipeline schedule",
+        role="setting",
+        source="strategy.schedule",
+        is_always=False,
+    ),
+    Column(
+        "strategy.microbatches",
+        "any",
+        "micro-batches",
+        role="minor",
+        source="strategy.microbatches",
+        is_always=False,
+    ),
     Column("compression", "any", role="setting", source="compression.name"),
     Column("allocation", "any", role="setting", source="allocation.name"),
     Column("batching", "any", "batching", role="setting", source="batching.name", is_always=False),
@@ -241,6 +265,23 @@ MEMORY = (
     Column("optimizer_bytes", "count_or_null", "optimizer state"),
     Column("peak_bytes", "count_or_null"),
 )
+STAGES = (
+    *_again(WAITS, "run_id", "worker"),
+    *_again(SERVERS, "busy_seconds"),
+    Column("idle_seconds", heading="total (s)"),
+    *_again(EPOCHS, "exchange_seconds"),
+    Column("peak_activation_bytes", "count_or_null", "activations"),
+)
+TIMELINE = (
+    *_again(EPOCHS, "run_id", "epoch"),
+    *_again(WAITS, "worker"),
+    Column("kind", "text"),
+    Column("stage", "count"),
+    Column("microbatch", "count", "micro-batch"),
+    Column("begin_seconds"),
+    Column("end_seconds"),
+    Column("clock_error_seconds"),
+)
 ROUNDS = (
     *_again(EPOCHS, "run_id", "epoch"),
     Column("round", "count"),
@@ -249,7 +290,7 @@ ROUNDS = (
     Column("local_steps", "count"),
     Column("began_seconds"),
     Column("compute_seconds", heading="computing (s)"),
-    Column("idle_seconds", heading="total (s)"),
+    *_again(STAGES, "idle_seconds"),
     *_again(EPOCHS, "exchange_seconds", "train_loss"),
     Column("num_examples", "count", "examples"),
     Column("is_whole", "flag"),
@@ -265,6 +306,8 @@ TABLES = {  # the tables of a study
     "servers": SERVERS,
     "waits": WAITS,
     "memory": MEMORY,
+    "stages": STAGES,
+    "timeline": TIMELINE,
     "rounds": ROUNDS,
 }
 COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
@@ -303,6 +346,8 @@ _SAID = {
     for column in (
         *COMPUTED,
         *ROUNDS,
+        *TIMELINE,
+        *STAGES,
         *MEMORY,
         *WAITS,
         *SERVERS,

@@ -30,7 +30,10 @@ RATES = (
     "optimizer.reference_batch",
 )
 # These values are left out of a variant where a strategy was run with no other value.
-_UNSAID = ("average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule")
+_UNSAID = (
+    "average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule",
+    "fp32", "forward", "blocks",
+)  # fmt: skip
 
 
 @once
@@ -244,7 +247,7 @@ def _said(column: str, value: object, tells_apart: bool) -> str:
         return ""
     if text == "True":
         return name if tells_apart else ""
-    if text[0].isalpha():
+    if text[0].isalpha() or (text.isalnum() and not text.isdecimal()):  # such as 1f1b
         return text if tells_apart or text not in _UNSAID else ""
     return (text if name == "density" else f"{name} {text}") if tells_apart else ""
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -61,6 +61,7 @@ NO_COLUMNS = (
     "worker_memory",
     "servers",
     "stage_loads",
+    "timeline",
 )
 
 
@@ -91,6 +92,8 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
         "memory": _memory_rows(epochs),
+        "stages": _stage_rows(epochs),
+        "timeline": _timeline_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
         "provenance": [_shown(_provenance(run.meta))],
     }
@@ -311,6 +314,60 @@ def _memory_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
         largest = {name: max(found, default=None) for name, found in values.items()}
         rows.append({"worker": worker, **largest})
     return rows
+
+
+def _stage_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return one row for each worker that holds stages, with the seconds of all epochs."""
+    told = [loads for epoch in epochs if (loads := epoch.get("stage_loads"))]
+    rows = []
+    for worker, of_worker in enumerate(zip_longest(*told)):
+        loads = [load for load in of_worker if load]
+        sums = ("busy_seconds", "idle_seconds", "exchange_seconds")
+        row = {name: sum(load[name] for load in loads) for name in sums}
+        peak = max(load["peak_activation_bytes"] for load in loads)
+        rows.append({"worker": worker, **row, "peak_activation_bytes": peak})
+    return rows
+
+
+_PASSES = {"F": "forward", "B": "backward", "W": "backward_weights"}
+_TIMELINE = ("kinds", "stages", "microbatches", "begin_seconds", "end_seconds", "travelled_seconds")
+
+
+def _timeline_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return one row for each pass of each worker, and for each wait between them, in the last step
+    whose passes a run recorded.
+    """
+    told = [epoch for epoch in epochs if epoch.get("timeline")][-1:]
+    names = ("kind", "stage", "microbatch", "begin_seconds", "end_seconds")
+    return [
+        {
+            "epoch": epoch["epoch"],
+            "worker": worker,
+            **dict(zip(names, span, strict=True)),
+            "clock_error_seconds": of_worker["clock_error_seconds"],
+        }
+        for epoch in told
+        for worker, of_worker in enumerate(epoch["timeline"])
+        for span in _spans(of_worker)
+    ]
+
+
+def _spans(timeline: Mapping[str, Any]) -> Iterator[tuple[str, int, int, float, float]]:
+    """Yield the kind, stage, micro-batch, begin and end of each pass and of each wait of a worker.
+    A wait has the stage and the micro-batch of the pass after it; the last one, those of the last
+    pass.
+    """
+    last, stage, microbatch = timeline["began_seconds"], 0, 0
+    passes = zip(*(timeline[name] for name in _TIMELINE), strict=True)
+    for kind, stage, microbatch, begin, end, travelled in passes:
+        sent = min(max(last, begin - travelled), begin)
+        waits = (("bubble", last, sent), ("exchange", sent, begin))
+        for name, start, stop in (*waits, (_PASSES.get(kind, kind), begin, end)):
+            if stop > start:
+                yield name, stage, microbatch, start, stop
+        last = end
+    if timeline["ended_seconds"] > last:
+        yield "bubble", stage, microbatch, last, timeline["ended_seconds"]
 
 
 _BY_WORKER = {

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis import splitting as split_tables
 from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import (
@@ -33,6 +34,7 @@ from bsweep.plots import (
     rounds,
     scores,
     speed,
+    splitting,
     surface,
     target,
     times,
@@ -60,6 +62,28 @@ _FIGURES = (
         "accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch
     ),
     StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
+    StudyFigure("time_by_split", split_tables.ways, splitting.time_by_split, charts.times_of_ways),
+    StudyFigure(
+        "memory_and_time", split_tables.ways, splitting.memory_and_time, charts.memory_and_time
+    ),
+    StudyFigure(
+        "memory_by_worker",
+        split_tables.worker_memory,
+        splitting.memory_by_worker,
+        charts.memory_of_workers,
+    ),
+    StudyFigure(
+        "bubble_by_microbatches",
+        split_tables.bubbles,
+        splitting.bubble_by_microbatches,
+        charts.bubbles,
+    ),
+    StudyFigure(
+        "pipeline_timeline",
+        split_tables.pipeline_steps,
+        splitting.pipeline_timeline,
+        charts.timeline,
+    ),
     StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch, charts.run_curves),
     StudyFigure(
         "accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch, charts.run_curves

@@ -305,3 +305,204 @@ def steps_along() -> Spec:
             "y": {"field": "y", "type": "quantitative", "scale": {"zero": False}},
         },
     }
+
+
+_WAY: Spec = {"field": "way", "type": "nominal", "sort": None, "title": None}
+_WAY_COLOR: Spec = {
+    **_WAY,
+    "scale": {"range": PALETTE},
+    "legend": {"orient": "bottom", "columns": 4, "labelLimit": 300},
+}
+_WAY_SHAPE: Spec = {**_WAY, "legend": {"orient": "bottom", "columns": 4, "labelLimit": 300}}
+
+
+def times_of_ways() -> Spec:
+    """Return the training time over the workers, with a line for each way of splitting a model.
+
+    Fields of its table `cells`: `num_workers`, `seconds` and `way` (a text).
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {"field": "num_workers", "type": "ordinal", "axis": {"labelAngle": 0}},
+            "y": {"field": "seconds", "type": "quantitative"},
+            "color": _WAY_COLOR,
+        },
+        "layer": [
+            {"mark": {"type": "line", "interactive": False, "strokeWidth": 1.5}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {"shape": _WAY_SHAPE},
+            },
+        ],
+    }
+
+
+def memory_and_time() -> Spec:
+    """Return the peak memory of the fullest worker against the training time; cells of the front
+    are large and have labels.
+
+    Fields of its table `cells`: `seconds`, `megabytes`, `way`, `grid` (the label), `is_on_front`.
+    """
+    amount: Spec = {
+        "type": "quantitative",
+        "scale": {"zero": False, "padding": 18},
+        "axis": {"tickCount": 6},
+    }
+    text: Spec = {
+        "transform": [{"filter": "datum.is_on_front"}],
+        "mark": {"type": "text", "interactive": False, "align": "left", "dx": 8, "dy": -7},
+        "encoding": {"text": {"field": "grid"}},
+    }
+    point: Spec = {
+        "mark": {"type": "point", "filled": True},
+        "encoding": {
+            "color": _WAY_COLOR,
+            "shape": _WAY_SHAPE,
+            "size": {"condition": {"test": "datum.is_on_front", "value": 110}, "value": 45},
+            "opacity": {"condition": {"test": "datum.is_on_front", "value": 1}, "value": 0.6},
+        },
+    }
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {"field": "seconds", **amount},
+            "y": {"field": "megabytes", **amount},
+        },
+        "layer": [point, text],
+    }
+
+
+def memory_of_workers() -> Spec:
+    """Return the memory of each worker of each cell by part, as stacked bars.
+
+    Fields of its table `parts`: `name` (of the cell), `worker`, `part` (a text), its `place`
+    in the bar, and `megabytes`.
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "parts"},
+        "width": "container",
+        "height": 300,
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": {"field": "name", "type": "nominal", "sort": None, "title": None,
+                  "axis": {"labelLimit": 330}},
+            "yOffset": {"field": "worker", "type": "ordinal"},
+            "x": {"field": "megabytes", "type": "quantitative", "axis": {"tickCount": 10}},
+            "order": {"field": "place"},
+            "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
+                      "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
+        },
+    }  # fmt: skip
+
+
+def bubbles() -> Spec:
+    """Return the measured bubble over the number of micro-batches, and dashed that by formula.
+
+    Fields of its table `cells`: `microbatches`, `percent`, `percent_by_formula` (may be null) and
+    `line` (a text).
+    """
+    color: Spec = {
+        "field": "line",
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "scale": {"range": PALETTE},
+        "legend": {"orient": "bottom", "columns": 3, "labelLimit": 300},
+    }
+    formula: Spec = {
+        "transform": [{"filter": "isValid(datum.percent_by_formula)"}],
+        "mark": {"type": "line", "strokeDash": [4, 4], "interactive": False, "strokeWidth": 1.2},
+        "encoding": {"y": {"field": "percent_by_formula", "type": "quantitative"}},
+    }
+    measured: Spec = {"y": {"field": "percent", "type": "quantitative"}}
+    shape = {name: value for name, value in color.items() if name != "scale"}
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {"field": "microbatches", "type": "ordinal", "axis": {"labelAngle": 0}},
+            "color": color,
+        },
+        "layer": [
+            formula,
+            {
+                "mark": {"type": "line", "interactive": False, "strokeWidth": 1.5},
+                "encoding": measured,
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {**measured, "shape": shape},
+            },
+        ],
+    }
+
+
+TIMELINE = {  # the colours of what a worker does
+    "forward": "#56B4E9",
+    "backward": "#E69F00",
+    "backward_weights": "#009E73",
+    "exchange": "#777777",
+    "bubble": "transparent",
+}
+
+
+def timeline() -> Spec:
+    """Return what each worker of a pipeline does in one step, with the numbers of micro-batches.
+
+    Fields of its table `spans`: `worker` (a text), `begin` and `end` in the unit of the axis,
+    `kind` (one of `TIMELINE`), `what` (its text) and `number` (of the micro-batch, from 1; null for
+    waits).
+    """
+    place: Spec = {
+        "x": {
+            "field": "begin",
+            "type": "quantitative",
+            "scale": {"nice": False},
+            "axis": {"tickCount": 10},
+        },
+        "x2": {"field": "end"},
+        "y": {"field": "worker", "type": "nominal", "sort": None, "title": None},
+    }
+    wide = "(scale('x', datum.end) - scale('x', datum.begin)) > 7 * length(toString(datum.number))"
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "spans"},
+        "params": [{"name": "ink", "value": "#222"}],
+        "width": "container",
+        "height": 120,
+        "layer": [
+            {
+                "mark": {"type": "bar", "stroke": "#fff", "strokeWidth": 0.4,
+                         "height": {"band": 0.8}},
+                "encoding": {
+                    **place,
+                    "color": {"field": "kind", "type": "nominal", "title": None,
+                              "scale": {"domain": [*TIMELINE], "range": [*TIMELINE.values()]},
+                              "legend": {"orient": "top"}},
+                },
+            },
+            {
+                "transform": [
+                    {"filter": "isValid(datum.number)"},
+                    {"calculate": "(datum.begin + datum.end) / 2", "as": "middle"},
+                ],
+                "mark": {"type": "text", "interactive": False, "fontSize": 10, "color": "#111"},
+                "encoding": {
+                    "x": {"field": "middle", "type": "quantitative"},
+                    "y": place["y"],
+                    "text": {"field": "number"},
+                    "opacity": {"condition": {"test": wide, "value": 1}, "value": 0},
+                },
+            },
+        ],
+    }  # fmt: skip

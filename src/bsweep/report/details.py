@@ -16,6 +16,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import escaped
 from bsweep.plots.batching import noise_scales
+from bsweep.report.splits import timelines
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_json
 
@@ -29,15 +30,16 @@ _FINE = ("completed", "unfinished", "interrupted")
 
 
 def details(study: Study) -> dict[str, Any]:
-    """Return what the pages of single runs show: the parts of their steps, noise scales, changes of
-    the batch, events with warnings, the ends of the logs of runs that failed, and provenance.
+    """Return what the pages of single runs show: the parts of their steps, what the workers of a
+    pipeline do in one step, noise scales, changes of the batch, events with warnings, the ends of
+    the logs of runs that failed, and provenance.
 
     Args:
         study: The study.
 
     Returns:
-        By table, for each run its columns or None; `events` and `logs` by run id; `provenance` with
-        the columns that differ, and `shared_provenance` with those that do not.
+        By table, for each run its columns or None; `events`, `logs` and `timelines` by run id;
+        `provenance` with the columns that differ, and `shared_provenance` with those that do not.
     """
     runs = study.runs
     tables = {
@@ -50,6 +52,7 @@ def details(study: Study) -> dict[str, Any]:
     return {
         **{name: _by_run(*of, [*runs["run_id"]]) for name, of in tables.items()},
         "step_unit": analysis.step_unit(study),
+        "timelines": timelines(study),
         "events": dict(_events(study)),
         "logs": dict(_logs(study)),
         "shared_provenance": {

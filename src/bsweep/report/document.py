@@ -25,7 +25,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.config.target import SETTINGS
 from bsweep.plots import FIGURES, charts
-from bsweep.report import details
+from bsweep.report import details, splits
 
 Document = dict[str, Any]
 
@@ -89,6 +89,7 @@ def document(study: Study) -> Document:
                 *analysis.headlines(study),
             ],
             "missing": analysis.what_is_missing(study),
+            "splits": splits.splits(study),
             "details": details.details(study),
             "charts": _charts(),
         }  # fmt: skip
@@ -101,6 +102,11 @@ _CHARTS = {  # of the page, with a figure that each is the second drawing of
     "curves": "accuracy_by_time",
     "anatomy": "seconds_per_step",
     "along": "batch_by_epoch",
+    "split_times": "time_by_split",
+    "split_front": "memory_and_time",
+    "split_memory": "memory_by_worker",
+    "split_bubbles": "bubble_by_microbatches",
+    "timeline": "pipeline_timeline",
 }
 
 

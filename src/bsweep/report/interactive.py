@@ -107,6 +107,27 @@ $warnings</div></noscript>
 <div id="curves" class="chart" role="img"></div>
 <p id="curves-say" class="note"></p>
 </section>
+<section id="splits" aria-labelledby="splits-title" hidden>
+<h2 id="splits-title" data-words="splits"></h2>
+<div class="two">
+<div><h3 data-words="split_times"></h3><div class="controls">
+<span class="end" id="save-split_times"></span></div>
+<div id="split_times" class="chart" role="img"></div>
+<p class="note" data-words="split_times_say"></p></div>
+<div><h3 data-words="split_front"></h3><div class="controls">
+<span class="end" id="save-split_front"></span></div>
+<div id="split_front" class="chart" role="img"></div>
+<p class="note" data-words="split_front_says"></p></div>
+</div>
+<div id="bubbles"><h3 data-words="split_bubbles"></h3><div class="controls">
+<span class="end" id="save-split_bubbles"></span></div>
+<div id="split_bubbles" class="chart" role="img"></div>
+<p class="note" data-words="split_bubbles_say"></p></div>
+<h3 data-words="split_memory"></h3><div class="controls">
+<span class="end" id="save-split_memory"></span></div>
+<div id="split_memory" class="chart" role="img"></div>
+<p class="note" data-words="split_memory_says"></p>
+</section>
 <section aria-labelledby="runs-title">
 <h2 id="runs-title" data-words="runs"></h2>
 <div class="controls">

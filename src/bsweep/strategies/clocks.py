@@ -15,16 +15,26 @@ def offsets(
     gather: Callable[[Tensor], Tensor], clock: Callable[[], float] = time.monotonic
 ) -> Tensor:
     """Return an estimate of the seconds by which each worker's clock is ahead of the first worker's
-    clock.
+    clock: the middle of its `bounds`.
 
-    All workers that are not lost call it together; the result is float64 (workers,).
+    Its error is at most the mean of the times that worker i and the first worker took for one
+    gather, whichever gather this is. The result is float64 (workers,).
+    """
+    return bounds(gather, clock).mean(dim=0)  # the first worker's offset is 0
+
+
+def bounds(
+    gather: Callable[[Tensor], Tensor], clock: Callable[[], float] = time.monotonic
+) -> Tensor:
+    """Return the least and the most seconds by which each worker's clock can be ahead of the first
+    worker's clock.
+
+    All workers that are not lost call it together; the result is float64 (2, workers).
 
     Nobody leaves a gather before all have entered it. That bounds worker i's offset on both sides.
     It is at most worker i's time of leaving less the first worker's time of entering. It is at
     least worker i's time of entering less the first worker's time of leaving. NTP (RFC 5905) has
-    such bounds from two messages. The tightest bounds of several gathers count, and the estimate is
-    their mean. Its error is at most the mean of the times that worker i and the first worker took
-    for one gather, whichever gather this is.
+    such bounds from two messages. The tightest bounds of several gathers count.
     """
     stamps = torch.zeros(2, NUM_GATHERS, dtype=torch.float64)
     for number in range(NUM_GATHERS):
@@ -32,6 +42,4 @@ def offsets(
         gather(torch.zeros(1, dtype=torch.float64))
         stamps[1, number] = clock()
     enter, leave = gather(stamps.flatten()).view(-1, 2, NUM_GATHERS).unbind(dim=1)
-    highest = (leave - enter[0]).amin(dim=1)
-    lowest = (enter - leave[0]).amax(dim=1)
-    return (highest + lowest) / 2  # the first worker's offset is 0
+    return torch.stack([(enter - leave[0]).amax(dim=1), (leave - enter[0]).amin(dim=1)])

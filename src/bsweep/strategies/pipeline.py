@@ -33,6 +33,7 @@ from bsweep.runlog.calibration_file import starts
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import StageLoad, Traffic
+from bsweep.strategies import timelines
 from bsweep.strategies.base import Context, Meter, Sample, Staged
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.ddp import exchange_lost
@@ -140,7 +141,7 @@ class Pipeline(TorchStrategy, Staged):
         first = (inputs,) if self._owners[0] == self._part else ()
         more = {"target": targets} if self.counts else {}
         counted = self._activations.counted() if is_new else nullcontext()
-        with exchange_lost(), self._times.step(), counted:
+        with exchange_lost(), self._times.step(len(inputs)), counted:
             schedule.step(*first, return_outputs=False, **more)
         for stage in stages:
             self.meter.sent_bytes += stage.sent_bytes
@@ -285,6 +286,7 @@ class Pipeline(TorchStrategy, Staged):
         times, peak = self._times, self._activations.peak_bytes
         times.read()
         own = [meter.sent_bytes, meter.received_bytes, times.busy, times.idle, times.exchange, peak]
+        timeline = timelines.of_all(self, times.sample, dist.get_world_size(self._chain))
         times.forget()
         every = self.gather(torch.tensor([*own, *meter.seconds], dtype=torch.float64))
         sent, received, *of_passes = every[:, : len(own)].T
@@ -303,6 +305,7 @@ class Pipeline(TorchStrategy, Staged):
                 StageLoad(busy, idle, exchange, int(num_bytes))
                 for busy, idle, exchange, num_bytes in torch.stack(of_passes, dim=1).tolist()
             ),
+            timeline=timeline,
             bubble=float(all_idle.sum()) / seconds if seconds else None,
             textbook_bubble=self._config.textbook_bubble(self.num_workers),
         )

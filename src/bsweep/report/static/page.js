@@ -11,6 +11,7 @@ const DEFAULTS = {
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
+const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
 
@@ -326,6 +327,7 @@ function tip(event, datum) {
   shown.style.top = `${event.clientY + 18 + high > innerHeight ? event.clientY - high - 10 : event.clientY + 18}px`;
 }
 function tipText(datum) {
+  if (datum.tip) return datum.tip;
   if (datum.global_batch && "num_runs" in datum) return cellReading(datum).join("\n");
   if (datum.part && "seconds" in datum) return `${datum.part}: ${number(datum.seconds)} s`;
   if (!datum.run) return "";
@@ -359,7 +361,7 @@ function renderHeader() {
   const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
   byId("summary").textContent = words("summary", { runs: rows.length, statuses });
   byId("title").textContent = study.name;
-  for (const name of ["map", "curves", "parallel"]) fill(`save-${name}`, saveButtons(name));
+  for (const name of ["map", "curves", "parallel", ...SPLIT_CHARTS]) fill(`save-${name}`, saveButtons(name));
   menu("lang", Object.entries(LANGUAGES), state.lang);
   menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
 }
@@ -688,6 +690,47 @@ async function renderParallel(shown) {
   if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
 }
 
+// Ways of splitting a model: the cells of the runs that are shown
+
+async function renderSplits(shown) {
+  const { splits } = study;
+  byId("splits").hidden = !splits.cell_of_run;
+  if (!splits.cell_of_run) return;
+  const cells = new Set(shown.map((row) => String(splits.cell_of_run[row.at])));
+  const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).map((row) => ({ ...row, cell: String(row.cell) })).filter((row) => cells.has(row.cell)) : [];
+  const legend = { orient: "bottom", columns: innerWidth < 700 ? 1 : 3, labelLimit: 300 };
+  const ways = of("ways").map((row) => ({ ...row, way: String(row.way), tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}\n${words("peak_megabytes")}: ${number(row.megabytes)}` }));
+  const times = structuredClone(study.charts.split_times), front = structuredClone(study.charts.split_front);
+  Object.assign(times.encoding.x, { title: words("workers") });
+  Object.assign(times.encoding.y, { title: words("split_seconds") });
+  front.encoding.x.title = words("split_seconds");
+  front.encoding.y.title = words("peak_megabytes");
+  for (const one of [times.encoding.color, times.layer[1].encoding.shape, front.layer[0].encoding.color, front.layer[0].encoding.shape]) one.legend = legend;
+  await drawSplit("split_times", times, ways.filter((row) => row.is_fastest));
+  await drawSplit("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: String(row.strategy) })));
+  const bubbles = structuredClone(study.charts.split_bubbles);
+  bubbles.encoding.x.title = words("microbatches");
+  bubbles.layer[1].encoding.y.title = bubbles.layer[0].encoding.y.title = bubbles.layer[2].encoding.y.title = words("bubble_percent");
+  bubbles.encoding.color.legend = bubbles.layer[2].encoding.shape.legend = legend;
+  const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
+  byId("bubbles").hidden = !found.length;
+  await drawSplit("split_bubbles", bubbles, found);
+  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer"];
+  memory.encoding.x.title = words("megabytes");
+  memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 440;
+  const held = of("memory"), most = Math.max(1, ...held.map((row) => row.worker + 1));
+  memory.height = new Set(held.map((row) => row.cell)).size * (8 + 6 * most);
+  await drawSplit("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
+    name: row.cell, worker: row.worker, part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
+    tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_activation_memory")}: ${number(row.peak_activation)} MB\n${words("peak_memory")}: ${number(row.peak)} MB`,
+  }))));
+}
+async function drawSplit(name, spec, data) {
+  byId(name).hidden = !data.length;
+  byId(name).setAttribute("aria-label", words(name));
+  if (data.length) await draw(name, spec, data);
+}
+
 // The page of one run
 
 function pairs(caption, head, lines) {
@@ -707,13 +750,14 @@ async function renderRun() {
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
     "run-curves": row.curve, anatomy: details.steps[row.at],
-    noise: details.noise_scales[row.at], batches: details.batches[row.at],
+    timeline: details.timelines[row.run_id], noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
   const chart = (name, heading) => has[name] ? el("section", {}, el("h3", {}, words(heading)), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
   host.replaceChildren(...[
     back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
     row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
     commandLine(command(row)),
+    chart("timeline", "timeline"),
     el("div", { class: "two" },
       el("div", {}, chart("run-curves", "curves"), chart("anatomy", "anatomy"), chart("noise", "noise"), chart("batches", "batches")),
       el("div", {},
@@ -732,6 +776,7 @@ async function renderRun() {
       (point) => go({ run: point.run }, true));
   }
   if (has.anatomy) await drawAnatomy(details.steps[row.at]);
+  if (has.timeline) await drawTimeline(table(details.timelines[row.run_id]));
   if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
   if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
 }
@@ -748,6 +793,21 @@ async function drawAnatomy(steps) {
     }
   }
   await draw("anatomy", spec, parts);
+}
+async function drawTimeline(spans) {
+  const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
+  const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, used = new Set(spans.map((one) => one.kind));
+  color.scale = { domain: kinds.filter((kind) => used.has(kind)).map((kind) => words(kind)), range: color.scale.range.filter((_, at) => used.has(kinds[at])) };
+  for (const layer of spec.layer) layer.encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
+  spec.height = 30 * new Set(spans.map((one) => one.worker)).size;
+  await draw("timeline", spec, spans.map((one) => {
+    const isWait = one.kind === "exchange" || one.kind === "bubble", kind = words(one.kind), number_ = one.microbatch + 1;
+    const pass = isWait ? "" : `, ${words("microbatch")} ${number_}, ${words("stage")} ${one.stage + 1}`;
+    return {
+      worker: `${words("worker")} ${one.worker + 1}`, begin: scale * one.begin_seconds, end: scale * one.end_seconds, kind,
+      number: isWait ? null : number_, tip: `${kind}${pass}: ${number(1000 * (one.end_seconds - one.begin_seconds))} ms`,
+    };
+  }));
 }
 async function drawAlong(name, x, y, points) {
   const spec = structuredClone(study.charts.along);
@@ -777,7 +837,7 @@ async function render() {
     renderTable(shown);
     await renderMap(cells);
     document.body.dataset.answered = "yes";
-    for (const draw of [renderCurves, renderParallel]) {  // the browser shows what is there, and takes what is typed
+    for (const draw of [renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
       await new Promise((resolve) => setTimeout(resolve));
       if (mine === drawing) await draw(shown);
     }

@@ -72,6 +72,16 @@ const TEXTS = {
     hours_minutes: "{hours} h {minutes} min",
     minutes: "{minutes} min",
     whole_seconds: "{seconds} s",
+    splits: "Ways of splitting the model", split_times: "Training time by workers", split_front: "Memory and time", split_memory: "Memory of each worker",
+    split_bubbles: "Bubble of pipelines", split_seconds: "training time (s)", peak_megabytes: "peak of the fullest worker (MB)", megabytes: "memory (MB)",
+    split_times_say: "2x4: two replicas of the model, each split over four workers. Each way has its fastest settings.",
+    split_front_says: "Large points with a label: no cell of as many workers is faster with at most as much memory. A label is the grid, or the number of workers.",
+    split_bubbles_say: "Lines: measured, the idle share of a step's passes. Dashes: (p - 1) / (v m + p - 1), by the formula for p workers with v stages each and m micro-batches.",
+    split_memory_says: "Parts of the model: one bar for each worker of a cell, the first one above. The pointer shows activations, which only pipelines measure, and the peak.",
+    microbatches: "micro-batches", bubble_percent: "bubble (%)", by_formula: "by formula", worker: "worker", stage: "stage", microbatch: "micro-batch",
+    parameter_memory: "parameters", gradient_memory: "gradients", optimizer_memory: "optimizer state", peak_activation_memory: "activations", peak_memory: "peak",
+    timeline: "One step of the pipeline", step_time_s: "time since the step began (s)", step_time_ms: "time since the step began (ms)",
+    forward: "forward", backward: "backward", backward_weights: "backward, weights", bubble: "bubble",
   },
   ko: {
     language: "언어", theme: "화면 밝기", auto: "시스템과 같게", light: "밝게", dark: "어둡게",
@@ -144,6 +154,16 @@ const TEXTS = {
     hours_minutes: "{hours}시간 {minutes}분",
     minutes: "{minutes}분",
     whole_seconds: "{seconds}초",
+    splits: "모델을 나누는 방법", split_times: "워커 수별 훈련 시간", split_front: "메모리와 시간", split_memory: "워커별 메모리",
+    split_bubbles: "파이프라인의 버블", split_seconds: "훈련 시간 (초)", peak_megabytes: "가장 많이 쓴 워커의 최대 메모리 (MB)", megabytes: "메모리 (MB)",
+    split_times_say: "2x4: 모델 복제본 두 개를 각각 워커 네 개에 나눈 것입니다. 방법마다 가장 빠른 설정을 썼습니다.",
+    split_front_says: "이름이 붙은 큰 점: 같은 워커 수에서 메모리를 더 쓰지 않으면서 더 빠른 조합이 없습니다. 이름은 격자 또는 워커 수입니다.",
+    split_bubbles_say: "실선: 측정한 값으로, 스텝의 계산 중 쉬는 비율입니다. 점선: 워커 p개에 스테이지가 v개씩, 마이크로배치가 m개일 때의 공식 (p - 1) / (v m + p - 1)입니다.",
+    split_memory_says: "모델의 부분: 조합의 워커마다 막대 하나이며 첫 워커가 위에 있습니다. 포인터를 올리면 파이프라인에서만 재는 활성값과 최대 메모리가 보입니다.",
+    microbatches: "마이크로배치", bubble_percent: "버블 (%)", by_formula: "공식", worker: "워커", stage: "스테이지", microbatch: "마이크로배치",
+    parameter_memory: "매개변수", gradient_memory: "기울기", optimizer_memory: "옵티마이저 상태", peak_activation_memory: "활성값", peak_memory: "최대 메모리",
+    timeline: "파이프라인의 한 스텝", step_time_s: "스텝 시작부터의 시간 (초)", step_time_ms: "스텝 시작부터의 시간 (밀리초)",
+    forward: "순전파", backward: "역전파", backward_weights: "역전파, 가중치", bubble: "버블",
   },
 };
 const LANGUAGES = { en: "English", ko: "한국어" };
@@ -357,6 +377,16 @@ const SENTENCES = {
     "all-reduce in shared memory": "공유 메모리 올리듀스",
     "parameter server": "파라미터 서버",
     "local SGD": "로컬 SGD",
+    "sharded": "분할(샤딩)",
+    "tensor": "텐서 병렬",
+    "pipeline": "파이프라인",
+    "replicas": "복제본",
+    "gathered by blocks": "블록별로 모음",
+    "gathered at once": "한 번에 모음",
+    "interleaved 1F1B": "인터리브 1F1B",
+    "interleaved zero bubble": "인터리브 제로 버블",
+    "micro-batches": "마이크로배치",
+    "cuts": "자른 곳",
     "native": "기본",
     "ring": "링",
     "tree": "트리",
@@ -435,6 +465,7 @@ const SENTENCES = {
     "memory limit": "메모리 한도",
     "threads": "스레드",
     "transport": "전송 방식",
+    "pipeline schedule": "파이프라인 일정",
     "final test loss": "최종 테스트 손실",
     "test accuracy, measured once": "한 번 잰 테스트 정확도",
     "message": "메시지",
@@ -506,6 +537,10 @@ function spoken(told) {  // the document, with all of its sentences in the reade
   told.isSpoken = true;
   for (const name of ["warnings", "why", "missing"]) told[name] = sentence(told[name]);
   told.answer.lines = sentence(told.answer.lines);
+  for (const columns of Object.values(told.splits)) {
+    for (const name of ["cell", "way", "strategy", "line"]) if (columns[name]) columns[name] = sentence(columns[name]);
+  }
+  if (told.splits.cell_of_run) told.splits.cell_of_run = sentence(told.splits.cell_of_run);
   for (const part of told.parts) {
     part.name = sentence(part.name);
     if (part.sentences) part.sentences = sentence(part.sentences);

@@ -1,0 +1,228 @@
+"""Tables of studies whose workers hold parts of one model: memory, the bubbles and a step of
+pipelines, and the time and the memory of each way of splitting.
+
+Each table is indexed by `cell_keys`. It is empty for a study without a completed run of a strategy
+that splits a model. Such a run says how many replicas of the model it trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.naming import applies, words
+from bsweep.analysis.once import once
+from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.core.sentences import Sentence, joined
+
+REPLICAS, MICROBATCHES = "strategy.replicas", "strategy.microbatches"
+PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_activation_bytes")
+"""The parts of a worker's memory. Activations are known for pipelines alone."""
+
+
+def names(table: pd.DataFrame, shown: Sequence[str]) -> list[Sentence]:
+    """Return a name for each row of a table of cells, such as `tensor, replicas 2, 4 workers`.
+
+    Args:
+        table: A table that has `shown` as index levels, with the names of variants as in the table
+            of cells, not in words.
+        shown: The settings to name; those with one value in the table are left out.
+
+    Returns:
+        The names in words, in the order of the rows.
+    """
+    known = table.index.to_frame(index=False)[list(shown)]
+    varying = [name for name in shown if known[name].nunique() > 1]
+    return [
+        joined([words(name, row[name]) for name in varying if applies(name, row[name])], ", ")
+        for row in known.to_dict("records")
+    ]
+
+
+@once
+def worker_memory(study: Study) -> pd.DataFrame:
+    """Return the memory of each worker by part, as means over the seeds of a cell's completed runs.
+
+    Columns: `n`, the number of seeds; `PARTS` and `peak_bytes`, the largest of all epochs, with
+        intervals as in `over_seeds`, NaN where they are not known; `global_batch`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys` and `worker`.
+    """
+    keys = [*cell_keys(study.runs), "worker"]
+    activations = study.stages[["run_id", "worker", "peak_activation_bytes"]]
+    bytes_of = study.memory.merge(activations, how="left", on=["run_id", "worker"])
+    amounts = [*PARTS, "peak_bytes"]
+    rows = bytes_of.astype(dict.fromkeys(amounts, float)).merge(_completed(study), on="run_id")
+    if rows.empty:
+        return pd.DataFrame()
+    return over_seeds(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
+
+
+@once
+def bubbles(study: Study) -> pd.DataFrame:
+    """Return the bubble of each cell of pipelines, the idle share of the time in which its workers
+    pass micro-batches on.
+
+    Columns: `n`, the number of seeds; `bubble`, `bubble_ci95` and `bubble_points`; see `over_seeds`
+        and `seed_points`; `textbook_bubble`, by the formula; `microbatches`; `line` and `panel`,
+        the names of the other settings that vary: those of the strategy, and all others.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys`.
+    """
+    sums = study.stages.groupby("run_id")[["busy_seconds", "idle_seconds", "exchange_seconds"]]
+    spent = sums.sum(min_count=1)
+    shares = pd.DataFrame({
+        "bubble": spent["idle_seconds"] / spent.sum(axis=1, min_count=1),
+        "textbook_bubble": study.epochs.groupby("run_id")["textbook_bubble"].first()
+        if "textbook_bubble" in study.epochs
+        else np.nan,
+    }).dropna(subset="bubble")  # fmt: skip
+    keys = cell_keys(study.runs)
+    rows = _completed(study).merge(shares, left_on="run_id", right_index=True)
+    if rows.empty:
+        return pd.DataFrame()
+    table = over_seeds(rows, keys, ["bubble", "textbook_bubble"])
+    table = table.join(seed_points(rows, keys, ["bubble"]))
+    return table.join(_lines(study.runs[study.runs["run_id"].isin(rows["run_id"])], rows, keys))
+
+
+def _lines(runs: pd.DataFrame, rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Return the micro-batches of each cell of pipelines, and the names of its line and panel."""
+    without = runs.drop(columns=MICROBATCHES)
+    of_line, others = keyed(without), _others(cell_keys(without))
+    table = of_line.set_index([*others, *_SIZES])
+    named = pd.DataFrame({
+        "run_id": of_line["run_id"].to_numpy(),
+        "microbatches": runs[MICROBATCHES].to_numpy(int),
+        "line": [words("variant", name) for name in of_line["variant"]],
+        "panel": names(table, [*others, *_SIZES]),
+    })  # fmt: skip
+    return (
+        rows[["run_id", *keys]]
+        .merge(named, on="run_id")
+        .drop(columns="run_id")
+        .groupby(keys)
+        .first()
+    )
+
+
+_SIZES = ("num_workers", "local_batch")
+
+
+def _others(keys: Sequence[str]) -> list[str]:
+    return [name for name in keys if name not in ("variant", *_SIZES)]
+
+
+@once
+def pipeline_steps(study: Study) -> pd.DataFrame:
+    """Return the passes and the waits of one step, for the first seed of each cell of pipelines.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The rows of `Study.timeline` of these runs, indexed by `cell_keys`.
+    """
+    runs = _completed(study)
+    shown = runs[runs["run_id"].isin(study.timeline.dropna(subset="begin_seconds")["run_id"])]
+    keys = cell_keys(study.runs)
+    first = shown.sort_values("seed", kind="stable").drop_duplicates(keys)
+    return study.timeline.merge(first[["run_id", *keys]], on="run_id").set_index(keys)
+
+
+@once
+def ways(study: Study) -> pd.DataFrame:
+    """Return the training time and the memory of each cell, with its way of splitting the model.
+
+    Columns: `n`, the number of seeds; `train_seconds` and `peak_bytes`, the peak of the fullest
+        worker, each with its interval and points, see `over_seeds` and `seed_points`; `strategy`
+        in words; `replicas` and `grid`, such as `2x4` for two replicas of four workers; 0 and empty
+        for strategies that split no model; `panel`, the names of those other settings that vary;
+        `is_fastest`, True for the fastest cell of its strategy, grid and batch; `is_on_front`, True
+        if no cell of equal workers and other settings takes less time and at most as much memory.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table, indexed by `cell_keys`.
+    """
+    runs, keys = _completed(study), cell_keys(study.runs)
+    runs = runs[runs["train_seconds"].notna()]
+    if runs.empty:
+        return pd.DataFrame()
+    fullest = study.memory.groupby("run_id")["peak_bytes"].max().astype(float)
+    runs = runs.assign(peak_bytes=runs["run_id"].map(fullest))
+    metrics = ["train_seconds", "peak_bytes"]
+    table = over_seeds(runs, keys, metrics).join(seed_points(runs, keys, metrics))
+    first = runs.groupby(keys)[["strategy", "asked_replicas", "global_batch"]].first()
+    table["strategy"] = [words("variant", name) for name in first["strategy"]]
+    table["replicas"] = first["asked_replicas"].fillna(0).astype(int)
+    table["global_batch"] = first["global_batch"]
+    workers = table.index.get_level_values("num_workers")
+    table["grid"] = [
+        f"{replicas}x{count // replicas}" if replicas else ""
+        for replicas, count in zip(table["replicas"], workers, strict=True)
+    ]
+    table["panel"] = names(table, _others(keys))
+    alike = ["panel", "num_workers", "local_batch", "strategy", "grid"]
+    fastest = table.reset_index().groupby(alike)["train_seconds"].transform("min")
+    table["is_fastest"] = (table["train_seconds"].to_numpy() == fastest).to_numpy()
+    table["is_on_front"] = _on_front(table)
+    return table
+
+
+def ways_in_words(table: pd.DataFrame) -> dict[Any, Sentence]:
+    """Return the name of each strategy and number of replicas, with the grids that it has, such as
+    `tensor 1x2, 1x4`.
+
+    Args:
+        table: A table of `ways`, or some of its rows.
+
+    Returns:
+        The names by strategy and number of replicas.
+    """
+    by_workers = table.sort_index(level="num_workers", sort_remaining=False)
+    grids: dict[Any, list[str]] = {}
+    of_cells = zip(by_workers["strategy"], by_workers["replicas"], by_workers["grid"], strict=True)
+    for strategy, replicas, grid in of_cells:
+        grids.setdefault((strategy, replicas), []).append(grid)
+    return {key: joined([key[0], ", ".join(dict.fromkeys(of))]) for key, of in grids.items()}
+
+
+def _on_front(table: pd.DataFrame) -> list[bool]:
+    """Return True for each cell that no cell of its panel and its number of workers dominates."""
+    amounts = table[["train_seconds", "peak_bytes"]].to_numpy(float)
+    places = [*zip(table["panel"], table.index.get_level_values("num_workers"), strict=True)]
+    return [
+        bool(np.isfinite(own).all())
+        and not any(
+            place == other and (amount <= own).all() and (amount < own).any()
+            for other, amount in zip(places, amounts, strict=True)
+        )
+        for place, own in zip(places, amounts, strict=True)
+    ]
+
+
+def _completed(study: Study) -> pd.DataFrame:
+    """Return the completed runs with `cell_keys` filled in and the replicas that they say as
+    `asked_replicas`; none if no completed run splits a model.
+    """
+    known: pd.DataFrame = keyed(study.runs)
+    missing = pd.Series(np.nan, index=known.index)
+    asked: pd.Series[Any] = pd.to_numeric(study.runs.get(REPLICAS, missing))
+    completed = known.assign(asked_replicas=asked)[known["status"] == "completed"]
+    return completed if completed["asked_replicas"].notna().any() else completed[:0]

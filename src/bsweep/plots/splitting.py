@@ -1,0 +1,433 @@
+"""Figures of models split over workers: memory, a step of a pipeline and its bubble, and the time
+and the memory of each way of splitting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from bsweep import analysis
+from bsweep.analysis import Study
+from bsweep.analysis.naming import length_of
+from bsweep.analysis.splitting import ways_in_words
+from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said
+from bsweep.plots.rows import few_enough, panels_of_rows
+
+MEGA = 1_000_000
+# The name, the colour and the hatch of each part.
+MEMORY_PARTS = {
+    "parameter_bytes": ("parameters", "#0072B2", ""),
+    "gradient_bytes": ("gradients", "#E69F00", "//////"),
+    "optimizer_bytes": ("optimizer state", "#009E73", "......"),
+}
+# Of each kind of pass its name and its colours: of a worker's first stage, and of its others.
+PASSES: dict[str, tuple[str, str, str]] = {
+    "forward": ("forward", "#8CC8EE", "#3D8FC6"),
+    "backward": ("backward", "#F3B95F", "#D98A1B"),
+    "backward_weights": ("backward, weights", "#7CCBAF", "#2F9C79"),
+}
+WAITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exchange": (
+        "exchange",
+        {"facecolor": "white", "edgecolor": "#444444", "hatch": "////////", "linewidth": 0},
+    ),
+    "bubble": ("bubble", {"facecolor": "#EEEEEE", "linewidth": 0}),
+}
+_MAX_BARS = 8  # workers of a cell with a bar each
+_MAX_CELLS = 24  # of the figure of memory
+_MAX_STEPS = 8  # timelines
+_MAX_PANELS = 6
+_ROW_INCHES = 0.19  # of a worker in a timeline
+_NUMBER_POINTS = 5.5  # the size of a micro-batch's number
+_INCHES_OF_DIGIT = 0.055
+_LABELS_INCHES = 0.75  # beside the axes of a timeline
+_FORMULA: dict[str, Any] = {"linewidth": 1.0, "markersize": 3.5, "markerfacecolor": "white"}
+_FRONT: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 0.9}
+_SPARE = "The tables have all."
+
+
+def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the memory of each worker, as a bar for each worker of a cell: the parts of the model,
+    the activations if the study has pipelines, and the peak of the process or of the GPU.
+
+    The figure has at most 24 cells, and of a cell with more than eight workers the fullest one.
+    """
+    levels = [name for name in analysis.levels(table) if name != "worker"]
+    cells, left_out = few_enough(table.groupby(level=levels, sort=False).max(), _MAX_CELLS)
+    batch = ""
+    if "local_batch" in analysis.varying(cells) and cells["global_batch"].nunique() == 1:
+        batch = f"global batch {cells['global_batch'].iloc[0]}"
+        levels.remove("local_batch")  # It says only in which way the workers share the batch.
+        cells = cells.droplevel("local_batch")
+    workers = dict(list(table.groupby(level=levels, sort=False)))
+    most = max(len(workers[key]) for key in cells.index)
+    wholes = [name for name in _WHOLES if table[name].notna().any()]
+    row_inches = 0.1 + 0.07 * min(_MAX_BARS, most)
+    figure, panels = panels_of_rows(cells, 1 + len(wholes), row_inches)
+    for axes, rows in panels:
+        for place, key in enumerate(rows.index):
+            _draw_memory(axes, place, _bars(workers[key]), wholes)
+    for one, label in zip(axes, ["Parts of the model", *map(_WHOLES.get, wholes)], strict=True):
+        one.set_xlabel(f"{label} (MB)")
+        one.set_xlim(left=0)
+    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in MEMORY_PARTS]
+    shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
+    drawing.legends(figure, (handles, ", ".join(filter(None, (shared, batch)))))
+    return drawing.captioned(
+        figure,
+        "Memory of each worker, the first one above: the largest of all epochs.",
+        "Activations are what backward passes need; only pipelines measure them."
+        if "peak_activation_bytes" in wholes
+        else "",
+        "The peak is that of the process, with Python and its libraries, or that of the GPU."
+        if "peak_bytes" in wholes
+        else "",
+        f"Of cells with more than {_MAX_BARS} workers, the fullest one is shown."
+        if most > _MAX_BARS
+        else "",
+        f"n = {drawing.span(table['n'])} per bar.",
+        left_out,
+    )
+
+
+_WHOLES = {"peak_activation_bytes": "Activations", "peak_bytes": "Peak of the worker"}
+
+
+def _look(part: str) -> dict[str, Any]:
+    _, color, hatch = MEMORY_PARTS[part]
+    return {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+
+
+def _bars(workers: pd.DataFrame) -> pd.DataFrame:
+    """Return the workers that have bars: all, or the fullest one if there are too many."""
+    if len(workers) <= _MAX_BARS:
+        return workers
+    fullest = int(workers[[*MEMORY_PARTS]].sum(axis="columns").to_numpy().argmax())
+    return workers.iloc[[fullest]]
+
+
+def _draw_memory(
+    axes: Sequence[Axes], place: int, workers: pd.DataFrame, wholes: Sequence[str]
+) -> None:
+    height = 0.84 / len(workers)
+    at = place + height * (np.arange(len(workers)) - (len(workers) - 1) / 2)
+    left = np.zeros(len(workers))
+    for name in MEMORY_PARTS:
+        megabytes = workers[name].fillna(0).to_numpy(float) / MEGA
+        axes[0].barh(at, megabytes, 0.9 * height, left=left, **_look(name))
+        left += megabytes
+    for one, name in zip(axes[1:], wholes, strict=True):
+        one.barh(at, workers[name].to_numpy(float) / MEGA, 0.9 * height, color=drawing.GRAY)
+        if workers[name].isna().all():
+            one.annotate("not measured", (0, place), (3, 0), **_BESIDE)
+
+
+_BESIDE: dict[str, Any] = {
+    "textcoords": "offset points",
+    "va": "center",
+    "size": 7,
+    "color": drawing.GRAY,
+}
+
+
+def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw when each worker computed in one step of each cell of pipelines, at most eight cells,
+    with the numbers of the micro-batches.
+    """
+    cells = dict(list(table.groupby(level=analysis.levels(table), sort=False)))
+    shown = [*cells][:_MAX_STEPS]
+    abreast = 1 if len(shown) <= 4 else 2
+    num_rows = math.ceil(len(shown) / abreast)
+    num_workers = max(int(cells[key]["worker"].max()) for key in shown) + 1
+    height = 0.6 + num_rows * (0.42 + _ROW_INCHES * max(2, num_workers))
+    figure = Figure(figsize=(drawing.width(), height), layout="constrained")
+    grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True)
+    used = list(grid.flat)[: len(shown)]
+    for unused in list(grid.flat)[len(shown) :]:
+        unused.remove()
+    longest = max(float(cells[key]["end_seconds"].max()) for key in shown)
+    unit, scale = ("ms", 1000.0) if longest < 1 else ("s", 1.0)
+    varying = analysis.varying(table) or ["variant"]
+    inches = drawing.width() / abreast - _LABELS_INCHES
+    for axes, key in zip(used, shown, strict=True):
+        named = dict(zip(analysis.levels(table), key, strict=True))
+        title = ", ".join(said(name, named[name]) for name in varying)
+        axes.set_title(drawing.broken(title, drawing.letters(88 // abreast)), loc="left")
+        _draw_step(axes, cells[key], scale, inches / (longest * scale))
+        axes.set_xlim(0, longest * scale)
+    for axes in used[-abreast:]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(f"Time since the step began ({unit})")
+    kinds = [name for name in PASSES if (table["kind"] == name).any()]
+    handles = [Patch(label=PASSES[name][0], facecolor=PASSES[name][1]) for name in kinds]
+    waits = [Patch(label=label, **look) for label, look in WAITS.values()]
+    drawing.legends(figure, ([*handles, *waits], common(table)))
+    return drawing.captioned(figure, *_timeline_sentences(table, len(shown), len(cells)))
+
+
+def _timeline_sentences(table: pd.DataFrame, num_shown: int, num_cells: int) -> Iterator[str]:
+    yield (
+        "What each worker does in one step, the last whole one of the last epoch of the first "
+        "seed. Numbers are those of the micro-batches."
+    )
+    if table.groupby([*analysis.levels(table), "worker"])["stage"].nunique().max() > 1:
+        yield "Passes of a worker's later stages are darker."
+    yield (
+        "Exchange is the part of a wait in which a message travels, as long as it takes if both "
+        "workers are ready; the rest is the bubble."
+    )
+    if (off := table["clock_error_seconds"].max()) > 0:
+        yield f"Clocks of different hosts are compared within {1000 * off:.2g} ms."
+    if num_shown < num_cells:
+        yield f"Shown for {num_shown} of {num_cells} cells."
+
+
+def _draw_step(axes: Axes, spans: pd.DataFrame, scale: float, inches_of_unit: float) -> None:
+    workers = sorted(spans["worker"].unique())
+    first = spans.groupby("worker")["stage"].min()
+    for span in spans.to_dict("records"):
+        begin, width = scale * span["begin_seconds"], scale * span["end_seconds"]
+        width -= begin
+        at: dict[str, Any] = {"y": span["worker"], "left": begin, "width": width}
+        if span["kind"] in WAITS:
+            axes.barh(**at, height=0.8, **WAITS[span["kind"]][1])
+            continue
+        _, light, dark = PASSES[span["kind"]]
+        color = light if span["stage"] == first[span["worker"]] else dark
+        axes.barh(**at, height=0.8, facecolor=color, edgecolor="white", linewidth=0.3)
+        number = str(span["microbatch"] + 1)
+        if width * inches_of_unit > _INCHES_OF_DIGIT * len(number):
+            middle = (begin + width / 2, span["worker"])
+            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "#111111"}
+            axes.text(*middle, number, size=_NUMBER_POINTS, **look)
+    axes.set_yticks(workers, [f"worker {worker + 1}" for worker in workers])
+    axes.set_ylim(max(workers) + 0.6, min(workers) - 0.6)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def bubble_by_microbatches(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the measured bubble over the number of micro-batches, and beside it that of the formula
+    of the textbook, a line for each schedule.
+    """
+    lines = [*dict.fromkeys(table["line"])]
+    looks = {
+        line: {"color": COLORS[at % len(COLORS)], "marker": MARKERS[at % len(MARKERS)]}
+        for at, line in enumerate(lines)
+    }
+    parts, left_out = _panels(table, ["panel"])
+    figure, grid = drawing.grid(len(parts), 1, 2.4)
+    for (axes,), (_, rows) in zip(grid, parts, strict=True):
+        for at, (line, cells) in enumerate(rows.groupby("line", sort=False)):
+            _draw_bubble(axes, cells, looks[str(line)], at)
+        _ticks(axes, table["microbatches"])
+    highest = 100 * max(table["bubble"].max(), table["textbook_bubble"].fillna(0).max())
+    drawing.name_panels([title for title, _ in parts], grid, "Micro-batches", ["Bubble (%)"])
+    for (axes,) in grid:
+        axes.set_ylim(0, min(100.0, 1.12 * highest) or 1.0)
+    handles = [handle(looks[line], line or "measured") for line in lines]
+    has_formula = bool(table["textbook_bubble"].notna().any())
+    dashed = {"color": "#444444", "linestyle": LINES[1], "marker": "o", **_FORMULA}
+    handles += [handle(dashed, "by formula, in its line's colour")] * has_formula
+    drawing.legends(figure, (handles, common(table)))
+    return drawing.captioned(
+        figure,
+        "Bubble: the share of the time of a step's passes in which workers are idle, the mean over "
+        "workers.",
+        "The formula (p - 1) / (v m + p - 1) holds for p workers with v stages each and m "
+        "micro-batches, if all stages take the same time and messages none. Schedules that divide "
+        "the backward pass have none."
+        if has_formula
+        else "",
+        drawing.repeats(table["n"]),
+        left_out,
+    )
+
+
+def _draw_bubble(axes: Axes, cells: pd.DataFrame, look: dict[str, Any], at: int) -> None:
+    placed = cells.set_index("microbatches").sort_index()
+    percent = placed[["n"]].assign(
+        bubble=100 * placed["bubble"],
+        bubble_ci95=100 * placed["bubble_ci95"],
+        bubble_points=placed["bubble_points"].map(lambda points: tuple(100 * np.array(points))),
+    )
+    drawing.draw_line(axes, look, percent, "bubble")
+    formula = 100 * placed["textbook_bubble"].dropna()
+    # Dashes of lines that lie on one another alternate.
+    axes.plot(formula, **{**look, "linestyle": (4 * at, (4, 4)), **_FORMULA, "zorder": 1.8})
+
+
+def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the training time over the number of workers, a line for each strategy and number of
+    replicas, at its fastest settings.
+    """
+    shown = table[table["is_fastest"]]
+    by_batch = ["local_batch"] if shown["global_batch"].nunique() > 1 else []
+    parts, left_out = _panels(shown, ["panel", *by_batch])
+    names, looks = ways_in_words(shown), _looks(shown)
+    figure, grid = drawing.grid(len(parts), 1, 2.6)
+    for (axes,), (_, rows) in zip(grid, parts, strict=True):
+        for key, cells in rows.groupby(["strategy", "replicas"], sort=False):
+            placed = cells.reset_index().set_index("num_workers").sort_index()
+            drawing.draw_line(axes, looks[key], placed, "train_seconds")
+        drawing.log_axis(axes, shown, "num_workers")
+        drawing.fit_axis(axes, drawing.drawn_values(rows, "train_seconds"))
+    label = ", ".join(filter(None, ("Training time (s)", length_of(study))))
+    drawing.name_panels([title for title, _ in parts], grid, "Workers", [label])
+    for (axes,) in grid:
+        axes.tick_params(labelleft=True)  # each panel has its own range
+    title = "" if by_batch else f"global batch {shown['global_batch'].iloc[0]}"
+    strategies = [*dict.fromkeys(key[0] for key in names)]
+    ordered = sorted(names, key=lambda key: (strategies.index(key[0]), key[1]))
+    handles = [handle(looks[key], names[key]) for key in ordered]
+    drawing.legends(figure, (handles, title))
+    chosen = len(shown) < len(table)
+    return drawing.captioned(
+        figure,
+        "Training time by number of workers. The name 2x4 is that of two replicas of the model, "
+        "each of which is split over four workers.",
+        "Each way of splitting has its fastest settings, such as schedule and micro-batches."
+        if chosen
+        else "",
+        drawing.repeats(shown["n"]),
+        left_out,
+    )
+
+
+def memory_and_time(study: Study, table: pd.DataFrame) -> Figure:
+    """Draw the peak memory of the fullest worker against the training time, with a point for each
+    cell, and the front of the cells that no other cell beats in both.
+    """
+    parts, left_out = _panels(table, ["panel", "num_workers"])
+    looks = _looks(table)
+    figure, grid = drawing.grid(len(parts), 1, 2.6)
+    on_front = [*dict.fromkeys(_cell_name(table, row) for row in _records(table, "is_on_front"))]
+    letters = dict(zip(on_front, _letters(), strict=False))
+    for (axes,), (_, rows) in zip(grid, parts, strict=True):
+        _draw_front(axes, table, rows, looks, letters)
+    label = ", ".join(filter(None, ("Training time (s)", length_of(study))))
+    names = ["Peak memory of the fullest worker (MB)"]
+    drawing.name_panels([title for title, _ in parts], grid, label, names)
+    for (axes,) in grid:
+        axes.tick_params(labelleft=True, labelbottom=True)
+    points = [
+        handle({**look, "linestyle": ""}, f"{strategy} of several replicas" if n > 1 else strategy)
+        for (strategy, n), look in looks.items()
+    ]
+    marks = [handle(_letter(letter), name) for name, letter in letters.items()]
+    front = [handle(_FRONT, "front")] * bool(
+        table.groupby("panel")["is_on_front"].sum().gt(1).any()
+    )
+    drawing.legends(figure, ([*points, *front, *marks], ""))
+    return drawing.captioned(
+        figure,
+        "Peak memory of the fullest worker against the training time, with a point for each cell. "
+        "Cells of the front have a letter: no cell of as many workers is faster with at most as "
+        "much memory. The peak is that of the process, with Python and its libraries, or that of "
+        "the GPU.",
+        f"n = {drawing.span(table['n'])} per point.",
+        left_out,
+    )
+
+
+def _draw_front(
+    axes: Axes,
+    table: pd.DataFrame,
+    rows: pd.DataFrame,
+    looks: dict[Any, dict[str, Any]],
+    letters: dict[str, str],
+) -> None:
+    for key, cells in rows.groupby(["strategy", "replicas"], sort=False):
+        place = (cells["train_seconds"], cells["peak_bytes"] / MEGA)
+        axes.plot(*place, **{**looks[key], "linestyle": ""}, alpha=0.8)
+    front = rows[rows["is_on_front"]].sort_values("train_seconds")
+    axes.step(front["train_seconds"], front["peak_bytes"] / MEGA, where="post", **_FRONT)
+    named: dict[tuple[float, float], list[str]] = {}
+    for row in _records(front):
+        spot = (row["train_seconds"], row["peak_bytes"] / MEGA)
+        named.setdefault(spot, []).append(letters[_cell_name(table, row)])
+    above: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4)}
+    for spot, of_spot in named.items():
+        axes.annotate(", ".join(of_spot), spot, **above, size=8, style="italic")
+    axes.margins(x=0.12, y=0.16)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _records(table: pd.DataFrame, where: str = "") -> list[dict[str, Any]]:
+    shown = table[table[where]] if where else table
+    return [
+        {str(name): value for name, value in row.items()}
+        for row in shown.reset_index().to_dict("records")
+    ]
+
+
+def _cell_name(table: pd.DataFrame, row: dict[str, Any]) -> str:
+    """Return the name of a cell without its panel: the variant with its replicas, and the local
+    batch where it is not only the share of one global batch.
+    """
+    has_batch = "local_batch" in analysis.varying(table) and table["global_batch"].nunique() > 1
+    name = str(row["variant"])
+    name += f" {row['grid']}" if row["replicas"] > 1 and "replicas" not in name else ""
+    return ", ".join([name, *[said("local_batch", row["local_batch"])] * has_batch])
+
+
+def _letters() -> Iterator[str]:
+    yield from ascii_lowercase
+    yield from (one + two for one in ascii_lowercase for two in ascii_lowercase)
+
+
+def _letter(letter: str) -> dict[str, Any]:
+    return {"color": "black", "linestyle": "", "marker": f"${letter}$"}
+
+
+def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.DataFrame]], str]:
+    """Return the titles and the rows of a figure's panels, and a sentence if some are left out."""
+    rows = table.copy()
+    for name in by:
+        known = name in table
+        rows[f"of_{name}"] = table[name] if known else table.index.get_level_values(name)
+    groups = list(rows.groupby([f"of_{name}" for name in by], sort=False))
+    varying = [name for name in by if rows[f"of_{name}"].nunique() > 1]
+    found = []
+    for key, cells in groups[:_MAX_PANELS]:
+        named = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
+        words = [named[n] if n == "panel" else said(n, named[n]) for n in varying]
+        found.append((", ".join(map(str, words)), cells))
+    left = f"Shown for {_MAX_PANELS} of {len(groups)} panels. {_SPARE}"
+    return found, left if len(groups) > _MAX_PANELS else ""
+
+
+def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
+    """Return the look of each strategy and number of replicas: colours and markers tell strategies
+    apart, dashes and open markers replicas.
+    """
+    strategies = [*dict.fromkeys(table["strategy"])]
+    return {
+        (strategy, replicas): {
+            "color": COLORS[strategies.index(strategy) % len(COLORS)],
+            "marker": MARKERS[strategies.index(strategy) % len(MARKERS)],
+            "linestyle": LINES[max(0, int(replicas).bit_length() - 1) % len(LINES)],
+            **({"markerfacecolor": "white"} if replicas > 1 else {}),
+        }
+        for strategy, replicas in zip(table["strategy"], table["replicas"], strict=True)
+    }
+
+
+def _ticks(axes: Axes, sizes: pd.Series[int]) -> None:
+    found = sorted(set(sizes))
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(found[0] / 1.3, found[-1] * 1.3)
+    axes.set_xticks(found, [str(size) for size in found])
+    axes.minorticks_off()

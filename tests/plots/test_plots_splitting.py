@@ -1,0 +1,189 @@
+"""Figures of models split over workers show the numbers of the records, under names that tell
+each way of splitting apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+import bsweep
+from bsweep import analysis, plots
+from bsweep.analysis import splitting as tables
+from bsweep.analysis.once import computing_once
+from bsweep.plots import splitting
+from bsweep.plots.curves import readable
+from tests.plots.test_plots import assert_readable, legend_texts
+from tests.support.split_study import (
+    GLOBAL_BATCH,
+    MODEL_BYTES,
+    SPLIT,
+    bubble_of,
+    seconds_of,
+    write_split_run,
+    write_split_study,
+)
+from tests.support.synthetic_study import write_study
+
+FIGURES = (
+    "time_by_split",
+    "memory_and_time",
+    "memory_by_worker",
+    "bubble_by_microbatches",
+    "pipeline_timeline",
+)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split", seeds=2))
+
+
+def bars(axes: Axes) -> list[Rectangle]:
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+
+
+def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: Path) -> None:
+    with computing_once():
+        assert set(FIGURES) <= set(plots.figures(split))
+    whole = bsweep.load(write_study(tmp_path / "whole"))
+    with computing_once():
+        assert set(FIGURES).isdisjoint(plots.figures(whole))
+    write_split_run(tmp_path / "one", "tensor", 2, SPLIT)
+    one = bsweep.load(tmp_path / "one")
+    with computing_once():
+        drawn = set(plots.figures(one)) & set(FIGURES)
+        assert drawn == {"time_by_split", "memory_and_time", "memory_by_worker"}
+        for name in drawn:
+            assert_readable(plots.FIGURES[name](one))
+
+
+@pytest.mark.parametrize(
+    "style", [None, *(pytest.param(style, marks=pytest.mark.nightly) for style in plots.STYLES)]
+)
+@pytest.mark.parametrize("name", FIGURES)
+def test_they_are_readable(name: str, style: str | None, split: analysis.Study) -> None:
+    figure = plots.FIGURES[name](split, style)
+    figure.draw_without_rendering()
+    if style is None:
+        assert_readable(figure)
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [box for axes in figure.axes if (box := axes.get_tightbbox())]
+    for at, one in enumerate(boxes):
+        assert not any(one.overlaps(other) for other in boxes[at + 1 :])
+
+
+def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analysis.Study) -> None:
+    figure = plots.time_by_split(split)
+    names = legend_texts(figure)
+    assert {"DDP", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4"} <= set(names)
+    assert f"global batch {GLOBAL_BATCH}" in names
+    table, ways = tables.ways(split), tables.ways_in_words(tables.ways(split))
+    drawn = {
+        round(float(y), 6) for line in figure.axes[0].lines for y in np.atleast_1d(line.get_ydata())
+    }
+    for strategy, how in (("tensor", {"replicas": 2}), ("pipeline", {"microbatches": 8})):
+        for seed in range(2):  # both seeds are drawn
+            assert round(seconds_of(strategy, 4, how) * (1 + 0.01 * seed), 6) in drawn
+    assert round(seconds_of("pipeline", 4, {"microbatches": 4}), 6) not in drawn
+    assert len(table) == table.index.nunique() == 15
+    assert set(map(str, ways.values())) <= set(names)
+
+
+def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
+    figure = plots.memory_by_worker(split)
+    parts, activations, peaks = (
+        {round(bar.get_width(), 3) for axes in figure.axes[at::3] for bar in bars(axes)}
+        for at in range(3)
+    )
+    held = {MODEL_BYTES / count / 1e6 for count in (1, 2, 4)}
+    assert parts == held | {megabytes / 2 for megabytes in held}
+    assert {width for width in activations if width == width} == {1.0}
+    assert min(peaks) >= 400
+    said = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert said == ["not measured"] * 7, "all cells but those of pipelines"
+    assert {"parameters", "gradients", "optimizer state"} <= set(legend_texts(figure))
+    table = tables.worker_memory(split)
+    largest = table.groupby(level="worker")["peak_bytes"].max()
+    assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
+
+
+def test_bubbles_are_beside_their_formula(split: analysis.Study) -> None:
+    figure = plots.bubble_by_microbatches(split)
+    found = [
+        (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
+        for axes in figure.axes
+        for line in axes.lines
+        if len(line.get_xdata()) > 1  # type: ignore[arg-type]
+    ]
+    gpipe = [100 * bubble_of({"schedule": "gpipe", "microbatches": number}) for number in (4, 8)]
+    assert any(ys == pytest.approx(gpipe) for xs, ys in found if xs == [4, 8])
+    for workers in (2, 4):
+        formula = [100 * (workers - 1) / (number + workers - 1) for number in (4, 8)]
+        assert any(ys == pytest.approx(formula) for xs, ys in found if xs == [4, 8]), workers
+    titles = {axes.get_title(loc="left") for axes in figure.axes}
+    assert titles == {"2 workers", "4 workers"}
+    assert any("zero bubble" in text for text in legend_texts(figure))
+
+
+def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
+    figure = plots.pipeline_timeline(split)
+    assert len(figure.axes) == 8
+    axes = figure.axes[0]
+    forward, backward = (to_hex(splitting.PASSES[name][1]) for name in ("forward", "backward"))
+    of_first = [bar for bar in bars(axes) if round(bar.get_y() + 0.4, 6) == 0]
+    begins = {
+        color: [round(bar.get_x(), 3) for bar in of_first if to_hex(bar.get_facecolor()) == color]
+        for color in (forward, backward)
+    }
+    assert begins[forward] == [0, 10, 20, 30]
+    assert begins[backward] == [60, 70, 80, 90]
+    assert [text.get_text() for text in axes.texts[:8]] == ["1", "2", "3", "4"] * 2
+    waits = [bar for bar in bars(axes) if bar.get_hatch()]
+    assert [round(bar.get_width(), 3) for bar in waits] == [1.0], "one message, of 1 ms"
+    assert "(ms)" in figure.axes[-1].get_xlabel()
+
+
+def test_the_front_has_the_cells_that_no_other_beats(split: analysis.Study) -> None:
+    table = tables.ways(split)
+    for workers in (2, 4):
+        rows = table[table.index.get_level_values("num_workers") == workers]
+        for _, row in rows.iterrows():
+            amounts = ["train_seconds", "peak_bytes"]
+            is_least = (rows[amounts] <= row[amounts]).all(axis="columns")
+            beaten = is_least & (rows[amounts] < row[amounts]).any(axis="columns")
+            assert row["is_on_front"] == (not beaten.any())
+    assert 0 < table["is_on_front"].sum() < len(table)
+    figure = plots.memory_and_time(split)
+    assert "tensor, replicas 2" in legend_texts(figure)
+
+
+def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:
+    """Each key of the cards that changes what a run costs tells its cells apart."""
+    base: dict[str, Any] = {**SPLIT, "schedule": "1f1b", "microbatches": 4, "cuts": None}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"replicas": 2},
+        {"reduce": "bf16"},
+        {"schedule": "gpipe"},
+        {"microbatches": 8},
+        {"cuts": [2, 3, 5]},
+    ]
+    for change in changes:
+        write_split_run(tmp_path / "s", "pipeline", 4, {**base, **change}, local_batch=32)
+    sharded = {**SPLIT, "reshard": "forward", "wrap": "blocks"}
+    for change in ({}, {"reshard": "step"}, {"wrap": "model"}, {"replicas": 2}):
+        write_split_run(tmp_path / "s", "sharded", 4, {**sharded, **change}, local_batch=32)
+    study = bsweep.load(tmp_path / "s")
+    cells = analysis.cells(study.runs)
+    assert (cells["n"] == 1).all()
+    assert len(cells) == 10
+    shown = readable(study, cells).index.get_level_values("variant")
+    assert shown.nunique() == 10
+    assert "sharded, replicas 1, ZeRO-2, gathered by blocks" in set(map(str, shown))

@@ -1,0 +1,93 @@
+"""The page's charts of split models have the numbers of the figures, and are there only if a study
+has such models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsweep
+from bsweep import analysis
+from bsweep.analysis import splitting as tables
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from tests.report.browser import go, opened, rows
+from tests.support.split_study import write_split_study
+from tests.support.synthetic_study import write_study
+
+CHARTS = ("split_times", "split_front", "split_bubbles", "split_memory")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split"))
+
+
+@pytest.fixture(scope="module")
+def path(split: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "split.html"
+    path.write_text(html_of(document(split)), encoding="utf-8")
+    return path
+
+
+def test_charts_have_the_numbers_of_the_figures(
+    browser: Any, path: Path, split: analysis.Study
+) -> None:
+    with opened(browser, path) as page:
+        times, front, bubbles, memory = (rows(page, name) for name in CHARTS)
+        for name in CHARTS:
+            assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
+    ways = tables.ways(split)
+    fastest = ways.loc[ways["is_fastest"], "train_seconds"]
+    assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
+    assert {row["way"] for row in times} == {
+        "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4"
+    }  # fmt: skip
+    points = ways[["train_seconds", "peak_bytes", "is_on_front"]].sort_values("train_seconds")
+    drawn = sorted((row["seconds"], row["megabytes"], row["is_on_front"]) for row in front)
+    assert len(drawn) == len(points)
+    assert sum(row[2] for row in drawn) == points["is_on_front"].sum()
+    assert sorted(row[1] for row in drawn) == pytest.approx(sorted(points["peak_bytes"] / 1e6))
+    measured = tables.bubbles(split)
+    for field, column in (("percent", "bubble"), ("percent_by_formula", "textbook_bubble")):
+        known = [row[field] for row in bubbles if row[field] is not None]
+        assert sorted(known) == pytest.approx(sorted(100 * measured[column].dropna()))
+    table = tables.worker_memory(split)
+    for name, part in (("parameters", "parameter_bytes"), ("optimizer state", "optimizer_bytes")):
+        found = sorted(row["megabytes"] for row in memory if row["part"] == name)
+        assert found == pytest.approx(sorted(table[part].dropna() / 1e6))
+    assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"
+
+
+def test_charts_follow_the_filters_and_the_language(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        go(page, **{"filter.strategy": "tensor", "lang": "ko"})
+        assert {row["way"] for row in rows(page, "split_times")} == {
+            "텐서 병렬 1x2, 1x4",
+            "텐서 병렬 2x2",
+        }
+        assert not page.is_visible("#bubbles")
+        assert "모델을 나누는 방법" in page.inner_text("#splits")
+
+
+def test_a_runs_page_has_its_timeline(browser: Any, path: Path, split: analysis.Study) -> None:
+    run_id = split.timeline["run_id"].iloc[-1]
+    recorded = split.timeline[split.timeline["run_id"] == run_id]
+    with opened(browser, path, f"run={run_id}") as page:
+        drawn = rows(page, "timeline")
+    assert [row["begin"] for row in drawn] == pytest.approx([*1000 * recorded["begin_seconds"]])
+    assert [row["end"] for row in drawn] == pytest.approx([*1000 * recorded["end_seconds"]])
+    passes = recorded[~recorded["kind"].isin(["bubble", "exchange"])]
+    assert [row["number"] for row in drawn if row["number"]] == [*passes["microbatch"] + 1]
+    assert {row["kind"] for row in drawn} >= {"forward", "backward", "backward, weights", "bubble"}
+
+
+def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "whole", local_batches=(8, 16)))
+    assert document(study)["splits"] == {}
+    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        assert not page.is_visible("#splits")
