@@ -92,7 +92,7 @@ def fit(
         steps = fit_steps(runs, help_ or prior, num_draws, weights=weights)
     step_time = fit_step_time(
         [*seen.timings(), *timings], num_draws, across_from=seen.across_from(),
-        weights=like.step_time.weights if like else None,
+        weights=like.step_time.weights if like else None, byte_seconds=seen.byte_seconds(),
     )  # fmt: skip
     return Fits(steps, step_time, (by_steps, noise, branched))
 
@@ -103,7 +103,7 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
 
     At most 16 batch sizes and worker counts are left out, one after another. A run counts as much
     as in the `whole` fits to all runs. A cell has a row for each time that it was left out. The
-    columns are `CELL` and:
+    columns are `CELL`, `way` and:
 
     - `left_out`: `global_batch` or `num_workers`.
     - `measured_seconds`: the exponential of `measured_log`.
@@ -115,7 +115,7 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
     - `is_inside`: True if the interval contains the measurement. For a bound, True if the interval
       does not end below it.
 
-    A cell has no row if the others are too few to predict from.
+    A cell has no row if the others are too few to predict from, or none has its strategy.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     known = seen.runs[was_trained]
@@ -132,17 +132,23 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
             fits = fit(others, of_others, _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
-        cells = list(known[known[name] == value].groupby(CELL))
-        of_cells = pd.DataFrame([key for key, _ in cells]).to_numpy(int).tolist()
-        keys = [(int(batch), int(workers), int(passes)) for batch, workers, passes in of_cells]
-        log_steps, log_step, scatter = drawn(fits.steps, fits.step_time, keys)
+        cells = [
+            (key, of_cell, cell)
+            for key, of_cell in known[known[name] == value].groupby([*CELL, "way"])
+            if fits.step_time.knows(cell := seen.ways[key[3]].cell(*map(int, key[:3])))
+        ]
+        if not cells:
+            continue
+        log_steps, log_step, scatter = drawn(
+            fits.steps, fits.step_time, [cell for *_, cell in cells]
+        )
         logs = log_steps + log_step
         rows += [
             (*key, name, *_missed(of_cell, fits, logs[:, place], scatter[:, place]))
-            for place, (key, of_cell) in enumerate(cells)
+            for place, (key, of_cell, _) in enumerate(cells)
         ]
     names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
-    return pd.DataFrame(rows, columns=[*CELL, *names.split()])
+    return pd.DataFrame(rows, columns=[*CELL, "way", *names.split()])
 
 
 def _missed(of_cell: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tuple[float, ...]:
