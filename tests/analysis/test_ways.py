@@ -101,7 +101,7 @@ def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
     }
     off = [
         abs(math.log(row["step_seconds"] / truth[way].step_seconds(batch / workers, workers)))
-        for (way, batch, workers), row in cells.iterrows()
+        for (way, batch, workers), row in zip(cells.index, cells.to_dict("records"), strict=True)
         if row["num_runs"]
     ]
     assert np.median(off) < 0.05

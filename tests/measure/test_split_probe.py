@@ -21,7 +21,7 @@ POINT = (
     "data.crop_padding=1", "model=tiny_cnn", "model.width=16", "num_workers=2", "study=s",
     "epochs=1", "launch.threads_per_worker=1", "precision=fp32",
 )  # fmt: skip
-LIMIT = "launch.memory_limit_mb=[40,40]"
+LIMIT = "launch.memory_limit_mb=[20,20]"
 
 
 def probed(folder: Path, *words: str) -> list[dict[str, Any]]:
@@ -35,12 +35,12 @@ def probed(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path) -> None:
-    (sharded,) = probed(tmp_path, "strategy=sharded", "local_batch=64", LIMIT)
+    (sharded,) = probed(tmp_path, "strategy=sharded", "local_batch=16", LIMIT)
     batches = [batch["local_batch"] for batch in sharded["batches"]]
     largest = sharded["largest_batch"]
     assert sharded["stopped_by"] == "out_of_memory"
-    assert batches[0] == 64
-    assert batches[-1] == largest >= 64
+    assert batches[0] == 16
+    assert batches[-1] == largest >= 16
     peaks = [batch["peak_bytes"] for batch in sharded["batches"]]
     assert peaks == sorted(peaks)
     assert all(batch["step_seconds"] > 0 for batch in sharded["batches"])
@@ -61,9 +61,9 @@ def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path)
 
 
 def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
-    (found,) = probed(tmp_path, "strategy=sharded", "local_batch=512", LIMIT)
+    (found,) = probed(tmp_path, "strategy=sharded", "local_batch=128", LIMIT)
     assert found["stopped_by"] == "out_of_memory"
-    assert found["largest_batch"] < 512
+    assert found["largest_batch"] < 128
 
 
 @pytest.mark.parametrize(

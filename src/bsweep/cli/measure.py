@@ -53,7 +53,7 @@ def probe(arguments: Sequence[str]) -> int:
 
 
 def _probed(config: RunConfig, say: Callable[[str], None]) -> launch.Outcome:
-    return (split_probe if _is_split(config) else side_runs).probe(config, say)
+    return split_probe.probe(config, say) if _is_split(config) else side_runs.probe(config, say)
 
 
 def _is_split(config: RunConfig) -> bool:

@@ -4,8 +4,9 @@ This module also estimates the critical batch size and the leave-out error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ _OF_TIMINGS: Mapping[str, Callable[[Timing], float]] = {
     "num_workers": lambda one: one.cell.num_workers,
     "global_batch": lambda one: one.cell.local_batch * one.cell.num_workers * one.cell.passes,
 }
+_Groups = Iterable[tuple[tuple[int, int, int, str], pd.DataFrame]]
 _MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
@@ -132,10 +134,11 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
             fits = fit(others, of_others, _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
+        groups_of = known[known[name] == value].groupby([*CELL, "way"])
         cells = [
-            (key, of_cell, cell)
-            for key, of_cell in known[known[name] == value].groupby([*CELL, "way"])
-            if fits.step_time.knows(cell := seen.ways[key[3]].cell(*map(int, key[:3])))
+            ((batch, workers, passes, way), of_cell, cell)
+            for (batch, workers, passes, way), of_cell in cast("_Groups", groups_of)
+            if fits.step_time.knows(cell := seen.ways[way].cell(batch, workers, passes))
         ]
         if not cells:
             continue

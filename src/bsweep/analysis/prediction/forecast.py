@@ -119,8 +119,8 @@ def forecast(
     - `problem`: why the cell cannot be trained, or empty.
     """
     by_way: dict[str, list[tuple[int, int, int]]] = {}
-    for batch, workers, passes, *name in of:
-        by_way.setdefault(*name or ("",), []).append((batch, workers, passes))  # type: ignore[arg-type]
+    for cell in of:
+        by_way.setdefault("" if len(cell) == 3 else cell[3], []).append(cell[:3])
     every = [
         _of_way(seen, name, steps, step_time, cells, price_per_worker_hour)
         for name, cells in by_way.items()

@@ -100,7 +100,7 @@ def ways_of(runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[pd.Series[str], d
     bubbles = of_runs["bubble"].median().reindex(runs["run_id"]).set_axis(runs.index)
     found = {}
     for name, of in runs.groupby(shown, sort=False):
-        card = card_of(of.iloc[0].to_dict())
+        card = card_of({str(key): value for key, value in of.iloc[0].items()})
         if card is None:
             found[str(name)] = Way(str(name))
             continue
