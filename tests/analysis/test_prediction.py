@@ -109,17 +109,17 @@ def test_effects_of_censored_runs_are_exact_far_from_the_model(
 def test_a_run_that_was_slowed_moves_a_prediction_little() -> None:
     truth = Truth()
     cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
-    timings = [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(2)]
-    slow = Timing(cells[2], 1.6 * truth.step_seconds(*cells[2]))
+    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
+    slow = Timing(cells[2], 1.6 * truth.step_seconds(*cells[2][:3]))
     found = fit_step_time([*timings, slow], num_draws=DRAWS).log_seconds(cells[2])
-    assert np.median(found) == pytest.approx(math.log(truth.step_seconds(*cells[2])), abs=0.05)
+    assert np.median(found) == pytest.approx(math.log(truth.step_seconds(*cells[2][:3])), abs=0.05)
 
 
 def test_a_fit_to_fewer_runs_takes_over_their_weights() -> None:
     truth = Truth(scatter=0.0, jitter=0.0)
     cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
-    timings = [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(3)]
-    slow = Timing(cells[2], 3 * truth.step_seconds(*cells[2]))
+    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(3)]
+    slow = Timing(cells[2], 3 * truth.step_seconds(*cells[2][:3]))
     whole = fit_step_time([*timings, slow], num_draws=DRAWS)
     part = [one for one in [*timings, slow] if one.cell.num_workers == 1]
     found = fit_step_time(part, num_draws=DRAWS, weights=whole.weights)
@@ -190,7 +190,7 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
         slower = {cell: math.exp(missed_seconds * rng.standard_normal()) for cell in grid}
         timings = [
             Timing(Cell(*cell),
-            truth.step_seconds(*cell) * slower[cell] * math.exp(truth.jitter * normal))
+            truth.step_seconds(*cell[:3]) * slower[cell] * math.exp(truth.jitter * normal))
             for cell in grid if cell not in missing for normal in rng.standard_normal(2)
         ]  # fmt: skip
         step_time = fit_step_time(timings, num_draws=DRAWS, seed=seed)
@@ -272,7 +272,7 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
 
     def fitted(counts: tuple[int, ...]) -> float:
         cells = [Cell(batch, count) for batch in (8, 32, 128) for count in counts]
-        fit = fit_step_time([Timing(cell, truth.step_seconds(*cell)) for cell in cells])
+        fit = fit_step_time([Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells])
         low, _, high = quantiles(fit.log_seconds(Cell(32, 4)))
         assert low < math.log(truth.step_seconds(32, 4)) < high
         return high - low
@@ -287,11 +287,11 @@ def test_passes_of_an_accumulated_step_exchange_once() -> None:
         Cell(batch, count, passes) for batch in (8, 32) for count in (1, 2) for passes in (1, 4)
     ]
     fit = fit_step_time(
-        [Timing(cell, truth.step_seconds(*cell)) for cell in cells for _ in range(2)]
+        [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
     )
     unseen = Cell(16, 2, 8)
     assert np.exp(np.median(fit.log_seconds(unseen))) == pytest.approx(
-        truth.step_seconds(*unseen), rel=0.1
+        truth.step_seconds(*unseen[:3]), rel=0.1
     )
 
 
@@ -439,7 +439,7 @@ def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:
     across = replace(truth, sync_seconds=0.06, sync_worker_seconds=0.004)
 
     def seconds(cell: Cell) -> float:
-        return (across if cell.num_workers >= 8 else truth).step_seconds(*cell)
+        return (across if cell.num_workers >= 8 else truth).step_seconds(*cell[:3])
 
     cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2, 4, 8, 16)]
     timings = [Timing(cell, seconds(cell)) for cell in cells]

@@ -20,7 +20,7 @@ from bsweep.cli import main
 from bsweep.config.run import RunConfig
 from bsweep.measure import probe_worker
 from bsweep.train.job import Job
-from tests.support.running import TINY, bsweep, compose, imported_first, summaries
+from tests.support.running import bsweep, compose, imported_first, summaries
 
 DATA = (
     "data=synthetic",
@@ -304,10 +304,3 @@ def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch
         assert probe_worker._peak_flops(cast("Job", job)) > 0
     assert factors
     assert all(factor.unique().numel() > 1000 for factor in factors)
-
-
-def test_a_probe_of_a_split_model_is_refused(tmp_path: Path) -> None:
-    split = ("strategy=sharded", "num_workers=2", "local_batch=8", "model=tiny_cnn")
-    result = bsweep("probe", *TINY, *split, cwd=tmp_path)
-    assert result.returncode == 2
-    assert "strategy=sharded splits it over 2: `bsweep plan --memory`" in result.stderr

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bsweep.config.splitting import PipelineConfig
 from bsweep.study.memory import estimates
 from tests.support.running import TINY, bsweep, compose
 
+TEXT = ("data=text", f"data.path={Path(__file__)}", "data.sequence_length=64")
 LLAMA = (
     "data=text", "data.path=text", "data.sequence_length=128", "data.subset=32",
     "model=llama_tiny", "model.hidden_size=256", "model.intermediate_size=688",
@@ -140,9 +144,83 @@ def test_a_model_that_needs_values_is_not_estimated(tmp_path: Path) -> None:
     assert "memory is not estimated: the model does not run without values" in planned.stdout
 
 
-def test_strategies_that_choose_parts_at_the_start_are_not_estimated() -> None:
-    (one,) = estimates(
-        [compose(*TINY, "model=tiny_cnn", "strategy=pipeline", "num_workers=2", "local_batch=8")]
-    )
-    assert one.fullest is None
-    assert "parts of strategy=pipeline" in one.why_not
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=tensor",),
+        ("strategy=pipeline", "strategy.schedule=gpipe"),
+        ("strategy=pipeline", "strategy.schedule=1f1b"),
+    ],
+)
+def test_estimates_of_parts_are_near_what_workers_measure(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    limits = ("num_workers=2", "launch.memory_limit_mb=[4000,4000]")
+    estimated, recorded = of_points(tmp_path, *LLAMA, *limits, *words)
+    for told, workers in zip(estimated, recorded, strict=True):
+        assert told["parameter_bytes"] in [worker["parameter_bytes"] for worker in workers]
+        assert told["optimizer_bytes"] in [worker["optimizer_bytes"] for worker in workers]
+        peak = max(worker["peak_bytes"] for worker in workers)
+        assert told["total_bytes"] == pytest.approx(peak, rel=0.2)
+    small, large = (max(worker["peak_bytes"] for worker in workers) for workers in recorded)
+    of_batch = estimated[1]["activation_bytes"] - estimated[0]["activation_bytes"]
+    assert large - small == pytest.approx(of_batch, rel=0.2)
+
+
+def test_schedules_keep_more_or_fewer_micro_batches() -> None:
+    def kept(*words: str) -> int:
+        few = ("num_workers=2", "local_batch=64", "strategy.microbatches=8", "strategy.cuts=[2]")
+        words = ("strategy=pipeline", "model=llama_tiny", *TEXT, *few, *words)
+        (one,) = estimates([compose(*words)])
+        assert one.fullest, one.why_not
+        return one.fullest.activation_bytes
+
+    assert kept("strategy.schedule=1f1b") < 0.5 * kept("strategy.schedule=gpipe")
+
+
+SCHEDULES = {
+    "interleaved_1f1b": "Interleaved1F1B",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("workers", "number"), [(2, 4), (2, 8), (4, 8), (4, 16)])
+def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
+    schedule: Any, workers: int, number: int
+) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    card = PipelineConfig(
+        name="pipeline", replicas=1, reduce="fp32", schedule=schedule, microbatches=number,
+        cuts=None,
+    )  # fmt: skip
+    rounds = max(1, number // workers)
+    stub = SimpleNamespace(
+        n_local_stages=2, _n_microbatches=number, pp_group_size=workers, num_stages=2 * workers,
+        _num_stages=2 * workers, number_of_rounds=rounds, microbatches_per_round=number // rounds,
+    )  # fmt: skip
+    kind: Any = get_schedule_class(SCHEDULES[schedule])
+    for part in range(workers):
+        orders = kind._calculate_single_rank_operations(stub, part)
+        assert card.in_flight(part, workers) == _most_kept(orders)
+
+
+def _most_kept(orders: list[Any]) -> tuple[int, ...]:
+    """Return of how many micro-batches a worker keeps activations when it keeps most, for each of
+    its stages.
+    """
+    kept: set[tuple[int, int]] = set()
+    most: set[tuple[int, int]] = set()
+    for action in filter(None, orders):
+        for one in action.sub_actions or (action,):
+            pair, kind = (one.stage_index, one.microbatch_index), one.computation_type.name
+            if kind == "FORWARD":
+                kept.add(pair)
+            elif kind in ("FULL_BACKWARD", "BACKWARD_WEIGHT"):
+                kept.discard(pair)
+            if len(kept) > len(most):
+                most = set(kept)
+    return tuple(number for _, number in sorted(Counter(stage for stage, _ in most).items()))

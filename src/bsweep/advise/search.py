@@ -44,7 +44,8 @@ from bsweep.analysis.prediction.next_run import (
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import CELL, Observed, observed
-from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
+from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
+from bsweep.analysis.prediction.ways import WHOLE, Way
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
@@ -152,6 +153,9 @@ class Search:
     def __post_init__(self) -> None:
         first = next(iter(self.cells.values()))[0]
         self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
+        is_split = first.strategy.can.splits_model
+        # What workers of a split model send is told in units of its own.
+        self.way = Way("", first.strategy, 1.0, 1.0) if is_split else WHOLE
         kept = _read_kept(self._path)
         self.probes = {one.cell: one for one in kept.probes if one.kind == self.kind}
         self.others = [one for one in kept.probes if one.kind != self.kind]
@@ -317,8 +321,8 @@ class Search:
     @property
     def timings(self) -> list[Timing]:
         return [
-            Timing(Cell(batch / workers / passes, workers, passes), probe.step_seconds)
-            for (batch, workers, passes), probe in self.probes.items()
+            Timing(self.way.cell(*cell), probe.step_seconds)
+            for cell, probe in self.probes.items()
             if not probe.problem
         ]
 
@@ -333,7 +337,10 @@ class Search:
             return None
         known = load(self.study_dir, mix=True)
         runs = known.runs[known.runs["run_id"].isin(begun)]
-        return None if runs.empty else observed(replace(known, runs=runs), self.target)
+        if runs.empty:
+            return None
+        # The timed steps must have the same facts as the runs.
+        return replace(observed(replace(known, runs=runs), self.target), ways={"": self.way})
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
         """Return the predicted time and cost of reaching the target for the cells of the grid; None
@@ -390,7 +397,8 @@ class Search:
                 continue
             # Nearly all of this time goes to the start and to evaluations.
             others.setdefault(workers, []).append(probe.wall_seconds)
-        return Grid(points, most, {workers: median(seconds) for workers, seconds in others.items()})
+        beside = {workers: median(seconds) for workers, seconds in others.items()}
+        return Grid(points, most, beside, self.way)
 
     def _left(
         self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None

@@ -27,11 +27,17 @@ from bsweep.allocation.probe_file import (
     PROBE_SCHEMA,
     Probe,
     ProbedBatch,
+    ProbedSplit,
     ProbedWorker,
+    SplitBatch,
     probe_path,
     probed_of,
+    probed_of_split,
     read_probe,
+    split_table,
     table,
+    write_probe,
+    write_split_probe,
 )
 from bsweep.config.card import resolve
 from bsweep.config.contradictions import refuse_contradictions
@@ -43,7 +49,9 @@ __all__ = [
     "PROBE_SCHEMA",
     "Probe",
     "ProbedBatch",
+    "ProbedSplit",
     "ProbedWorker",
+    "SplitBatch",
     "batch_by_flops",
     "batch_by_memory",
     "by_seconds",
@@ -55,11 +63,15 @@ __all__ = [
     "least_steps",
     "probe_path",
     "probed_of",
+    "probed_of_split",
     "read_probe",
     "shares",
+    "split_table",
     "steps_by_flops",
     "steps_by_speed",
     "table",
+    "write_probe",
+    "write_split_probe",
 ]
 
 

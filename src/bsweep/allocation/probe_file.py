@@ -1,12 +1,14 @@
 """The file of measurements that `bsweep probe` writes. It holds the speed of each worker at several
-batches, its largest measured batch, and the time of an exchange.
+batches, its largest measured batch, and the time of an exchange. For each way of splitting a model
+it holds the seconds of steps and the peaks of memory at several batches, and the largest batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError, Count, NonNegative, show
 from bsweep.core.regular_files import read_regular
+from bsweep.runlog.files import write_json
 
 PROBE_SCHEMA = 1
 
@@ -42,12 +45,7 @@ class ProbedWorker:
     stopped_by: str  # why no larger batch was measured: out_of_memory | examples | seconds
 
     def __post_init__(self) -> None:
-        rising = [*(batch.local_batch for batch in self.batches), self.largest_batch + 1]
-        if any(before >= after for before, after in itertools.pairwise(rising)):
-            raise ValueError(
-                f"the local batches of the probe are not in rising order, or exceed the largest "
-                f"batch that was measured, {self.largest_batch}"
-            )
+        _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
 
     def step_seconds(self, local_batch: int) -> float:
         """Return this worker's seconds per step at a local batch, by linear interpolation between
@@ -61,19 +59,57 @@ class ProbedWorker:
         return self.batches[-1].step_seconds
 
 
+def _refuse_disorder(batches: Sequence[int], largest: int) -> None:
+    if any(before >= after for before, after in itertools.pairwise([*batches, largest + 1])):
+        raise ValueError(
+            f"the local batches of the probe are not in rising order, or exceed the largest batch "
+            f"that was measured, {largest}"
+        )
+
+
+@dataclass(frozen=True)
+class SplitBatch:
+    """The measurements of a few steps of a split model at one local batch.
+
+    `peak_bytes` is the peak memory of the worker that took most; None if it is not known.
+    """
+
+    local_batch: Count
+    # The mean time of a whole training step with its exchanges.
+    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
+    peak_bytes: Annotated[int, Field(ge=0)] | None
+
+
+@dataclass(frozen=True)
+class ProbedSplit:
+    """The measurements of a model that is split over workers in one way. `probed` says for which
+    configuration they hold, see `probed_of_split`. `batches` are in rising order, up to
+    `largest_batch`.
+    """
+
+    probed: dict[str, Any]
+    batches: Annotated[tuple[SplitBatch, ...], Field(min_length=1)]
+    largest_batch: Count
+    stopped_by: str  # why no larger batch was tried: out_of_memory | memory | examples | seconds
+
+    def __post_init__(self) -> None:
+        _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
+
+
 @dataclass(frozen=True)
 class Probe:
-    """The results of `bsweep probe`. `probed` says for which configuration they hold, see
-    `probed_of`.
+    """The results of `bsweep probe`. `probed` says for which configuration those of workers with
+    the whole model hold, see `probed_of`. There are no workers if only split models were probed.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     schema: int
-    probed: dict[str, Any]
-    workers: tuple[ProbedWorker, ...]
+    probed: dict[str, Any] = field(default_factory=dict)
+    workers: tuple[ProbedWorker, ...] = ()
     # The time of one exchange of the whole vector with its codec, without waiting for others.
-    exchange_seconds: NonNegative
+    exchange_seconds: NonNegative = 0.0
+    splits: tuple[ProbedSplit, ...] = ()  # of each way of splitting the model
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -120,21 +156,60 @@ def _exchange_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def probed_of_split(config: RunConfig) -> dict[str, Any]:
+    """Return the settings on which the measurements of a split model depend, as JSON values by
+    dotted key: those of `probed_of`, and all of the strategy.
+    """
+    strategy = {f"strategy.{key}": value for key, value in asdict(config.strategy).items()}
+    plain: dict[str, Any] = json.loads(json.dumps({**probed_of(config), **strategy}))
+    return plain
+
+
+def write_probe(config: RunConfig, found: dict[str, Any]) -> None:
+    """Write the measurements of workers with the whole model, as plain values, into a run's probe
+    file. Those of split models stay in it.
+    """
+    _write(config, {**found, "splits": [asdict(one) for one in _kept(config).splits]})
+
+
+def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
+    """Write the measurements of a split model into a run's probe file. All others stay in it,
+    except those of the same configuration.
+    """
+    kept = _kept(config)
+    others = [one for one in kept.splits if one.probed != found.probed]
+    _write(config, asdict(replace(kept, splits=(*others, found))))
+
+
+def _kept(config: RunConfig) -> Probe:
+    """Return what a run's probe file holds; nothing if there is none of this version."""
+    try:
+        return _PROBE.validate_json(read_regular(probe_path(config)))
+    except (OSError, ValueError):
+        return Probe(PROBE_SCHEMA)
+
+
+def _write(config: RunConfig, found: dict[str, Any]) -> None:
+    path = probe_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+
+
 def read_probe(config: RunConfig) -> Probe:
     """Return the results of `bsweep probe` for a run, read from its probe file.
 
     Raises:
-        ConfigError: If the file is missing, is no probe, was written by a newer bsweep, or was
-            measured with another configuration.
+        ConfigError: If the file is missing, has no workers with the whole model, is no probe, was
+            written by a newer bsweep, or was measured with another configuration.
     """
     path = probe_path(config)
     remedy = "run `bsweep probe` with the same overrides"
+    or_devices = (
+        ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
+    )
     try:
         probe = _PROBE.validate_json(read_regular(path))
     except FileNotFoundError:
-        or_devices = (
-            ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
-        )
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, but there is no {path}: {remedy} "
             f"first{or_devices}."
@@ -148,6 +223,11 @@ def read_probe(config: RunConfig) -> Probe:
         raise ConfigError(
             f"{path}: a newer bsweep wrote this file (probe schema {probe.schema}): update bsweep, "
             f"or {remedy} again."
+        )
+    if not probe.workers:
+        raise ConfigError(
+            f"allocation={config.allocation.name} needs a probe of workers that hold the whole "
+            f"model, but {path} has only split models: {remedy} first{or_devices}."
         )
     ours = probed_of(config)
     is_asked = config.allocation.asks_exchange or config.allocation.fills_memory
@@ -190,15 +270,41 @@ def table(probe: Probe) -> str:
         rows.append(
             [str(rank), one.host, one.device, *times, largest, f"{one.peak_flops / 1e12:.3g}"]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
     return "\n".join(
         [
             "seconds per step at local batches:",
-            *lines,
+            *_aligned(rows),
             f"one exchange: {probe.exchange_seconds:.3g} s",
         ]
     )
+
+
+def split_table(config: RunConfig) -> str:
+    """Return the results of all probes of split models in a run's probe file as a text table, with
+    the seconds of a step and the peak memory at each local batch.
+    """
+    rows = [["strategy", "workers", "local batch", "s per step", "peak MiB", "largest"]]
+    for one in _kept(config).splits:
+        strategy = [
+            f"{key.rpartition('.')[2]}={show(value)}"
+            for key, value in one.probed.items()
+            if key.startswith("strategy.") and key != "strategy.name" and value is not None
+        ]
+        name = " ".join([str(one.probed["strategy.name"]), *strategy])
+        for batch in one.batches:
+            is_largest = batch.local_batch == one.largest_batch
+            peak = "-" if batch.peak_bytes is None else f"{batch.peak_bytes / 2**20:,.0f}"
+            largest = "largest" if one.stopped_by == "out_of_memory" else "more may fit"
+            numbers = [str(one.probed["num_workers"]), str(batch.local_batch)]
+            times = [f"{batch.step_seconds:.3g}", peak, largest if is_largest else ""]
+            rows.append([name, *numbers, *times])
+            name = ""
+    return "\n".join(_aligned(rows))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]

@@ -21,7 +21,7 @@ from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog import profile_file
 from bsweep.runlog.reading import Damaged
-from bsweep.study import checks, side_runs
+from bsweep.study import checks, side_runs, split_probe
 
 logger = terminal.logger(__name__)
 
@@ -39,12 +39,25 @@ def probe(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    config = _measured("probe", side_runs.probe, arguments)
+    config = _measured("probe", _probed, arguments)
     if isinstance(config, int):
         return config
-    print(allocation.table(allocation.read_probe(config)))
+    is_split = _is_split(config)
+    print(
+        allocation.split_table(config)
+        if is_split
+        else allocation.table(allocation.read_probe(config))
+    )
     print(allocation.probe_path(config))
     return 0
+
+
+def _probed(config: RunConfig, say: Callable[[str], None]) -> launch.Outcome:
+    return split_probe.probe(config, say) if _is_split(config) else side_runs.probe(config, say)
+
+
+def _is_split(config: RunConfig) -> bool:
+    return config.strategy.num_parts(config.num_workers) > 1
 
 
 def profile(arguments: Sequence[str]) -> int:
@@ -96,12 +109,6 @@ def _refuse_unmeasured(command: str, config: RunConfig) -> None:
         raise ConfigError(
             f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
             "--probe` times a few steps of your program."
-        )
-    if command == "probe" and (parts := config.strategy.num_parts(config.num_workers)) > 1:
-        raise ConfigError(
-            f"bsweep probe measures workers that hold the whole model, but strategy="
-            f"{config.strategy.name} splits it over {parts}: `bsweep plan --memory` estimates "
-            "its memory, and `bsweep plan --probe` times a few of its steps."
         )
 
 

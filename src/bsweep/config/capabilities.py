@@ -61,6 +61,9 @@ class Capabilities:
     can tell.
     """
 
+    splits_model: bool = False
+    """True if workers can hold parts of one model instead of copies of it."""
+
     splits_layers: bool = False
     """True if each worker computes a part of the layers that a plan of the model names."""
 

@@ -331,6 +331,45 @@ class StrategyConfig(Card):
         """
         yield from ()
 
+    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+        """Return by a formula what a worker of a split model sends in a pass, as the mean over
+        workers.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The bytes as a multiple of those of the model's parameters, and for each example of the
+            replica as a multiple of what depends on the model, such as the size of activations.
+        """
+        return 0.0, 0.0
+
+    def textbook_bubble(self, num_workers: int) -> float | None:
+        """Return the share of a step in which a worker has nothing to do, if all stages take the
+        same time and messages take none.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The share; None if there is no formula for it.
+        """
+        return 0.0
+
+    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
+        """Return of how many micro-batches a worker that holds stages of a model keeps activations
+        when it keeps most.
+
+        Args:
+            part: The index of the worker among those of its replica.
+            num_workers: The number of all workers.
+
+        Returns:
+            The number of micro-batches for each stage of the worker, in the order of its stages;
+            empty if this is not known before a run.
+        """
+        return ()
+
     @property
     def in_probe(self) -> StrategyConfig:
         """The card of the strategy that a probe (a short measurement) runs to measure this

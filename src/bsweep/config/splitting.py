@@ -28,6 +28,7 @@ class SplitConfig(StrategyConfig):
         exchanges_in_passes=True,
         # Each run's process groups stay in the process, with their connections and threads.
         leaves_processes_clean=False,
+        splits_model=True,
         why_no_noise=(
             "no worker of a split model has a whole gradient of its own, whose noise could be "
             "measured. Use strategy=allreduce"
@@ -43,6 +44,13 @@ class SplitConfig(StrategyConfig):
 
     def num_parts(self, num_workers: int) -> int:
         return num_workers // self.replicas
+
+    def _between_replicas(self, num_workers: int) -> float:
+        """Return what a worker sends to sum gradients over replicas, as a multiple of the bytes of
+        the model's parameters.
+        """
+        width = 0.5 if self.reduce == "bf16" else 1.0
+        return 2 * width * (1 - 1 / self.replicas) / self.num_parts(num_workers)
 
     @property
     def in_probe(self) -> StrategyConfig:
@@ -83,6 +91,15 @@ class ShardedConfig(SplitConfig):
         """
         return num_workers
 
+    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+        """Return the shares as `StrategyConfig.sent_in_pass` says: of the parameters, which are
+        gathered, and of the gradients, whose sum counts as one gathering.
+        """
+        gatherings = 2 if self.reshard == "forward" else 1
+        width = 0.5 if self.reduce == "bf16" else 1.0
+        within = (1 - 1 / self.num_parts(num_workers)) * (gatherings + width)
+        return within + self._between_replicas(num_workers), 0.0
+
     def new_gradient_share(self, num_workers: int) -> float:
         return 1 / self.num_parts(num_workers)
 
@@ -106,6 +123,12 @@ class TensorConfig(SplitConfig):
 
     builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
     kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
+
+    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+        """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which all
+        workers of a replica sum.
+        """
+        return self._between_replicas(num_workers), 1 - 1 / self.num_parts(num_workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +271,33 @@ class PipelineConfig(StagedConfig):
         num_parts = self.num_parts(num_workers)
         folded = self.is_v and stage >= num_parts
         return 2 * num_parts - 1 - stage if folded else stage % num_parts
+
+    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+        """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which pass each
+        border between workers twice.
+        """
+        num_parts = self.num_parts(num_workers)
+        # The two stages of the worker at the turn of a V are neighbours.
+        borders = self.num_stages(num_workers) - 1 - self.is_v
+        return self._between_replicas(num_workers), borders / num_parts
+
+    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
+        num_parts, number = self.num_parts(num_workers), self.microbatches
+        if self.schedule == "gpipe":
+            return (number,)
+        if self.schedule == "1f1b":
+            return (min(number, num_parts - part),)
+        if self.is_v:
+            first = 2 * num_parts - part - (self.schedule == "zbv")
+            return min(number, first), min(number, part + 1)
+        per_worker = self.num_stages(num_workers) // num_parts
+        of_round = number // max(1, number // num_parts)
+        # Backward passes for weights that come later keep activations of `part` micro-batches.
+        is_whole = self.schedule == "interleaved_1f1b"
+        ahead = 2 * (num_parts - 1 - part) if is_whole else num_parts - 1
+        most = min((per_worker - 1) * of_round + ahead + 1, per_worker * number)
+        forwards = [(step // of_round) % per_worker for step in range(most)]
+        return tuple(forwards.count(stage) for stage in range(per_worker))
 
     def textbook_bubble(self, num_workers: int) -> float | None:
         """Return the idle share of a step: (p - 1) / (v m + p - 1) for p workers with v stages each

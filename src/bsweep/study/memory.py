@@ -9,17 +9,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
 from bsweep import data, models
-from bsweep.config.groups import ModelConfig
+from bsweep.config.groups import ModelConfig, StrategyConfig
 from bsweep.config.run import RunConfig
+from bsweep.config.splitting import PipelineConfig
 from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
 from bsweep.data import DataInfo
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics
+
+if TYPE_CHECKING:  # it imports torch
+    from bsweep.models.activations import StageKept
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class _Passes:
     numerics: Numerics
     num_passes: int
     gradient_share: float
+    num_parts: int  # workers that share layers
+    num_microbatches: int
 
 
 def estimates(configs: Sequence[RunConfig]) -> list[Estimated]:
@@ -126,22 +133,56 @@ def _why_not(config: RunConfig) -> str:
         return "only the program knows its model"
     if config.optimizer.vectors_of_state is None:
         return "only your own optimizer knows its state"
-    if config.strategy.can.splits_layers or config.strategy.can.cuts_model:
-        return f"the parts of strategy={config.strategy.name} are known only when it starts"
+    if config.strategy.can.cuts_model and not config.strategy.in_flight(0, config.num_workers):
+        return f"only strategy={config.strategy.name} itself knows what its stages keep"
     return ""
 
 
 def _key(config: RunConfig) -> tuple[object, ...]:
-    return config.model, _passes(config)
+    is_cut = config.strategy.can.cuts_model
+    return config.model, _passes(config), *((config.strategy, config.num_workers) * is_cut)
 
 
 def _passes(config: RunConfig) -> _Passes:
+    strategy, workers = config.strategy, config.num_workers
     return _Passes(
         data.prepare(config.data),
         _numerics(config),
         min(2, config.accumulation_steps),
-        config.strategy.new_gradient_share(config.num_workers),
+        strategy.new_gradient_share(workers),
+        strategy.num_parts(workers) if strategy.can.splits_layers else 1,
+        strategy.num_microbatches,
     )
+
+
+@functools.cache  # a sweep asks for every point
+def _stages(
+    card: ModelConfig, info: DataInfo, strategy: StrategyConfig, num_workers: int
+) -> tuple[tuple[StageKept, ...], ...]:
+    """Return the stages of each worker of a replica. Without configured cuts, the stages have
+    nearly equal numbers of operations.
+    """
+    from bsweep.models.activations import StageKept, flops_of_pieces  # imports torch
+    from bsweep.strategies.stages import balanced
+
+    pipeline = cast("PipelineConfig", strategy)
+    flops = flops_of_pieces(card, info, _COUNTED_EXAMPLES)
+    num_stages = pipeline.num_stages(num_workers)
+    borders = [0, *(pipeline.cuts or balanced(flops, num_stages)), len(flops)]
+    every: list[tuple[StageKept, ...]] = []
+    for part in range(pipeline.num_parts(num_workers)):
+        own = [one for one in range(num_stages) if pipeline.part_of(one, num_workers) == part]
+        kept = pipeline.in_flight(part, num_workers)
+        every.append(
+            tuple(
+                StageKept(borders[one], borders[one + 1], number)
+                for one, number in zip(own, kept, strict=True)
+            )
+        )
+    return tuple(every)
+
+
+_COUNTED_EXAMPLES = 2  # whose operations are counted: BatchNorm refuses one alone
 
 
 def _numerics(config: RunConfig) -> Numerics:
@@ -176,49 +217,65 @@ def _estimated(config: RunConfig, batches: set[int]) -> Estimated:
 
 
 def _memory(config: RunConfig, local_batch: int, batches: set[int]) -> Memory:
-    passes, strategy, workers = _passes(config), config.strategy, config.num_workers
-    precision = passes.numerics.precision
-    element_bytes = 8 if precision == "fp64" else 4
-    num_parts = strategy.num_parts(workers)
-    held = element_bytes * _num_elements(config.model, passes.info, num_parts)
-    blocks = [element_bytes * size for size in _sizes_of_blocks(config.model, passes.info)]
-    in_passes = strategy.bytes_in_passes(blocks)
-    early = (strategy.vectors_held - strategy.vectors_of_first_step) * held
-    early += config.compression.vectors_held * held
-    optimizer = (config.optimizer.vectors_of_state or 0) * held
+    """Return the estimated memory of the fullest worker of those with this local batch."""
+    passes, strategy = _passes(config), config.strategy
+    element_bytes = 8 if passes.numerics.precision == "fp64" else 4
     # This comes before passes are counted, for which torch imports what no worker needs.
     process = 0 if gpus.num_gpus(config.device) else _process_bytes()
-    activations = _activation_bytes(config, passes, local_batch, batches)
-    later = strategy.vectors_of_first_step * held + in_passes
-    return Memory(
-        parameter_bytes=held,
-        gradient_bytes=held,
-        optimizer_bytes=optimizer,
-        strategy_bytes=early + later,
-        activation_bytes=activations,
-        process_bytes=process,
-        bytes_after_start=optimizer + later + activations,
-    )
+    model, info, workers = config.model, passes.info, config.num_workers
+    blocks = [element_bytes * size for size in _sizes_of_blocks(model, info)]
+    of_workers = _stages(model, info, strategy, workers) if strategy.can.cuts_model else ((),)
+    found = []
+    for stages in of_workers:
+        num_parts = strategy.num_parts(workers)
+        held = element_bytes * _num_elements(model, info, num_parts, passes.num_parts, stages)
+        early = (strategy.vectors_held - strategy.vectors_of_first_step) * held
+        early += config.compression.vectors_held * held
+        later = strategy.vectors_of_first_step * held + strategy.bytes_in_passes(blocks)
+        optimizer = (config.optimizer.vectors_of_state or 0) * held
+        activations = _activation_bytes(config, passes, stages, local_batch, batches)
+        found.append(
+            Memory(
+                parameter_bytes=held,
+                gradient_bytes=held,
+                optimizer_bytes=optimizer,
+                strategy_bytes=early + later,
+                activation_bytes=activations,
+                process_bytes=process,
+                bytes_after_start=optimizer + later + activations,
+            )
+        )
+    return max(found, key=lambda one: one.total_bytes)
 
 
 def _activation_bytes(
-    config: RunConfig, passes: _Passes, local_batch: int, batches: set[int]
+    config: RunConfig,
+    passes: _Passes,
+    stages: tuple[StageKept, ...],
+    local_batch: int,
+    batches: set[int],
 ) -> int:
-    from bsweep.models.activations import bytes_of_passes  # imports torch
+    from bsweep.models import activations  # imports torch
 
-    least, most = min(batches), max(batches)
-    low, high = (
-        bytes_of_passes(
-            config.model,
-            passes.info,
+    card, info, numerics = config.model, passes.info, passes.numerics
+    how: Any = {"precision": numerics.precision, "channels_last": numerics.channels_last}
+    parts = passes.num_microbatches
+
+    def count(batch: int) -> int:
+        if stages:
+            return activations.bytes_of_stages(card, info, stages, batch // parts, parts, **how)
+        return activations.bytes_of_passes(
+            card,
+            info,
             batch,
-            precision=passes.numerics.precision,
-            channels_last=passes.numerics.channels_last,
+            **how,
             num_passes=passes.num_passes,
             gradient_share=passes.gradient_share,
+            num_parts=passes.num_parts,
         )
-        for batch in (least, most)
-    )
+
+    least, most = min(batches), max(batches)
+    low, high = count(least), count(most)
     return low + (high - low) * (local_batch - least) // max(1, most - least)
 
 
@@ -232,11 +289,32 @@ def _process_bytes() -> int:
 
 
 @functools.cache  # a sweep asks for every point
-def _num_elements(card: ModelConfig, info: DataInfo, num_parts: int) -> int:
-    """Return the number of elements of trained parameters that a worker holds, if the first
-    dimension of each parameter is divided into `num_parts` parts.
+def _num_elements(
+    card: ModelConfig,
+    info: DataInfo,
+    num_parts: int,
+    parts_of_layers: int,
+    stages: tuple[StageKept, ...],
+) -> int:
+    """Return the number of elements of trained parameters that a worker holds: those of its stages,
+    or its part of the layers in the model's plan and all other parameters, or else of each
+    parameter one of `num_parts` parts by the first dimension.
     """
     model = models.outlined(card, info.num_classes, info.shape)
+    if stages:
+        pieces = models.pieces(card, model)
+        kept = [piece for one in stages for _, piece in pieces[one.start : one.stop]]
+        every = [tensor for piece in kept for tensor in piece.parameters()]
+        return sum(tensor.numel() for tensor in every if tensor.requires_grad)
+    if parts_of_layers > 1:
+        from bsweep.models import plans  # imports torch
+
+        shapes = plans.shapes(plans.of(card, model), model, parts_of_layers)
+        return sum(
+            math.prod(shapes.get(name, tensor.shape))
+            for name, tensor in model.named_parameters()
+            if tensor.requires_grad
+        )
     trained = [one.shape for one in model.parameters() if one.requires_grad]
     return sum(
         math.ceil(shape[0] / num_parts) * math.prod(shape[1:]) if shape else 1 for shape in trained

@@ -24,7 +24,7 @@ from bsweep.runlog.shared_clock import file_system_time
 from bsweep.study.attempts import ask_for_calibration, paths_of
 from bsweep.study.progress import Output
 
-_TRIED_STEPS = 10
+TRIED_STEPS = 10
 
 
 def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
@@ -42,9 +42,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     if outcome.status == "completed":
         found = read_json(paths.folder / "probe.json")
         assert found, "the probe completed without an answer"
-        path = allocation.probe_path(config)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found)
+        allocation.write_probe(config, found)
     return outcome
 
 
@@ -66,12 +64,14 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
 class Tried:
     """The measured times of a point that trained for a few steps, and its training examples.
 
-    `other_seconds` is the time that the whole point would take besides its steps.
+    `other_seconds` is the time that the whole point would take besides its steps. `peak_bytes` is
+    the peak memory of the worker that took most; None if no worker recorded it.
     """
 
     step_seconds: float
     other_seconds: float
     num_train: int
+    peak_bytes: int | None = None
 
 
 def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
@@ -103,10 +103,12 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
     examples = epochs[0]["images_per_second"] * train_seconds
     steps = epochs[0]["num_steps"] if config.program.is_own else examples / config.examples_per_step
+    peaks = [one["peak_bytes"] or 0 for one in epochs[0].get("worker_memory") or ()]
     return Tried(
         train_seconds / steps,
         start_seconds + config.epochs * evaluation_seconds,
         start["num_train"] if config.program.is_own else data.prepare(config.data).num_train,
+        max(peaks, default=0) or None,
     )
 
 
@@ -115,9 +117,9 @@ def _shortened(config: RunConfig) -> RunConfig:
     until it is asked to stop.
     """
     if isinstance(config.program, OwnProgramConfig):
-        return replace(config, program=replace(config.program, most_steps=_TRIED_STEPS))
+        return replace(config, program=replace(config.program, most_steps=TRIED_STEPS))
     whole = data.prepare(config.data).num_train
-    subset = min(whole, _TRIED_STEPS * config.examples_per_step)
+    subset = min(whole, TRIED_STEPS * config.examples_per_step)
     return replace(config, epochs=1, data=replace(config.data, subset=subset))
 
 

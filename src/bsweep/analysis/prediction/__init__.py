@@ -20,7 +20,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.prediction import critical_batch, rates
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits, fit, leave_out
-from bsweep.analysis.prediction.forecast import Forecast, default_grid, forecast, grid
+from bsweep.analysis.prediction.forecast import Forecast, Key, default_grid, forecast, grid
 from bsweep.analysis.prediction.objectives import (
     Objective,
     choose_cell,
@@ -35,7 +35,8 @@ from bsweep.analysis.prediction.selection import (
     observed,
     rate_rule,
 )
-from bsweep.analysis.prediction.step_time import Timing, probe_timings
+from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.prediction.ways import timings_of_probe
 from bsweep.config.target import Target, target_of
 from bsweep.core.sentences import said
 
@@ -71,7 +72,8 @@ def predict(
         workers: Worker counts of the grid. None takes those of the runs.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
-            in settings other than batch size, workers, learning rate and seed.
+            in settings other than batch size, workers, way of splitting the model, learning rate
+            and seed.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
 
     Returns:
@@ -88,7 +90,7 @@ def predict(
         study if isinstance(study, Study) else load(study, mix=True)
     )  # `where` may select among the mixed runs
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
-    timings = probe_timings(probe) if probe else ()
+    timings = timings_of_probe(probe, seen.ways) if probe else ()
     return predict_from(
         seen,
         fit(seen, timings),
@@ -103,7 +105,7 @@ def predict_from(
     seen: Observed,
     fits: Fits,
     objective: Objective,
-    of: Sequence[tuple[int, int, int]],
+    of: Sequence[Key],
     price_per_worker_hour: float | None = None,
     timings: tuple[Timing, ...] = (),
 ) -> Prediction:
@@ -148,15 +150,13 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
 
 def _grid(
     seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None
-) -> list[tuple[int, int, int]]:
-    own = default_grid(seen)
-    if batches is None and workers is None:
-        of = own
-    else:
+) -> list[Key]:
+    of = default_grid(seen)
+    if batches is not None or workers is not None:
         of = grid(
             seen,
-            sorted({batch for batch, _, _ in own}) if batches is None else sorted(set(batches)),
-            sorted({count for _, count, _ in own}) if workers is None else sorted(set(workers)),
+            sorted({cell[0] for cell in of}) if batches is None else sorted(set(batches)),
+            None if workers is None else sorted(set(workers)),
         )
     if len(of) < 2:
         raise ValueError(

@@ -4,8 +4,9 @@ This module also estimates the critical batch size and the leave-out error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ _OF_TIMINGS: Mapping[str, Callable[[Timing], float]] = {
     "num_workers": lambda one: one.cell.num_workers,
     "global_batch": lambda one: one.cell.local_batch * one.cell.num_workers * one.cell.passes,
 }
+_Groups = Iterable[tuple[tuple[int, int, int, str], pd.DataFrame]]
 _MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
@@ -92,7 +94,7 @@ def fit(
         steps = fit_steps(runs, help_ or prior, num_draws, weights=weights)
     step_time = fit_step_time(
         [*seen.timings(), *timings], num_draws, across_from=seen.across_from(),
-        weights=like.step_time.weights if like else None,
+        weights=like.step_time.weights if like else None, byte_seconds=seen.byte_seconds(),
     )  # fmt: skip
     return Fits(steps, step_time, (by_steps, noise, branched))
 
@@ -103,7 +105,7 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
 
     At most 16 batch sizes and worker counts are left out, one after another. A run counts as much
     as in the `whole` fits to all runs. A cell has a row for each time that it was left out. The
-    columns are `CELL` and:
+    columns are `CELL`, `way` and:
 
     - `left_out`: `global_batch` or `num_workers`.
     - `measured_seconds`: the exponential of `measured_log`.
@@ -115,7 +117,7 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
     - `is_inside`: True if the interval contains the measurement. For a bound, True if the interval
       does not end below it.
 
-    A cell has no row if the others are too few to predict from.
+    A cell has no row if the others are too few to predict from, or none has its strategy.
     """
     was_trained = seen.runs["reached"].eq(True) | (seen.runs["trained_seconds"] > 0)
     known = seen.runs[was_trained]
@@ -132,17 +134,24 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
             fits = fit(others, of_others, _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
-        cells = list(known[known[name] == value].groupby(CELL))
-        of_cells = pd.DataFrame([key for key, _ in cells]).to_numpy(int).tolist()
-        keys = [(int(batch), int(workers), int(passes)) for batch, workers, passes in of_cells]
-        log_steps, log_step, scatter = drawn(fits.steps, fits.step_time, keys)
+        groups_of = known[known[name] == value].groupby([*CELL, "way"])
+        cells = [
+            ((batch, workers, passes, way), of_cell, cell)
+            for (batch, workers, passes, way), of_cell in cast("_Groups", groups_of)
+            if fits.step_time.knows(cell := seen.ways[way].cell(batch, workers, passes))
+        ]
+        if not cells:
+            continue
+        log_steps, log_step, scatter = drawn(
+            fits.steps, fits.step_time, [cell for *_, cell in cells]
+        )
         logs = log_steps + log_step
         rows += [
             (*key, name, *_missed(of_cell, fits, logs[:, place], scatter[:, place]))
-            for place, (key, of_cell) in enumerate(cells)
+            for place, (key, of_cell, _) in enumerate(cells)
         ]
     names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
-    return pd.DataFrame(rows, columns=[*CELL, *names.split()])
+    return pd.DataFrame(rows, columns=[*CELL, "way", *names.split()])
 
 
 def _missed(of_cell: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tuple[float, ...]:

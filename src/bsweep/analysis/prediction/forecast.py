@@ -41,43 +41,52 @@ class Forecast:
     log_step_seconds: Array
 
 
-def default_grid(seen: Observed) -> list[tuple[int, int, int]]:
+Key = tuple[int, int, int] | tuple[int, int, int, str]
+"""A cell in the order of `CELL`: global batch, workers, passes; and the way of sharing the model,
+if the runs have several.
+"""
+
+
+def default_grid(seen: Observed) -> list[Key]:
     """Return the default grid of a prediction: the worker counts of the runs, each with the batch
     sizes of the runs and with doublings of the smallest one, as far as `grid` keeps the pairs.
 
-    The doublings go from the smallest global batch of the runs to the largest.
+    The doublings go from the smallest global batch of the runs to the largest. Each way of sharing
+    the model has the worker counts of its own runs.
     """
     measured = {int(batch) for batch in seen.runs["global_batch"]}
     batch = min(measured)
     while batch <= max(measured):
         measured.add(batch)
         batch *= 2
-    return grid(
-        seen, sorted(measured), sorted({int(workers) for workers in seen.runs["num_workers"]})
-    )
+    return grid(seen, sorted(measured))
 
 
-def grid(
-    seen: Observed, batches: Sequence[int], workers: Sequence[int]
-) -> list[tuple[int, int, int]]:
+def grid(seen: Observed, batches: Sequence[int], workers: Sequence[int] | None = None) -> list[Key]:
     """Return cells (global batch, workers, passes) for those pairs of the given batch sizes and
     worker counts whose batch divides evenly and is no larger than the training set.
 
     A batch divides evenly if every worker gets equal whole batches, in the most frequent number of
-    passes among the runs.
+    passes among the runs. There is a cell for each way of sharing the model. Without `workers`,
+    each way has the worker counts of its runs.
     """
     passes = int(seen.runs["passes"].mode()[0])
     num_train = seen.runs["num_train"].max()
     most = int(num_train) if pd.notna(num_train) else max(batches)
-    pairs = [(batch, count) for count in workers for batch in batches if batch <= most]
-    return [(batch, count, passes) for batch, count in pairs if batch % (count * passes) == 0]
+    found: list[Key] = []
+    for name, way in seen.ways.items():
+        own = seen.runs.loc[seen.runs["way"] == name, "num_workers"]
+        counts = sorted({int(count) for count in own}) if workers is None else workers
+        cells = [(b, count, passes) for count in counts for b in batches if b <= most]
+        found += [(*cell, name) if name else cell for cell in cells if way.divides(*cell)]
+    return found
 
 
 def forecast(
     seen: Observed,
     steps: StepsFit,
     step_time: StepTimeFit,
-    of: Sequence[tuple[int, int, int]],
+    of: Sequence[Key],
     price_per_worker_hour: float | None = None,
 ) -> Forecast:
     """Predict the time to the target for each cell of a grid, from the fits of the steps to the
@@ -85,7 +94,8 @@ def forecast(
 
     The columns of `cells` are:
 
-    - `CELL`, and `local_batch`.
+    - `CELL`, `way` and `local_batch`: the examples of a pass of one worker, or of a group that
+      computes the same examples.
     - `seconds`: the median time to the target. `seconds_low` and `seconds_high` are the ends of the
       90 % prediction interval of one further run.
     - `typical_low` and `typical_high`: the ends of the interval of the median over seeds.
@@ -108,11 +118,34 @@ def forecast(
     - `is_extrapolated`: True if `beyond` is not empty.
     - `problem`: why the cell cannot be trained, or empty.
     """
-    keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
-    log_steps, log_step, scatter = drawn(steps, step_time, of)
+    by_way: dict[str, list[tuple[int, int, int]]] = {}
+    for cell in of:
+        by_way.setdefault("" if len(cell) == 3 else cell[3], []).append(cell[:3])
+    every = [
+        _of_way(seen, name, steps, step_time, cells, price_per_worker_hour)
+        for name, cells in by_way.items()
+        if step_time.knows(seen.ways[name].cell(*cells[0]))
+    ]
+    table = pd.concat([one.cells for one in every], ignore_index=True)
+    logs = ([one.log_seconds, one.log_run_seconds, one.log_step_seconds] for one in every)
+    return Forecast(table, *(np.concatenate(of, axis=1) for of in zip(*logs, strict=True)))
+
+
+def _of_way(
+    whole: Observed,
+    name: str,
+    steps: StepsFit,
+    step_time: StepTimeFit,
+    of: Sequence[tuple[int, int, int]],
+    price_per_worker_hour: float | None,
+) -> Forecast:
+    """Return the forecast of cells with one way of sharing the model."""
+    seen, way = whole.of_way(name), whole.ways[name]
+    keys = [way.cell(*cell) for cell in of]
+    log_steps, log_step, scatter = drawn(steps, step_time, keys)
     log_seconds = log_steps + log_step
-    local_batches = [key.local_batch for key in keys]
-    table = pd.DataFrame(list(of), columns=CELL).assign(local_batch=local_batches)
+    local_batches = [way.local_batch(*cell) for cell in of]
+    table = pd.DataFrame(list(of), columns=CELL).assign(way=name, local_batch=local_batches)
     table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))
     table[["typical_low", "typical_high"]] = np.exp(np.quantile(log_seconds, INTERVAL, axis=0)).T
     table = table.join(_quantiles("steps", log_steps)).join(_quantiles("step_seconds", log_step))
@@ -124,23 +157,24 @@ def forecast(
     table = table.merge(_measured(seen, steps, step_time, set(of)), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
     table["is_only_bounded"] = table["is_only_bounded"].eq(True)
-    table["is_unreached"] = are_unreached(table["global_batch"], seen.runs)
-    table["beyond"] = _beyond(table, seen.runs, step_time.passed)
+    table["is_unreached"] = are_unreached(table["global_batch"], whole.runs)
+    batches = whole.runs["global_batch"].tolist()
+    table["beyond"] = _beyond(table, keys, batches, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
     table["problem"] = _problems(seen.runs, table)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 
 
 def drawn(
-    steps: StepsFit, step_time: StepTimeFit, of: Sequence[tuple[int, int, int]]
+    steps: StepsFit, step_time: StepTimeFit, of: Sequence[Cell]
 ) -> tuple[Array, Array, Array]:
-    """Return posterior draws for each cell of a grid, of shape (draws, cells): the logarithms of
+    """Return posterior draws for each of several cells, of shape (draws, cells): the logarithms of
     the steps to the target, those of the seconds of a step, and by how much the log time of one run
     differs from their sum.
     """
-    keys = [Cell(batch / workers / passes, workers, passes) for batch, workers, passes in of]
-    log_steps = np.stack([steps.log_steps(float(batch)) for batch, _, _ in of], axis=1)
-    log_step = np.stack([step_time.log_seconds(key) for key in keys], axis=1)
+    batches = [cell.local_batch * cell.num_workers * cell.passes for cell in of]
+    log_steps = np.stack([steps.log_steps(float(round(batch))) for batch in batches], axis=1)
+    log_step = np.stack([step_time.log_seconds(cell) for cell in of], axis=1)
     rng = np.random.default_rng([steps.seed, 3])
     of_steps, of_step = (
         sigma[:, None] * rng.standard_t(FREEDOM, log_steps.shape)
@@ -228,20 +262,33 @@ def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool
     return batches.isin(missed) | (batches >= least)
 
 
-def _beyond(table: pd.DataFrame, runs: pd.DataFrame, timed: Sequence[Cell]) -> list[str]:
-    known: dict[str, tuple[str, str, Sequence[float]]] = {
-        "global_batch": ("global batch", "run", runs["global_batch"].tolist()),
-        "local_batch": ("local batch", "timed", [cell.local_batch for cell in timed]),
-        "num_workers": ("number of workers", "timed", [cell.num_workers for cell in timed]),
-    }
-    found = [""] * len(table)
-    for name, (words, how, values) in known.items():
-        least, most = min(values), max(values)
-        for place, value in enumerate(table[name]):
+def _beyond(
+    table: pd.DataFrame, keys: Sequence[Cell], batches: Sequence[float], timed: Sequence[Cell]
+) -> list[str]:
+    """Return for each cell of a grid what of it lies beyond the measurements, in words.
+
+    Args:
+        table: The cells.
+        keys: The same cells.
+        batches: The global batches of the runs.
+        timed: The cells whose steps were timed. Those of other strategies tell nothing.
+    """
+    found = []
+    for cell, key in zip(table.to_dict("records"), keys, strict=True):
+        own = [one for one in timed if one.form.strategy == key.form.strategy]
+        group = cell["local_batch"] / key.local_batch  # workers that compute the same examples
+        known: dict[str, tuple[str, str, Sequence[float]]] = {
+            "global_batch": ("global batch", "run", batches),
+            "local_batch": ("local batch", "timed", [one.local_batch * group for one in own]),
+            "num_workers": ("number of workers", "timed", [one.num_workers for one in own]),
+        }
+        words = []
+        for name, (what, how, values) in known.items():
+            least, most, value = min(values), max(values), cell[name]
             if not least <= value <= most:
                 between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-                comma = ", " if found[place] else ""
-                found[place] += f"{comma}{words} {value:g} ({how}: {between})"
+                words.append(f"{what} {value:g} ({how}: {between})")
+        found.append(", ".join(words))
     return found
 
 

@@ -35,7 +35,8 @@ from bsweep.analysis.prediction.objectives import (
 )
 from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import CELL, Observed, exact_batches
-from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
+from bsweep.analysis.prediction.step_time import StepTimeFit
+from bsweep.analysis.prediction.ways import WHOLE, Way
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
 FEWEST_RUNS = 3  # that a search may make, even if they cost more than the share
@@ -82,12 +83,13 @@ class Grid:
 
     `points` is the number of runs of each cell, and `most_steps` the most steps of each of them.
     `other_seconds`, by worker count, are the seconds of a run beside its steps: to start, and to
-    evaluate.
+    evaluate. `way` is how all workers share the model.
     """
 
     points: Mapping[Key, int]
     most_steps: Mapping[Key, float]
     other_seconds: Mapping[int, float]
+    way: Way = WHOLE
 
     @property
     def cells(self) -> list[Key]:
@@ -125,7 +127,8 @@ class Grid:
         """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
-        seconds = left * median_step(step_time, offer.cell) + self.other_seconds.get(workers, 0.0)
+        step_seconds = median_step(step_time, offer.cell, self.way)
+        seconds = left * step_seconds + self.other_seconds.get(workers, 0.0)
         return seconds * workers
 
 
@@ -145,11 +148,8 @@ class Next:
     ends: End = ""
 
 
-def median_step(step_time: StepTimeFit, cell: Key) -> float:
-    batch, workers, passes = cell
-    return float(
-        np.exp(np.median(step_time.log_seconds(Cell(batch / workers / passes, workers, passes))))
-    )
+def median_step(step_time: StepTimeFit, cell: Key, way: Way = WHOLE) -> float:
+    return float(np.exp(np.median(step_time.log_seconds(way.cell(*cell)))))
 
 
 def next_probe(
@@ -202,7 +202,7 @@ def first_run(
         batch, workers, _ = one.cell
         away = round(abs(float(np.log(batch / middle))), 6)  # equal on both sides
         # As if the middle were the critical batch.
-        cost = (1 + middle / batch) * median_step(step_time, one.cell) * workers
+        cost = (1 + middle / batch) * median_step(step_time, one.cell, grid.way) * workers
         return not one.done_steps, away, cost
 
     offer = min(offers, key=rank)

@@ -62,6 +62,7 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
             )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
+    yield from _by_ways(runs)
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
@@ -140,20 +141,40 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
 
     BatchNorm on local batches is a possible cause.
     """
+    for batch, change in _differences(runs, "num_workers"):
+        yield said(
+            "at global batch {batch}, the steps to the target differ by {change} % between "
+            "worker counts, but the prediction treats them as equal. BatchNorm is a "
+            "possible cause, because it sees only the local batch.",
+            batch=batch,
+            change=change,
+        )
+
+
+def _by_ways(runs: pd.DataFrame) -> Iterator[str]:
+    """Yield warnings where the steps to a target differ significantly between strategies at one
+    global batch.
+    """
+    for batch, change in _differences(runs, "way"):
+        yield said(
+            "at global batch {batch}, the steps to the target differ by {change} % between "
+            "strategies, but the prediction treats them as equal. BatchNorm is a possible cause, "
+            "because it sees only the local batch, and in a pipeline one micro-batch.",
+            batch=batch,
+            change=change,
+        )
+
+
+def _differences(runs: pd.DataFrame, column: str) -> Iterator[tuple[str, str]]:
+    """Yield each global batch at which the steps to the target differ significantly between two
+    values of a column, with the difference in per cent.
+    """
     reached = runs[runs["reached"].eq(True)]
     for batch, of in reached.groupby("global_batch"):
         groups = [
-            np.log(group["steps_to_target"])
-            for _, group in of.groupby("num_workers")
-            if len(group) > 1
+            np.log(group["steps_to_target"]) for _, group in of.groupby(column) if len(group) > 1
         ]
         for one, other in combinations(groups, 2):
             if differ_by_chance(one, other) < 0.01:
                 change = float(np.exp(abs(one.mean() - other.mean()))) - 1
-                yield said(
-                    "at global batch {batch}, the steps to the target differ by {change} % between "
-                    "worker counts, but the prediction treats them as equal. BatchNorm is a "
-                    "possible cause, because it sees only the local batch.",
-                    batch=f"{batch:g}",
-                    change=f"{100 * change:.0f}",
-                )
+                yield f"{batch:g}", f"{100 * change:.0f}"

@@ -28,12 +28,13 @@ from bsweep.analysis.prediction.objectives import (
     gains,
     log_objective,
 )
+from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import (
     Observed,
     more_evaluations,
     wanted_evaluations,
 )
-from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.prediction.step_time import StepTimeFit, Timing
 from bsweep.config.target import Target
 from bsweep.core.sentences import Sentence, first_said, joined, said
 from bsweep.core.words import counted
@@ -118,6 +119,7 @@ class Prediction:
             "a_s, an exchange (s)": step.sync_seconds,
             "b_s, an exchange's further worker (s)": step.sync_worker_seconds,
             **(across if step.across_from else {}),
+            **_of_further(step),
             "g, overlap": step.overlap,
             "scatter of step time between runs": step.sigma,
             "step time missed by the form": step.tau,
@@ -278,6 +280,11 @@ class Prediction:
         if cell["num_runs"]:
             return said("No run of this cell reached the target ({n:run}).", n=cell["num_runs"])
         if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
+            if cell["way"]:
+                return said(
+                    "No run of this cell was made: the prediction is from runs of this batch size "
+                    "in other cells."
+                )
             return said(
                 "No run of this cell was made: the prediction is from runs of this batch size on "
                 "other workers."
@@ -423,6 +430,7 @@ class Prediction:
                 "": "*" if place == self.choice.place else "",
                 "batch": f"{cell['global_batch']}",
                 "workers": f"{cell['num_workers']}",
+                **({"strategy": cell["way"]} if len(self.seen.ways) > 1 else {}),
                 "time (s)": number(cell["seconds"]),
                 "90 % interval": f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}",
                 "steps": f"{cell['steps']:.0f}",
@@ -491,17 +499,30 @@ _SAVED = {
 
 def cell_name(cell: pd.Series[Any]) -> Sentence:
     local = f"{cell['local_batch']:g}"
-    return said(
+    named = said(
         "global batch {batch} on {workers:worker} (local batch {local}{passes})",
         batch=int(cell["global_batch"]),
         workers=int(cell["num_workers"]),
         local=local,
         passes=said(" in {passes} passes", passes=cell["passes"]) if cell["passes"] > 1 else "",
     )
+    way = cell.get("way", "")
+    return said("{cell} with {way}", cell=named, way=way) if way else named
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:
-    return {name: cell[name] for name in ("global_batch", "num_workers", "passes", "local_batch")}
+    names = ("global_batch", "num_workers", "passes", "way", "local_batch")
+    return {name: cell[name] for name in names}
+
+
+def _of_further(step: StepTimeFit) -> dict[str, Array]:
+    """Return the parameters of the strategies beside the first by what they are."""
+    found = {}
+    for strategy, further in zip(step.strategies[1:], step.further, strict=True):
+        found[f"{strategy}: factor on a pass"] = further.compute_factor
+        found[f"{strategy}: a_s, an exchange (s)"] = further.sync_seconds
+        found[f"{strategy}: b_s (s for a byte or a worker)"] = further.sync_more_seconds
+    return found
 
 
 def _as_text(table: pd.DataFrame) -> str:

@@ -1,5 +1,6 @@
 """The selection of the runs that a prediction uses; of the settings that change their steps or
-seconds, these may differ only in batch size, worker count, passes, learning rate and seed.
+seconds, these may differ only in batch size, worker count, passes, the way of splitting the model,
+learning rate and seed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
-from bsweep.analysis.prediction.step_time import Cell, Timing
+from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.prediction.ways import WHOLE, Way, differ_in_ways_alone, ways_of
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
@@ -26,7 +28,7 @@ from bsweep.core.sentences import joined, said
 from bsweep.core.words import counted
 
 CELL = ["global_batch", "num_workers", "passes"]
-_TIMED = ["local_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
+_TIMED = ["way", "global_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
 
 # The planned length of a run and the times of its evaluations: they change neither its steps nor
 # their seconds.
@@ -50,7 +52,8 @@ class Observed:
     hid; `waiting_seconds` is the waiting alone.
 
     `continued` holds the runs that began at another run's checkpoint. Their first steps are the
-    other run's, so the fit of steps to the target leaves them out. `rates` is the chosen learning
+    other run's, so the fit of steps to the target leaves them out. `ways` are the ways in which
+    workers share a model, by the names in the column `way`. `rates` is the chosen learning
     rate of each global batch if several were tried. `optimism` is how much the log steps of its
     runs are expected to lie too low because they were chosen, see `chosen_too_low`.
     """
@@ -59,6 +62,7 @@ class Observed:
     target: Target
     runs: pd.DataFrame
     continued: pd.DataFrame
+    ways: Mapping[str, Way] = field(default_factory=lambda: {"": WHOLE})
     rates: Mapping[int, float] = field(default_factory=dict)
     optimism: Mapping[int, float] = field(default_factory=dict)
 
@@ -80,13 +84,28 @@ class Observed:
         """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         found = []
-        for local_batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
-            cell = Cell(float(local_batch), int(workers), int(passes))
+        for name, batch, workers, passes, seconds, exposed in rows.itertuples(index=False):
+            cell = self.ways[name].cell(float(batch), int(workers), int(passes))
             found += [Timing(cell, float(seconds))] if seconds > 0 else []
-            found += (
-                [Timing(cell, float(exposed), "exposed")] if exposed > 0 and workers > 1 else []
-            )
+            # The exchanges of a split model are a part of its passes.
+            is_apart = exposed > 0 and workers > 1 and not cell.form.is_split
+            found += [Timing(cell, float(exposed), "exposed")] if is_apart else []
         return found
+
+    def byte_seconds(self) -> float | None:
+        """Return the median seconds of a sent byte, of those runs that measured their exchanges;
+        None if no run did.
+        """
+        names = ["run_id", "exchange_seconds", "sent_bytes"]
+        known = self.study.epochs.reindex(columns=names).dropna().set_index("run_id").astype(float)
+        sums = known[known.index.isin(self.runs["run_id"])].groupby(level=0).sum()
+        of_byte = sums["exchange_seconds"] / sums["sent_bytes"].where(sums["sent_bytes"] > 0)
+        return float(of_byte.median()) if (of_byte > 0).any() else None
+
+    def of_way(self, name: str) -> Observed:
+        """Return a copy of the selected runs with those of one way alone."""
+        runs, continued = (table[table["way"] == name] for table in (self.runs, self.continued))
+        return replace(self, runs=runs, continued=continued, ways={name: self.ways[name]})
 
     def across_from(self) -> int | None:
         """Return the fewest workers whose runs span several nodes, if all runs on several but fewer
@@ -156,8 +175,10 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
         .join(reached, on="run_id")
         .join(_step_seconds(study), on="run_id")
     )
+    names, ways = ways_of(runs, study.epochs)
+    facts = zip(names, joined["global_batch"], joined["num_workers"], joined["passes"], strict=True)
     joined = joined.assign(
-        local_batch=joined["global_batch"] / joined["num_workers"] / joined["passes"]
+        way=names, local_batch=[ways[name].local_batch(*numbers) for name, *numbers in facts]
     )
     is_continued = continues(joined)
     if is_continued.all():
@@ -173,7 +194,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     optimism = chosen_too_low(known, chosen)
     if chosen:
         known = known[known["lr"] == known["global_batch"].map(chosen)]
-    return Observed(study, target, known, joined[is_continued], chosen, optimism)
+    return Observed(study, target, known, joined[is_continued], ways, chosen, optimism)
 
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:
@@ -260,10 +281,11 @@ def _refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> None:
     """Raise ValueError if runs differ in a setting that affects the number of their steps to a
     target or the seconds of a step.
 
-    Batch size, workers, passes of a step, learning rate and seed may differ.
+    Batch size, workers, passes of a step, the way of splitting the model, learning rate and seed
+    may differ.
     """
     found = _differing(runs)
-    if not found:
+    if not found or (found.keys() == {"variant"} and differ_in_ways_alone(runs)):
         return
     remedy = f"Choose one part: {choices(all_runs, runs)}."
     if "hardware" in found:

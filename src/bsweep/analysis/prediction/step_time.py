@@ -10,6 +10,17 @@ The form is that of Pollux (Qiao et al., OSDI 2021):
 If runs on fewer workers keep to one node and those on more workers span several, the latter have an
 a_s and a b_s of their own, as Pollux has it.
 
+Workers that split a model exchange in every pass, and a pipeline leaves them idle for a share u of
+the time, the bubble. Each computes as many examples as if the model was not split, b:
+
+    T = passes (T_grad^g + T_sync^g)^(1/g)
+    T_grad = (a_c f + b_c b) / (1 - u)
+    T_sync = a_s + b_s (the bytes that a worker sends in a pass, by a formula)
+
+f is 1; in a pipeline it is the micro-batches over the workers of a replica. u is the measured
+bubble, or that of the textbook where none was measured. If runs have several strategies, each
+further one has a factor on T_grad, an a_s and a b_s of its own.
+
 Errors are multiplicative. A parameter that the data do not determine keeps its prior. So an
 exchange measured on two workers tells little of eight, and the wide interval shows it. Priors are
 given as a median and a factor for one standard deviation. Their units are the median pass measured
@@ -17,7 +28,9 @@ given as a median and a factor for one standard deviation. Their units are the m
 
 - a_c and b_c b0: half of t, factor 10;
 - a_s: a tenth of t, factor 10;
-- b_s: a tenth of a_s, factor 10;
+- b_s: a tenth of a_s, factor 10; of split models the seconds of a byte that were measured, factor
+  3, or else those with which the median bytes take a tenth of t, factor 10;
+- factor on T_grad of a further strategy: 1, factor 2;
 - g: log-uniform in [1, 10];
 - scatter between runs: 0.05, factor 2;
 - what the form misses at a cell: 0.05, factor 2. Its variance grows with each doubling of batch or
@@ -26,11 +39,12 @@ given as a median and a factor for one standard deviation. Their units are the m
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,21 +61,41 @@ from bsweep.core.regular_files import read_regular
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
+_COMPUTE_FACTOR, _MEASURED_FACTOR = 2.0, 3.0
 _MOST_FITTED = 48  # cells and kinds from which the parameters come
 _CLOCK_SPREAD = (
     0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
 )
 
 
+class Form(NamedTuple):
+    """The facts of a way of sharing a model on which the time of a cell's steps depends.
+
+    `strategy` has parameters of its own. `fixed` is the number of a pass's fixed costs (f), and
+    `busy` the share of time in which workers compute (1 - u). `sent_bytes` is what a worker sends
+    in a pass.
+    """
+
+    strategy: str = ""
+    fixed: float = 1.0
+    busy: float = 1.0
+    sent_bytes: float = 0.0
+    is_split: bool = False
+
+
+PLAIN = Form()
+
+
 class Cell(NamedTuple):
     """The quantities that decide a step's time: local batch, worker count and passes.
 
-    They are the examples in one forward pass of one worker, the workers, and the passes of a step.
+    They are the examples of one pass for each worker, the workers, and the passes of a step.
     """
 
     local_batch: float
     num_workers: int
     passes: int = 1
+    form: Form = PLAIN
 
 
 class Timing(NamedTuple):
@@ -75,6 +109,14 @@ class Timing(NamedTuple):
     cell: Cell
     seconds: float
     kind: Kind = "step"
+
+
+class Further(NamedTuple):
+    """Posterior draws of the parameters of a strategy beside the first."""
+
+    compute_factor: Array  # of a pass
+    sync_seconds: Array  # a_s
+    sync_more_seconds: Array  # b_s, for each worker beyond two or for each byte
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +142,12 @@ class StepTimeFit:
     weights: Weights  # of the timings, by kind and cell
     across_from: int | None = None  # the fewest workers that span several nodes, if some do not
     seed: int = 0
+    strategies: tuple[str, ...] = ("",)
+    further: tuple[Further, ...] = ()  # of all strategies but the first
+
+    def knows(self, cell: Cell) -> bool:
+        """Return True if steps of the cell's strategy were timed."""
+        return cell.form.strategy in self.strategies
 
     def log_seconds(self, cell: Cell) -> Array:
         """Return the logarithm of the predicted seconds of a step in a cell, one value for each
@@ -112,9 +160,10 @@ class StepTimeFit:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
         beyond = _doublings(cell.local_batch, [one.local_batch for one in self.passed])
         beyond += _doublings(cell.num_workers, [one.num_workers for one in self.passed])
-        rng = np.random.default_rng(
-            [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
-        )
+        place = [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
+        if cell.form != PLAIN:
+            place.append(zlib.crc32(repr(cell.form).encode()))
+        rng = np.random.default_rng(place)
         return np.asarray(
             model + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
         )
@@ -126,9 +175,10 @@ class StepTimeFit:
         The fixed cost is that of the step's passes. Computing is the part of the passes that grows
         with the batch, and the exchange is the rest of the step.
         """
-        whole = self._seconds(cell)
-        fixed = cell.passes * self.pass_seconds / whole
-        computing = cell.passes * self.example_seconds * cell.local_batch / whole
+        whole, place = self._seconds(cell), self.strategies.index(cell.form.strategy)
+        factor = self.further[place - 1].compute_factor if place else 1.0
+        fixed = cell.passes * cell.form.fixed * factor * self.pass_seconds / whole
+        computing = cell.passes * factor * self.example_seconds * cell.local_batch / whole
         return fixed, computing, np.asarray(np.maximum(0, 1 - fixed - computing))
 
     def _seconds(self, cell: Cell) -> Array:
@@ -136,13 +186,14 @@ class StepTimeFit:
             self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
             self.across_seconds, self.across_worker_seconds, self.overlap
         )  # fmt: skip
-        one = np.array([cell], float), np.array(["step"])
-        return _seconds(coefficients, *one, self.across_from)[:, 0]
+        one = _rows([cell], self.strategies), np.array(["step"])
+        return _seconds(coefficients, self.further, *one, self.across_from)[:, 0]
 
 
 def fit_step_time(
     timings: Sequence[Timing], num_draws: int = NUM_DRAWS, seed: int = 0,
     *, across_from: int | None = None, weights: Weights | None = None,
+    byte_seconds: float | None = None,
 ) -> StepTimeFit:  # fmt: skip
     """Fit the formula for the seconds of a step to measured timings of steps, passes and exchanges.
 
@@ -151,8 +202,8 @@ def fit_step_time(
     determines them well. Each cell still has its own timings in its prediction.
 
     With `across_from`, an exchange among so many workers or more is between nodes, and has
-    parameters of its own. With the `weights` of another fit to these timings and others, none are
-    estimated.
+    parameters of its own, if no model is split. With the `weights` of another fit to these timings
+    and others, none are estimated. `byte_seconds` are the measured seconds of a sent byte.
     """
     grouped: dict[tuple[Kind, Cell], list[float]] = defaultdict(list)
     for timing in timings:
@@ -160,40 +211,110 @@ def fit_step_time(
     keys = sorted(grouped)
     runs = [cells.cell_runs(grouped[key]) for key in keys]
     of_cells = cells.weighted(keys, runs, weights) if weights else cells.cells_of(runs)
-    kinds, of = np.array([kind for kind, _ in keys]), np.array([cell for _, cell in keys], float)
+    kinds = np.array([kind for kind, _ in keys])
+    prior = _Prior.of(timings, across_from is not None, byte_seconds)
+    rows = _rows([cell for _, cell in keys], tuple(prior.is_split))
     clock = _CLOCK_SPREAD * np.isin(kinds, ["exposed", "exchange"])
-    chosen, (typical, middle) = cells.evenly(len(keys), _MOST_FITTED), _scales(timings)
-
-    def parameters(points: Array) -> tuple[Array, ...]:
-        exchanges: list[Array] = []
-        for place in ((2, 3), (2, 3) if across_from is None else (7, 8)):
-            sync = typical / 10 * _FACTOR ** points[:, place[0]]
-            exchanges += [sync, sync / 10 * _FACTOR ** points[:, place[1]]]
-        return (
-            typical / 2 * _FACTOR ** points[:, 0], typical / 2 / middle * _FACTOR ** points[:, 1],
-            *exchanges, 10 ** ndtr(points[:, 4]),
-            _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
-        )  # fmt: skip
 
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
-        *coefficients, sigma, tau = parameters(points)
-        seconds = _seconds(tuple(coefficients), of[places], kinds[places], across_from)
+        *coefficients, sigma, tau = prior.parameters(points)
+        further = prior.further(points)
+        seconds = _seconds(coefficients, further, rows[places], kinds[places], across_from)
         return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
-    count = 7 if across_from is None else 9
     of_cells, points = cells.fitted(
-        of_cells, expected, count, num_draws, seed, chosen, is_weighted=bool(weights)
-    )
+        of_cells, expected, prior.num_parameters, num_draws, seed,
+        cells.evenly(len(keys), _MOST_FITTED), is_weighted=bool(weights),
+    )  # fmt: skip
     rng = np.random.default_rng([seed, 2])
     effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
-    *coefficients, sigma, tau = parameters(points)
+    *coefficients, sigma, tau = prior.parameters(points)
     whole = np.flatnonzero(kinds == "step")
     timed = tuple(cell for kind, cell in keys if kind == "step")
     passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
     fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
         timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
-        tau, effects[:, whole], passed, cells.weights_of(keys, of_cells), across_from, seed
+        tau, effects[:, whole], passed, cells.weights_of(keys, of_cells), across_from, seed,
+        tuple(prior.is_split), prior.further(points),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """The priors of the parameters, all of which are standard normal before they are scaled.
+
+    `typical` is the median pass in seconds, `middle` the mean local batch, and `byte_seconds` the
+    median seconds of a byte, with `byte_factor` as one standard deviation. `is_split` has each
+    strategy, those of whole models first.
+    """
+
+    typical: float
+    middle: float
+    byte_seconds: float
+    byte_factor: float
+    is_split: Mapping[str, bool]
+    has_across: bool
+
+    @staticmethod
+    def of(timings: Sequence[Timing], has_across: bool, byte_seconds: float | None) -> _Prior:
+        typical, middle = _scales(timings)
+        forms = sorted(
+            {timing.cell.form for timing in timings}, key=lambda one: (one.is_split, one)
+        )
+        sent = [form.sent_bytes for form in forms if form.sent_bytes] or [1.0]
+        factor = _FACTOR if byte_seconds is None else _MEASURED_FACTOR
+        by_byte = byte_seconds or typical / 10 / float(np.median(sent))
+        is_split = {form.strategy: form.is_split for form in forms}
+        return _Prior(typical, middle, by_byte, factor, is_split, has_across)
+
+    @property
+    def num_parameters(self) -> int:
+        return self._num_of_first + 3 * (len(self.is_split) - 1)
+
+    @property
+    def _num_of_first(self) -> int:
+        return 9 if self.has_across else 7
+
+    def parameters(self, points: Array) -> tuple[Array, ...]:
+        """Return the parameters of the first strategy and those of all, at points of the
+        sampler.
+        """
+        first = next(iter(self.is_split))
+        exchanges: list[Array] = []
+        for place in ((2, 3), (7, 8) if self.has_across else (2, 3)):
+            exchanges += self._exchange(first, points[:, place[0]], points[:, place[1]])
+        return (
+            self.typical / 2 * _FACTOR ** points[:, 0],
+            self.typical / 2 / self.middle * _FACTOR ** points[:, 1],
+            *exchanges, 10 ** ndtr(points[:, 4]),
+            _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
+        )  # fmt: skip
+
+    def further(self, points: Array) -> tuple[Further, ...]:
+        """Return the parameters of the other strategies."""
+        found, begin = [], self._num_of_first
+        for strategy in [*self.is_split][1:]:
+            factor, first, more = points[:, begin : begin + 3].T
+            found.append(Further(_COMPUTE_FACTOR**factor, *self._exchange(strategy, first, more)))
+            begin += 3
+        return tuple(found)
+
+    def _exchange(self, strategy: str, first: Array, more: Array) -> tuple[Array, Array]:
+        sync = self.typical / 10 * _FACTOR**first
+        if self.is_split[strategy]:
+            return sync, self.byte_seconds * self.byte_factor**more
+        return sync, sync / 10 * _FACTOR**more
+
+
+def _rows(of: Sequence[Cell], strategies: Sequence[str]) -> Array:
+    """Return cells as rows of numbers, in which the place of a strategy stands for its name."""
+    return np.array(
+        [
+            (*cell[:3], strategies.index(cell.form.strategy), *cell.form[1:])
+            for cell in of
+        ],
+        float,
     )  # fmt: skip
 
 
@@ -209,21 +330,19 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     wrote.
 
     They are the passes of the slowest worker at each local batch that all workers timed, and an
-    exchange alone, if one was timed.
+    exchange alone, if one was timed; none if only split models were probed.
 
     Raises:
         ValueError: If the file is no probe, or no batch was probed on all workers.
     """
-    try:
-        told = _PROBE.validate_json(read_regular(Path(path)))
-    except (OSError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"{path} is not a probe ({reason}). Run `bsweep probe` first.") from None
+    told = read_probe(path)
+    if told.splits and not told.workers:
+        return ()
     workers, passes = len(told.workers), told.probed.accumulation_steps
     of_workers = [
         {one.local_batch: one.step_seconds for one in worker.batches} for worker in told.workers
     ]
-    shared = sorted(set.intersection(*map(set, of_workers)))
+    shared = sorted(set.intersection(*map(set, of_workers))) if of_workers else []
     if not shared:
         raise ValueError(
             f"{path}: a prediction needs a local batch that was timed on every worker, and there "
@@ -242,6 +361,20 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     return (*timings, *alone)
 
 
+def read_probe(path: str | Path) -> Probe:
+    """Return what a prediction needs of a file of `bsweep probe`.
+
+    Raises:
+        ValueError: If the file is no probe.
+    """
+    try:
+        found: Probe = _PROBE.validate_json(read_regular(Path(path)))
+    except (OSError, ValueError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ValueError(f"{path} is not a probe ({reason}). Run `bsweep probe` first.") from None
+    return found
+
+
 @dataclass(frozen=True)
 class _Batch:
     local_batch: Count
@@ -255,44 +388,61 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Probed:
-    accumulation_steps: Count
+    accumulation_steps: Count = 1
 
 
 @dataclass(frozen=True)
-class _Probe:
-    workers: Annotated[tuple[_Worker, ...], Field(min_length=1)]
-    probed: _Probed
-    exchange_seconds: Annotated[float, Field(ge=0, lt=1e9)]
+class _Split:
+    probed: dict[str, Any]
+    batches: tuple[_Batch, ...]
 
 
-_PROBE: TypeAdapter[_Probe] = TypeAdapter(_Probe)
+@dataclass(frozen=True)
+class Probe:
+    """What a prediction needs of a file of `bsweep probe`."""
+
+    workers: tuple[_Worker, ...] = ()
+    probed: _Probed = _Probed()
+    exchange_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 0.0
+    splits: tuple[_Split, ...] = ()
+
+
+_PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
 def _seconds(
-    coefficients: Sequence[Array], cells: Array, kinds: NDArray[np.str_], across_from: int | None
-) -> Array:
+    coefficients: Sequence[Array], further: Sequence[Further], rows: Array,
+    kinds: NDArray[np.str_], across_from: int | None
+) -> Array:  # fmt: skip
     """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
-    `step` or `exchange`. The shape is (draws, cells). Each row of `cells` is a `Cell`.
+    `step` or `exchange`. The shape is (draws, cells). `rows` are those of `_rows`.
     """
     fixed, per_example, *exchanges, overlap = (values[:, None] for values in coefficients)
-    batch, workers, passes = cells.T
-    found: Array = passes * (fixed + per_example * batch)
+    batch, workers, passes, strategy, costs, busy, sent, is_split = rows.T
+    one_pass: Array = (fixed * costs + per_example * batch) / busy
+    within, within_more, across, across_more = exchanges
+    # Bytes of split models, and workers of others, make an exchange longer.
+    more = np.where(is_split, sent, workers - 2)
+    is_across = workers >= (np.inf if across_from is None else across_from)
+    is_across &= (strategy == 0) & ~is_split.astype(bool)
+    exchange = np.where(is_across, across + across_more * more, within + within_more * more)
+    for place, one in enumerate(further, start=1):
+        own = strategy == place
+        one_pass[:, own] *= one.compute_factor[:, None]
+        by_more = one.sync_more_seconds[:, None] * more[own]
+        exchange[:, own] = one.sync_seconds[:, None] + by_more
+    found: Array = passes * one_pass
     for kind in ("step", "exposed", "exchange"):
         if not (of := (kinds == kind) & (workers > 1)).any():
             continue
-        within, across = (
-            one + more * (workers[of] - 2) for one, more in (exchanges[:2], exchanges[2:])
-        )
-        is_across = workers[of] >= (np.inf if across_from is None else across_from)
-        exchange = np.where(is_across, across, within)
-        one_pass = found[:, of] / passes[of]
+        whole = pollux.step_seconds(one_pass[:, of], exchange[:, of], overlap)
         if kind == "exchange":
-            found[:, of] = exchange
+            found[:, of] = exchange[:, of]
         elif kind == "step":
-            found[:, of] = pollux.step_seconds(one_pass, exchange, overlap, passes[of])
+            exchanging = np.where(is_split[of], passes[of], 1)  # passes that exchange
+            found[:, of] = (passes[of] - exchanging) * one_pass[:, of] + exchanging * whole
         else:
-            whole = pollux.step_seconds(one_pass, exchange, overlap)
-            found[:, of] = np.maximum(whole - one_pass, 1e-12)
+            found[:, of] = np.maximum(whole - one_pass[:, of], 1e-12)
     return found
 
 

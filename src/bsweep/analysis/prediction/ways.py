@@ -1,0 +1,239 @@
+"""The ways in which the workers of runs share a model and exchange gradients, and what the time of
+a step depends on in each of them.
+
+Steps to a target depend on the global batch alone. So a prediction pools the steps of all ways, and
+compares the seconds of their steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.keys import keyed
+from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.prediction.step_time import (
+    Cell,
+    Form,
+    Timing,
+    probe_timings,
+    read_probe,
+)
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import names, variants
+
+_PREFIX = "strategy."
+# Their code may do something else in each step.
+_UNKNOWN = ("own", "program")
+_PARAMETER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which workers share a model and exchange gradients.
+
+    `name` has the settings by which the ways of a study differ; it is empty if there is one way.
+    `card` is None if each worker holds the whole model. `parameter_bytes` are those of the whole
+    model, and `example_bytes` what the messages of an example take, by which the strategy's formula
+    is multiplied. `bubbles` has the measured idle share by worker count.
+    """
+
+    name: str = ""
+    card: StrategyConfig | None = None
+    parameter_bytes: float = 0.0
+    example_bytes: float = 0.0
+    bubbles: Mapping[int, float] = field(default_factory=dict)
+
+    def local_batch(self, batch: int, workers: int, passes: int) -> float:
+        """Return the examples of a pass of one worker, or of one group of workers that compute the
+        same examples.
+        """
+        groups = self.card.data_parallel_size(workers) if self.card else workers
+        return batch / passes / groups
+
+    def divides(self, batch: int, workers: int, passes: int) -> bool:
+        """Return True if so many workers can take a global batch in so many passes, with equal
+        parts for all.
+        """
+        if self.card and workers % getattr(self.card, "replicas", 1):
+            return False
+        parts = self.card.num_microbatches if self.card else 1
+        return self.local_batch(batch, workers, passes) % parts == 0
+
+    def cell(self, batch: float, workers: int, passes: int) -> Cell:
+        """Return the facts of a cell on which the time of its steps depends."""
+        share = batch / workers / passes
+        if self.card is None:
+            return Cell(share, workers, passes, Form(self.name))
+        card, num_parts = self.card, self.card.num_parts(workers)
+        of_parameters, of_examples = card.sent_in_pass(workers)
+        in_group = batch / passes * num_parts / workers  # the examples of a replica
+        sent = of_parameters * self.parameter_bytes + of_examples * self.example_bytes * in_group
+        bubble = self.bubbles.get(workers, card.textbook_bubble(workers) or 0.0)
+        # Each worker computes one of `num_parts` stages, for one micro-batch after another.
+        fixed = card.num_microbatches / num_parts if card.can.cuts_model else 1.0
+        return Cell(share, workers, passes, Form(str(card.name), fixed, 1 - bubble, sent, True))
+
+
+WHOLE = Way()
+"""The way of workers that each hold the whole model."""
+
+
+def ways_of(runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[pd.Series[str], dict[str, Way]]:
+    """Return the name of each run's way, and all ways by their names.
+
+    Args:
+        runs: The runs of a prediction.
+        epochs: The epochs of the study.
+    """
+    shown = _names(runs)
+    sums_of = ["sent_bytes", "num_steps", "bubble"]
+    of_runs = epochs.reindex(columns=sums_of).astype(float).groupby(epochs["run_id"])
+    sums = of_runs.sum(min_count=1).reindex(runs["run_id"]).set_index(runs.index)
+    in_pass = sums["sent_bytes"] / sums["num_steps"] / _passes(runs)
+    bubbles = of_runs["bubble"].median().reindex(runs["run_id"]).set_axis(runs.index)
+    found = {}
+    for name, of in runs.groupby(shown, sort=False):
+        card = card_of({str(key): value for key, value in of.iloc[0].items()})
+        if card is None:
+            found[str(name)] = Way(str(name))
+            continue
+        parameters = pd.to_numeric(of.get("num_parameters", pd.Series(dtype=float))).max()
+        whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
+        measured = bubbles[of.index].groupby(of["num_workers"]).median().dropna()
+        found[str(name)] = Way(
+            str(name),
+            card,
+            whole,
+            _example_bytes(card, of, in_pass[of.index], whole),
+            {int(str(workers)): float(bubble) for workers, bubble in measured.items()},
+        )
+    return shown, found
+
+
+def _names(runs: pd.DataFrame) -> pd.Series[str]:
+    """Return the name of each run's way: its strategy, and the settings that differ if it splits
+    the model. The names are empty if all are equal.
+    """
+    found = runs["strategy"].astype(str)
+    for name, of in runs.groupby("strategy"):
+        if not _splits(str(name)):
+            continue
+        for column in [str(one) for one in runs if str(one).startswith(_PREFIX)]:
+            texts = of[column].map(setting_text)
+            if texts.nunique() > 1:
+                found[of.index] += f" {column.removeprefix(_PREFIX)}=" + texts
+    return found if found.nunique() > 1 else pd.Series("", runs.index)
+
+
+def timings_of_probe(path: str | Path, ways: Mapping[str, Way]) -> tuple[Timing, ...]:
+    """Return the timings in a file of `bsweep probe` that belong to the ways of a study: those of
+    workers with the whole model, and those of split models.
+
+    Raises:
+        ValueError: If the file is no probe, or no batch was probed on all workers.
+    """
+    plain = [way.cell(1, 1, 1).form for way in ways.values() if way.card is None]
+    found = [
+        timing._replace(cell=timing.cell._replace(form=form))
+        for timing in probe_timings(path)
+        for form in plain[:1]
+    ]
+    for split in read_probe(path).splits:
+        own = [way for way in ways.values() if way.card and way.card == card_of(split.probed)]
+        workers, passes = (
+            int(split.probed.get(name, 1)) for name in ("num_workers", "accumulation_steps")
+        )
+        for way in own:
+            for batch in split.batches:
+                groups = way.card.data_parallel_size(workers) if way.card else workers
+                examples = batch.local_batch * groups * passes
+                found.append(Timing(way.cell(examples, workers, passes), batch.step_seconds))
+    return tuple(found)
+
+
+def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
+    """Return True if runs differ in their strategies, none of which is the user's own code, or in
+    how they split the model; and if no other strategy has several settings among them, which may
+    change what a step computes.
+    """
+    shown = keyed(runs)
+    others = runs.columns.intersection(["compression", "allocation", "batching", "slowdown"])
+    if shown[others].nunique().gt(1).any() or runs["strategy"].isin(_UNKNOWN).any():
+        return False
+    settings = _settings(runs)
+    return all(
+        _splits(str(name)) or settings[of.index].nunique() == 1
+        for name, of in runs.groupby("strategy")
+    )
+
+
+def _settings(runs: pd.DataFrame) -> pd.Series[str]:
+    """Return all settings of each run's strategy as one text."""
+    columns = [name for name in runs if name == "strategy" or str(name).startswith(_PREFIX)]
+    texts = [" ".join(map(str, row)) for row in runs[columns].itertuples(index=False)]
+    return pd.Series(texts, runs.index)
+
+
+def _passes(runs: pd.DataFrame) -> pd.Series[float]:
+    return pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(float)
+
+
+def _splits(strategy: str) -> bool:
+    return any(
+        strategy in names(card) and card.kind_can.splits_model  # type: ignore[attr-defined]
+        for card in variants("strategy")
+    )
+
+
+def card_of(settings: Mapping[str, Any]) -> StrategyConfig | None:
+    """Return the card of a strategy that splits the model, from its settings by dotted key; None
+    for other strategies.
+    """
+    strategy = str(settings.get("strategy.name", settings.get("strategy")))
+    if not _splits(strategy):
+        return None
+    kind = next(card for card in variants("strategy") if strategy in names(card))
+    values = {
+        one.name: _value(settings.get(f"{_PREFIX}{one.name}"))
+        for one in fields(kind)
+        if one.name != "name"
+    }
+    return kind(name=strategy, **values)  # type: ignore[call-arg, return-value]
+
+
+def _value(value: Any) -> Any:
+    """Return a setting of a table as the card has it."""
+    if value is None or value == "" or value != value:  # NaN
+        return None
+    if (
+        isinstance(value, str)
+        and (numbers := re.findall(r"\d+", value))
+        and not re.search(r"[a-z]", value)
+    ):
+        return tuple(int(number) for number in numbers)
+    if isinstance(value, list):
+        return tuple(value)
+    return int(value) if isinstance(value, float | np.integer) and value == int(value) else value
+
+
+def _example_bytes(
+    card: StrategyConfig, runs: pd.DataFrame, sent_in_pass: pd.Series[float], parameters: float
+) -> float:
+    """Return what a message of one example takes, by the bytes that runs sent beside what depends
+    on the parameters.
+    """
+    found = []
+    batches = runs["global_batch"] / _passes(runs)
+    for workers, batch, sent in zip(runs["num_workers"], batches, sent_in_pass, strict=True):
+        of_parameters, of_examples = card.sent_in_pass(int(workers))
+        in_group = batch * card.num_parts(int(workers)) / workers
+        if of_examples and sent > 0:
+            found.append((sent - of_parameters * parameters) / of_examples / in_group)
+    return max(0.0, float(np.median(found))) if found else 0.0

@@ -1,0 +1,98 @@
+"""The probe of a model that is split over workers: runs of a few steps at several local batches, up
+to the largest that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast
+
+from bsweep import allocation, data
+from bsweep.allocation import ProbedSplit, SplitBatch
+from bsweep.config.run import RunConfig
+from bsweep.core import gpus
+from bsweep.core.memory import available_bytes
+from bsweep.launch import Outcome
+from bsweep.runlog.records import Status
+from bsweep.study import side_runs
+
+_MOST_SECONDS = 120.0  # for the steps of one run
+_NEAR = 1.5  # A batch that does not fit is at most so many times as large as the largest that does.
+
+
+def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
+    """Train a point for a few steps at its own local batch and at others, and write the times, the
+    peaks of memory and the largest batch that fits into the probe file.
+
+    The batch doubles as long as it fits, and as there are examples, time and memory for a larger
+    one. If the point's own batch does not fit, it is halved until one does.
+
+    Args:
+        config: The point, whose model is split.
+        say: Called with a line for each local batch.
+
+    Returns:
+        How the probe ended: `completed` if some batch fits.
+    """
+    found: dict[int, SplitBatch | None] = {}  # None is out of memory
+    batch, stopped_by = config.examples_per_pass, ""
+    while batch:
+        at_batch = replace(config, local_batch=batch, global_batch=None)
+        # What the workers print is that of a run.
+        tried = side_runs.try_out(at_batch, lambda line: None)
+        if isinstance(tried, str):
+            status, _, message = tried.partition(": ")
+            if status != "out_of_memory":
+                return Outcome(cast("Status", status), message)
+            found[batch] = None
+            say(f"local batch {batch}: out of memory ({message.partition(chr(10))[0]})")
+        else:
+            found[batch] = SplitBatch(batch, tried.step_seconds, tried.peak_bytes)
+            say(f"local batch {batch}: {tried.step_seconds:.3g} s per step")
+        batch, stopped_by = _next(config, found)
+    batches = tuple(one for _, one in sorted(found.items()) if one)
+    if not batches:
+        least = config.strategy.num_microbatches
+        return Outcome(
+            "out_of_memory",
+            f"a local batch of {least} is out of memory: give the workers more memory, split the "
+            "model over more of them, or choose a smaller model",
+        )
+    largest = batches[-1].local_batch
+    allocation.write_split_probe(
+        config, ProbedSplit(allocation.probed_of_split(config), batches, largest, stopped_by)
+    )
+    return Outcome("completed")
+
+
+def _next(config: RunConfig, found: Mapping[int, SplitBatch | None]) -> tuple[int, str]:
+    """Return the local batch to try next; 0 for none, with the reason why no larger one is tried:
+    out_of_memory, memory (a larger one may not fit beside other processes), examples or seconds.
+
+    Args:
+        config: The point.
+        found: The batches that were tried; None for those that are out of memory.
+    """
+    unit = config.strategy.num_microbatches  # divides each local batch
+    fits = [one for one in found.values() if one]
+    too_large = min((batch for batch, one in found.items() if not one), default=0)
+    if not fits:
+        return too_large // 2 // unit * unit, ""
+    largest = max(fits, key=lambda one: one.local_batch)
+    batch = largest.local_batch
+    if too_large:
+        middle = (batch + too_large) // 2 // unit * unit
+        is_open = too_large > _NEAR * batch and middle > batch
+        return (middle, "") if is_open else (0, "out_of_memory")
+    num_train = data.prepare(config.data).num_train
+    if 2 * batch * config.examples_per_step // config.examples_per_pass > num_train:
+        return 0, "examples"
+    if 2 * side_runs.TRIED_STEPS * largest.step_seconds > _MOST_SECONDS:
+        return 0, "seconds"
+    # Without a limit, a batch that does not fit would end other processes of the machine, too.
+    is_bounded = gpus.num_gpus(config.device) or config.launch.memory_limit_mb
+    share = available_bytes() / config.num_workers
+    if not is_bounded and 2 * (largest.peak_bytes or 0) > share:
+        return 0, "memory"
+    return 2 * batch, ""

@@ -1,0 +1,235 @@
+"""Predictions that compare ways of splitting a model with workers that hold the whole model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bsweep
+from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.ways import Way, card_of
+from bsweep.config.target import target_of
+from tests.support.running import bsweep as command
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+
+DDP = {"strategy": {"name": "ddp"}}
+SHARDED = {
+    "strategy": {
+        "name": "sharded", "replicas": 1, "reduce": "fp32", "reshard": "forward", "wrap": "blocks",
+    }
+}  # fmt: skip
+
+
+def pipeline(microbatches: int, schedule: str = "1f1b") -> dict[str, dict[str, object]]:
+    own = {"schedule": schedule, "microbatches": microbatches, "cuts": None}
+    return {"strategy": {"name": "pipeline", "replicas": 1, "reduce": "fp32", **own}}
+
+
+@dataclass(frozen=True)
+class Sharded(Truth):
+    """Each pass exchanges what grows with (N - 1) / N."""
+
+    byte_seconds: float = 0.05
+
+    def step_seconds(self, local_batch: float, workers: int, passes: int = 1) -> float:
+        one = 1.2 * (self.pass_seconds + self.example_seconds * local_batch)
+        sync = self.sync_seconds + self.byte_seconds * (workers - 1) / workers
+        return passes * math.pow(one**self.overlap + sync**self.overlap, 1 / self.overlap)
+
+
+@dataclass(frozen=True)
+class Staged(Truth):
+    """Workers are idle for the bubble of the textbook; messages take no time."""
+
+    microbatches: int = 4
+
+    def step_seconds(self, local_batch: float, workers: int, passes: int = 1) -> float:
+        fixed = self.pass_seconds * self.microbatches / workers
+        bubble = (workers - 1) / (self.microbatches + workers - 1)
+        return passes * (fixed + self.example_seconds * local_batch) / (1 - bubble)
+
+
+def write(folder: Path) -> None:
+    for seed in (0, 1):
+        for batch in (64, 256, 512):
+            for workers in (1, 2, 4):
+                write_target_run(
+                    folder, Truth(), batch=batch, workers=workers, seed=seed, settings=DDP
+                )
+        for batch, workers in ((64, 2), (256, 2), (512, 4)):
+            write_target_run(
+                folder, Sharded(), batch=batch, workers=workers, seed=seed, settings=SHARDED
+            )
+        for number in (4, 16):
+            truth = Staged(microbatches=number, pass_seconds=0.002)
+            for batch in (64, 256):
+                write_target_run(
+                    folder, truth, batch=batch, workers=2, seed=seed, settings=pipeline(number)
+                )
+        # Of the one way that ran on four workers, the formula tells the other.
+        truth = Staged(microbatches=4, pass_seconds=0.002)
+        write_target_run(folder, truth, batch=256, workers=4, seed=seed, settings=pipeline(4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("ways") / "known"
+    write(study)
+    return study
+
+
+def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
+    found = bsweep.predict(folder, TARGET)
+    cells = found.cells.set_index(["way", "global_batch", "num_workers"])
+    ways = set(found.cells["way"])
+    assert len(ways) == 4
+    assert {way.split()[0] for way in ways} == {"ddp", "sharded", "pipeline"}
+    of_pipeline = {way for way in ways if way.startswith("pipeline")}
+    assert {way for way in of_pipeline if way.endswith("microbatches=16")}
+    truth = {
+        "ddp": Truth(),
+        "sharded": Sharded(),
+        **{
+            way: Staged(microbatches=int(way.split("=")[-1]), pass_seconds=0.002)
+            for way in of_pipeline
+        },
+    }
+    off = [
+        abs(math.log(row["step_seconds"] / truth[way].step_seconds(batch / workers, workers)))
+        for (way, batch, workers), row in zip(cells.index, cells.to_dict("records"), strict=True)
+        if row["num_runs"]
+    ]
+    assert np.median(off) < 0.05
+    best = found.recommended
+    seconds = {
+        key: truth[key[0]].steps(key[1]) * truth[key[0]].step_seconds(key[1] / key[2], key[2])
+        for key in cells.index
+    }
+    own = seconds[best["way"], best["global_batch"], best["num_workers"]]
+    assert own < 1.1 * min(seconds.values())
+    assert f"with {best['way']}" in found.sentence()
+    assert "strategy" in repr(found)
+    assert found.cells["probability_best"].sum() == pytest.approx(1)
+    # The steps to the target are those of the global batch alone.
+    assert (cells.groupby("global_batch")["steps"].nunique() == 1).all()
+    assert set(found.leave_out["way"]) == ways
+
+
+def test_the_bubble_is_that_of_the_number_of_micro_batches(folder: Path) -> None:
+    """No run had 16 micro-batches on 4 workers: the formula says how long its steps take."""
+    found = bsweep.predict(folder, TARGET, workers=[2, 4], batches=[64, 256])
+    cells = found.cells
+    (unseen,) = cells[
+        cells["way"].str.endswith("microbatches=16")
+        & (cells["num_workers"] == 4)
+        & (cells["global_batch"] == 256)
+    ].to_dict("records")
+    truth = Staged(microbatches=16, pass_seconds=0.002).step_seconds(64, 4)
+    assert unseen["num_runs"] == 0
+    assert unseen["step_seconds_low"] < truth < unseen["step_seconds_high"]
+    assert unseen["local_batch"] == 256, "all workers of a pipeline take the same examples"
+
+
+def test_where_selects_one_way(folder: Path) -> None:
+    found = bsweep.predict(folder, TARGET, where={"strategy": "sharded"})
+    assert set(found.cells["way"]) == {""}
+    assert found.fitted.step_time.strategies == ("sharded",)
+
+
+def test_measured_bubbles_come_before_the_formula() -> None:
+    card = card_of({"strategy": "pipeline", **_dotted(pipeline(4))})
+    assert card
+    assert Way("p", card).cell(64, 2, 1).form.busy == pytest.approx(4 / 5)
+    assert Way("p", card, bubbles={2: 0.5}).cell(64, 2, 1).form.busy == 0.5
+    assert Way("p", card, bubbles={2: 0.5}).cell(64, 4, 1).form.busy == pytest.approx(4 / 7)
+
+
+def test_what_a_worker_sends_follows_from_parts_and_replicas() -> None:
+    def sent(name: str, workers: int, replicas: int, **more: object) -> float:
+        settings = {"name": name, "replicas": replicas, "reduce": "fp32", **more}
+        card = card_of({"strategy": name, **_dotted({"strategy": settings})})
+        assert card
+        return (
+            Way("w", card, parameter_bytes=1000, example_bytes=10)
+            .cell(64, workers, 1)
+            .form.sent_bytes
+        )
+
+    sharded = {"reshard": "forward", "wrap": "blocks"}
+    assert sent("sharded", 2, 1, **sharded) == pytest.approx(1500)
+    assert sent("sharded", 4, 1, **sharded) == pytest.approx(2250)
+    assert sent("sharded", 4, 2, **sharded) == pytest.approx(1500 + 500)
+    assert sent("sharded", 4, 1, reshard="step", wrap="blocks") == pytest.approx(1500)
+    assert sent("tensor", 2, 1) == pytest.approx(10 * 64 / 2)
+    assert sent("tensor", 4, 2) == pytest.approx(10 * 32 / 2 + 500)
+
+
+def _dotted(settings: dict[str, dict[str, object]]) -> dict[str, object]:
+    return {f"strategy.{key}": value for key, value in settings["strategy"].items()}
+
+
+def test_strategies_of_the_same_name_with_other_settings_are_refused(tmp_path: Path) -> None:
+    for op in ("average", "adasum"):
+        settings = {"strategy": {"name": "horovod", "op": op}}
+        for batch in (64, 256):
+            write_target_run(tmp_path / "s", Truth(), batch=batch, workers=2, settings=settings)
+    with pytest.raises(ValueError, match="differ in more than batch size"):
+        bsweep.predict(tmp_path / "s", TARGET)
+
+
+def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
+    for settings, needed in ((DDP, 1.0), (SHARDED, 2.0)):
+        for batch in (64, 256):
+            for seed in range(4):
+                write_target_run(
+                    tmp_path / "s", Truth(), batch=batch, workers=2, seed=seed, needed=needed,
+                    settings=settings,
+                )  # fmt: skip
+    warnings = bsweep.predict(tmp_path / "s", TARGET).warnings
+    assert any("between strategies" in line for line in warnings)
+
+
+def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
+    probed = {
+        "num_workers": 8, "accumulation_steps": 1, **_dotted(SHARDED), "strategy.name": "sharded"
+    }  # fmt: skip
+    batches = [
+        {"local_batch": b, "step_seconds": Sharded().step_seconds(b, 8), "peak_bytes": None}
+        for b in (16, 32, 64)
+    ]
+    split = {"probed": probed, "batches": batches, "largest_batch": 64, "stopped_by": "seconds"}
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps({"schema": 1, "splits": [split]}))
+    found = bsweep.predict(folder, TARGET, probe=path, workers=[2, 8], batches=[128, 256])
+    cells = found.cells[(found.cells["way"] == "sharded") & (found.cells["num_workers"] == 8)]
+    row = cells[cells["global_batch"] == 256].iloc[0]
+    assert row["step_seconds"] == pytest.approx(Sharded().step_seconds(32, 8), rel=0.05)
+
+
+def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("All happy families are alike.\n" * 300)
+    point = (
+        "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
+        "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
+        "num_workers=2", "global_batch=16,32", "local_batch=null", "epochs=3", "study=s",
+        "target_loss=3.5", "evaluate_every_examples=64", "launch.threads_per_worker=1",
+        "optimizer.lr=0.05", "precision=fp32",
+    )  # fmt: skip
+    for way in ("ddp", "sharded", "pipeline"):
+        ran = command("run", *point, f"strategy={way}", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = bsweep.load(tmp_path / "results/s")
+    seen = observed(study, target_of(None, 3.5))
+    steps = seen.runs.groupby("global_batch")["steps_to_target"]
+    assert (steps.max() / steps.min() < 1.02).all(), "strategies do not change what a step computes"
+    assert len(seen.ways) == 3
+    sent = {name: way.cell(32, 2, 1).form.sent_bytes for name, way in seen.ways.items()}
+    assert sum(number > 0 for number in sent.values()) == 2
+    told = command("predict", "results/s", "--target-loss", "3.5", "--verbose", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert any(f"with {way}" in told.stdout.replace("\n", " ") for way in seen.ways)
