@@ -49,6 +49,7 @@ class _Pass:
 class _Batch:
     """A batch in flight, with all that its update needs."""
 
+    number: int  # among those of the flow, from 0
     version: int  # of the weights with which it went forward
     rates: list[float]  # the learning rates of its step, by group of the optimizer
     passes: deque[_Pass] = field(default_factory=deque)
@@ -98,7 +99,7 @@ class PipeDream(Pipeline, Rounds):
     ) -> None:
         if not self._is_begun:
             self._begin_batch()
-        with self._times.step():
+        with self._times.step(len(inputs)):
             self._flow[-1].passes.append(self._forward(inputs, targets, loss))
             if len(self._flow) > self._lag and self._flow[0].passes:
                 self._backward(self._flow[0])
@@ -106,7 +107,7 @@ class PipeDream(Pipeline, Rounds):
     def _begin_batch(self) -> None:
         version = max(0, self._num_begun - self._delay)
         rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._flow.append(_Batch(version, rates))
+        self._flow.append(_Batch(self._num_begun, version, rates))
         self._updates_missed += self._num_begun - version
         self._num_batches += 1
         self._num_begun, self._is_begun = self._num_begun + 1, True
@@ -124,13 +125,13 @@ class PipeDream(Pipeline, Rounds):
                 dist.recv(inputs, group=self._chain, group_src=self._part - 1)
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
-        version = self._flow[-1].version
+        version, of = self._flow[-1].version, ("F", stage, self._flow[-1].number)
         self._activations.leave_out(self._versions.of(version))
         waited, _ = self._seconds_of_messages(stage, size)
         # An optimizer may change the model's tensors in place before the backward pass. autograd
         # refuses that, unless it gets its tensors from hooks, such as those that count them.
         counted = self._activations.counted()
-        with self._times.computing(waited), self._versions.used(version), counted:
+        with self._times.computing(waited, of), self._versions.used(version), counted:
             outputs = self._modules[stage](inputs)
             if self.counts:
                 outputs = loss(outputs, targets)
@@ -153,8 +154,9 @@ class PipeDream(Pipeline, Rounds):
                 one.arrival.wait()
             self.meter.received_bytes += one.gradient.nbytes
         _, waited = self._seconds_of_messages(stage, len(one.inputs))
+        of = ("B", stage, batch.number)
         # Code of the model may read parameters again, as activation checkpointing does.
-        with self._times.computing(waited), self._versions.used(batch.version):
+        with self._times.computing(waited, of), self._versions.used(batch.version):
             torch.autograd.backward(one.outputs, one.gradient)
         if stage > 0:
             assert one.inputs.grad is not None
