@@ -212,7 +212,7 @@ def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
 
 
 def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("All happy families are alike.\n" * 300)
+    (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
     point = (
         "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
         "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
@@ -221,7 +221,7 @@ def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
         "optimizer.lr=0.05", "precision=fp32",
     )  # fmt: skip
     for way in ("ddp", "sharded", "pipeline"):
-        ran = command("run", *point, f"strategy={way}", cwd=tmp_path)
+        ran = command("run", *point, f"strategy={way}", cwd=tmp_path, timeout=900)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     study = bsweep.load(tmp_path / "results/s")
     seen = observed(study, target_of(None, 3.5))

@@ -74,12 +74,16 @@ class Tried:
     peak_bytes: int | None = None
 
 
-def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
+def try_out(
+    config: RunConfig, say: Callable[[str], None], num_steps: float = TRIED_STEPS
+) -> Tried | str:
     """Train a point for at most ten steps in a temporary folder, and return how long a step takes.
 
     Args:
         config: The point.
         say: Called with each line of the workers' output.
+        num_steps: The steps to train. A broken number makes the last step smaller. The user's own
+            program always trains ten.
 
     Returns:
         The times; if the steps could not be timed, a text that says why.
@@ -89,7 +93,7 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
     with tempfile.TemporaryDirectory(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
     ) as folder:
-        short = _shortened(replace(config, results_dir=folder))
+        short = _shortened(replace(config, results_dir=folder), num_steps)
         paths, began = paths_of(short), time.monotonic()
         outcome = _launch_beside(short, paths, say, config.program.worker)
         seconds = time.monotonic() - began
@@ -112,14 +116,14 @@ def try_out(config: RunConfig, say: Callable[[str], None]) -> Tried | str:
     )
 
 
-def _shortened(config: RunConfig) -> RunConfig:
+def _shortened(config: RunConfig, num_steps: float) -> RunConfig:
     """Return a point of a few steps: one short epoch or, of the user's own program, as many steps
     until it is asked to stop.
     """
     if isinstance(config.program, OwnProgramConfig):
         return replace(config, program=replace(config.program, most_steps=TRIED_STEPS))
     whole = data.prepare(config.data).num_train
-    subset = min(whole, TRIED_STEPS * config.examples_per_step)
+    subset = min(whole, int(num_steps * config.examples_per_step))
     return replace(config, epochs=1, data=replace(config.data, subset=subset))
 
 

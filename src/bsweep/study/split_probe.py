@@ -18,6 +18,8 @@ from bsweep.runlog.records import Status
 from bsweep.study import side_runs
 
 _MOST_SECONDS = 120.0  # for the steps of one run
+# The kernels of an epoch's smaller last step stay in memory beside those of full ones.
+_STEPS = side_runs.TRIED_STEPS - 0.5
 _NEAR = 1.5  # A batch that does not fit is at most so many times as large as the largest that does.
 
 
@@ -40,7 +42,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     while batch:
         at_batch = replace(config, local_batch=batch, global_batch=None)
         # What the workers print is that of a run.
-        tried = side_runs.try_out(at_batch, lambda line: None)
+        tried = side_runs.try_out(at_batch, lambda line: None, _STEPS)
         if isinstance(tried, str):
             status, _, message = tried.partition(": ")
             if status != "out_of_memory":
