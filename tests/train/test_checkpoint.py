@@ -124,6 +124,14 @@ def case(
         case(2, "strategy=sharded", "optimizer=lamb"),
         case(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, "optimizer=lamb"),
         case(4, "strategy=sharded", "strategy.replicas=2", "optimizer=adamw", breaks=((1, 2),)),
+        case(2, "strategy=pipeline", "optimizer=adamw", breaks=IN_STEP),
+        case(
+            4,
+            *("strategy=tensor", "strategy.replicas=2", *DIVIDED, "local_batch=4", *BY_NOISE),
+            breaks=((11, 12),),
+            policy="identified",
+        ),
+        case(4, "strategy=pipeline", "strategy.replicas=2", "optimizer=lamb"),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(
             3,

@@ -28,15 +28,26 @@ class SplitConfig(StrategyConfig):
         exchanges_in_passes=True,
         # Each run's process groups stay in the process, with their connections and threads.
         leaves_processes_clean=False,
-        why_no_noise=(
-            "no worker of a split model has a whole gradient of its own, whose noise could be "
-            "measured. Use strategy=allreduce"
-        ),
+        loads_any_parts=True,
+        calibrates=False,
+        stores_channels_last=False,  # torch divides contiguous tensors only
         why_no_fp16=(
             "a gradient may overflow on one worker alone, and all would have to skip the step. Use "
             "precision=bf16 or fp32."
         ),
     )
+
+    @property
+    def can(self) -> Capabilities:
+        no_noise = self.kind_can.why_no_noise
+        if not no_noise and self.replicas == 1:
+            no_noise = (
+                "the noise is measured by comparing the gradients of replicas, and "
+                "strategy.replicas=1 has one. Use strategy.replicas=2"
+            )
+        elif not no_noise and self.reduce == "bf16":
+            no_noise = "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32"
+        return replace(self.kind_can, why_no_noise=no_noise)
 
     def data_parallel_size(self, num_workers: int) -> int:
         return self.replicas
@@ -75,7 +86,18 @@ class ShardedConfig(SplitConfig):
     wrap: Literal["blocks", "model"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
-    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, loads_any_parts=True)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can,
+        why_no_noise=(
+            "FSDP2 sums gradients within the passes, so that no worker has a gradient of its own, "
+            "whose noise could be measured. Use strategy=allreduce, or strategy=tensor or pipeline "
+            "with strategy.replicas=2"
+        ),
+    )
+
+    @property
+    def can(self) -> Capabilities:
+        return replace(super().can, gathers_blocks=self.wrap == "blocks")
 
     def data_parallel_size(self, num_workers: int) -> int:
         """Return the number of workers: each takes a part of every batch, and computes with the
@@ -118,7 +140,9 @@ class PipelineConfig(SplitConfig):
     cuts: tuple[Count, ...] | None
 
     builds: ClassVar[str] = "bsweep.strategies.pipeline:Pipeline"
-    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, cuts_model=True)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can, cuts_model=True, stores_channels_last=True
+    )
 
     @property
     def num_microbatches(self) -> int:

@@ -159,6 +159,11 @@ class Strategy(ABC):
     optimizer's state, because no worker holds all of them.
     """
 
+    division = ""
+    """A text that says which worker holds which stages; it is the same on all workers, and empty if
+    they hold none. A checkpoint of workers with another one has no state of this worker alone.
+    """
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 
