@@ -360,7 +360,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ),
             ["microbatches=5", "in rounds of at least 2", "such as 4"],
         ),
-        ((*PIPELINE, "strategy.cuts=[3,2,1]"), ["cuts=[3, 2, 1]", "ascending", "give 1 cuts"]),
+        ((*PIPELINE, "strategy.cuts=[3,2,1]"), ["cuts=[3, 2, 1]", "ascending", "give 1 cut,"]),
         (
             (*PIPELINE, "strategy.schedule=zbv", "strategy.cuts=[1]"),
             ["cuts=[1]", "schedule=zbv needs 2", "give 3 cuts"],

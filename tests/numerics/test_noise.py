@@ -346,7 +346,7 @@ def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
 def test_replicas_of_a_split_model_measure_what_whole_ones_do(
     split: tuple[str, ...], more: tuple[str, ...], by_layer: bool
 ) -> None:
-    words = (*more, "global_batch=24", "epochs=3", MEASURED)
+    words = (*more, "global_batch=24", "epochs=8", MEASURED)
     words += ("measure.noise_scale_per_layer=true",) * by_layer
     first, *_ = trained(4, *split, "strategy.replicas=2", *words)
     whole, *_ = trained(2, "strategy=allreduce", *words)

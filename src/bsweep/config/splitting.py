@@ -11,6 +11,7 @@ from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.point import Point
 from bsweep.config.values import Count, show
+from bsweep.core.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,10 +226,10 @@ class PipelineConfig(SplitConfig):
         if left or per_worker < wanted or (per_worker > wanted and not self.is_interleaved):
             more = " or more, equally many," if self.is_interleaved else ""
             yield (
-                f"strategy.cuts={show(self.cuts)} makes {num_stages} stages, but "
+                f"strategy.cuts={show(self.cuts)} makes {counted(num_stages, 'stage')}, but "
                 f"strategy.schedule={self.schedule} needs {wanted}{more} for each of the "
-                f"{num_parts} workers of a replica: give {wanted * num_parts - 1} cuts, or "
-                "strategy.cuts=null."
+                f"{num_parts} workers of a replica: give "
+                f"{counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
             )
 
     def _problems_of_microbatches(self, point: Point) -> Iterator[str]:
