@@ -20,6 +20,7 @@ from tests.support.running import compose
 
 SERVERS = ("strategy=parameter_server",)
 SHARDED = ("local_batch=8", "num_workers=4", "strategy=sharded")
+DEEPSPEED = ("strategy=deepspeed", "num_workers=2", "local_batch=8")
 PIPELINE = ("strategy=pipeline", "num_workers=2", "local_batch=8", "model=tiny_cnn")
 DILOCO = ("local_batch=8", "num_workers=2", "strategy=diloco")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -45,6 +46,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         "llama_150m": language,
         "llama_tiny": language,
         "tensor": [*language, "model=llama_tiny"],
+        "deepspeed": ["precision=fp32"],
         "torchrun": ["strategy=ddp"],
         "srun": ["strategy=ddp"],
         "timm": ["model.architecture=resnet18"],
@@ -320,6 +322,14 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*SHARDED, "measure.noise_scale=true"), ["noise", "strategy=allreduce"]),
         ((*SHARDED, "compile=true"), ["compile=true with strategy=sharded"]),
         ((*SHARDED, "strategy.wrap=layer"), ["strategy.wrap=layer", "'blocks'"]),
+        (DEEPSPEED, ["precision=auto with strategy=deepspeed", "Use precision=fp32"]),
+        ((*DEEPSPEED, "optimizer=lamb"), ["optimizer=lamb with strategy=deepspeed", "sgd or adamw"]),
+        ((*DEEPSPEED, "optimizer=lars"), ["optimizer=lars with strategy=deepspeed"]),
+        ((*DEEPSPEED, "strategy.stage=4"), ["strategy.stage=4", "1, 2 or 3"]),
+        ((*DEEPSPEED, "compression=topk"), ["compression=topk with strategy=deepspeed"]),
+        ((*DEEPSPEED, "measure.noise_scale=true"), ["DeepSpeed sums gradients within the passes"]),
+        ((*DEEPSPEED, "launch.slowdown=[1,2]"), ["launch.slowdown with strategy=deepspeed"]),
+        ((*DEEPSPEED, "channels_last=true"), ["channels_last=true with strategy=deepspeed"]),
         ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
         ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
         ((*DILOCO, "strategy.loss_timeout_seconds=0"), ["strategy.loss_timeout_seconds=0"]),

@@ -192,7 +192,7 @@ def oracle(global_batch: int, *overrides: str) -> dict[str, Any]:
 STRATEGIES = sorted(
     path.stem
     for path in (conf_dir() / "strategy").glob("*.yaml")
-    if path.stem not in ("single", "own", "program")
+    if path.stem not in ("single", "own", "program", "deepspeed")
 )
 
 # With one plain step a round, DiLoCo is synchronous SGD.

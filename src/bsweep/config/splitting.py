@@ -132,6 +132,51 @@ class TensorConfig(SplitConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig(StrategyConfig):
+    name: Literal["deepspeed"]
+    stage: Literal[1, 2, 3]
+
+    builds: ClassVar[str] = "bsweep.strategies.deepspeed:DeepSpeed"
+    needs: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can,
+        loads_any_parts=False,
+        knows_memory=False,
+        why_no_noise=(
+            "DeepSpeed sums gradients within the passes, so that no worker has a gradient of its "
+            "own, whose noise could be measured. Use strategy=allreduce"
+        ),
+    )
+
+    def num_parts(self, num_workers: int) -> int:
+        return num_workers
+
+    @property
+    def in_probe(self) -> StrategyConfig:
+        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.precision != "fp32":
+            yield (
+                f"precision={point.precision} with strategy=deepspeed: its engine would convert "
+                "the whole model. Use precision=fp32, or strategy=sharded."
+            )
+        if point.optimizer.needs_layer_norms or point.optimizer.needs_global_norm:
+            yield (
+                f"optimizer={point.optimizer.name} with strategy=deepspeed: its engine flattens "
+                "the layers, whose norms this optimizer needs. Use optimizer=sgd or adamw, or "
+                "strategy=sharded."
+            )
+        if point.launch.slowdown:
+            yield (
+                "launch.slowdown with strategy=deepspeed: this strategy exchanges within the "
+                "passes, so that a slowdown cannot stretch the computation alone. Use "
+                "strategy=allreduce."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineConfig(SplitConfig):
     name: Literal["pipeline"]
     schedule: Literal[

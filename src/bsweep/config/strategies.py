@@ -14,7 +14,12 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
-from bsweep.config.splitting import PipelineConfig, ShardedConfig, TensorConfig
+from bsweep.config.splitting import (
+    DeepSpeedConfig,
+    PipelineConfig,
+    ShardedConfig,
+    TensorConfig,
+)
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -437,6 +442,7 @@ AnyStrategy = Annotated[
     | ShardedConfig
     | TensorConfig
     | PipelineConfig
+    | DeepSpeedConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

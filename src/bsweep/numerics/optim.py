@@ -124,6 +124,8 @@ def most_norm_set(optimizer: Optimizer, most: float) -> Iterator[None]:
 
 
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
+    if vector.by_tensor:
+        return _layer_groups(config, vector)
     size, border = vector.parameters.numel(), vector.num_matrix_elements
     if config.decay_norm_and_bias or not config.weight_decay:
         parts = [(0, size, config.weight_decay)]

@@ -73,6 +73,9 @@ class Flat:
     """
 
     tensors: tuple[nn.Parameter, ...]
+    by_tensor = False
+    """True if every optimizer takes the tensors themselves, because they are no views of one."""
+
     scale: LossScale | None = None
     """The loss scale of fp16, or None. Gradients are multiplied by it until a codec takes them, or
     else until the optimizer's step.

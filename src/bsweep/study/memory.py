@@ -126,6 +126,8 @@ def _why_not(config: RunConfig) -> str:
         return "only the program knows its model"
     if config.optimizer.vectors_of_state is None:
         return "only your own optimizer knows its state"
+    if not config.strategy.can.knows_memory:
+        return f"only the library of strategy={config.strategy.name} knows what it keeps"
     if config.strategy.can.splits_layers or config.strategy.can.cuts_model:
         return f"the parts of strategy={config.strategy.name} are known only when it starts"
     return ""
