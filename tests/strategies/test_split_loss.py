@@ -40,7 +40,7 @@ def test_a_lost_worker_is_named(
 
 @pytest.mark.parametrize("strategy", SPLIT)
 def test_too_little_memory_is_a_result(tmp_path: Path, strategy: str) -> None:
-    more = ("data.num_train=20000", "local_batch=20000", "launch.memory_limit_mb=[60,60]")
+    more = ("data.num_train=20000", "local_batch=10000", "launch.memory_limit_mb=[10,10]")
     result = bsweep("run", *POINT, *SPLIT[strategy], *more, cwd=tmp_path, timeout=120)
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
