@@ -324,7 +324,10 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*SHARDED, "compile=true"), ["compile=true with strategy=sharded"]),
         ((*SHARDED, "strategy.wrap=layer"), ["strategy.wrap=layer", "'blocks'"]),
         (DEEPSPEED, ["precision=auto with strategy=deepspeed", "Use precision=fp32"]),
-        ((*DEEPSPEED, "optimizer=lamb"), ["optimizer=lamb with strategy=deepspeed", "sgd or adamw"]),
+        (
+            (*DEEPSPEED, "optimizer=lamb"),
+            ["optimizer=lamb with strategy=deepspeed", "sgd or adamw"],
+        ),
         ((*DEEPSPEED, "optimizer=lars"), ["optimizer=lars with strategy=deepspeed"]),
         ((*DEEPSPEED, "strategy.stage=4"), ["strategy.stage=4", "1, 2 or 3"]),
         ((*DEEPSPEED, "compression=topk"), ["compression=topk with strategy=deepspeed"]),

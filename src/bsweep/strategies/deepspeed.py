@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import deepspeed
+import deepspeed.ops
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,6 +45,8 @@ class DeepSpeed(TorchStrategy, InBackward):
         self._config = strategy
         self.loss_scale = float(self.num_workers)  # DeepSpeed averages, other strategies sum
         deepspeed.utils.logger.setLevel("WARNING")
+        # It would compile a sum in shared memory for CPUs first, which takes minutes.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
     def vector(self, model: nn.Module) -> Vector:
         self._model = model
