@@ -326,7 +326,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         (DEEPSPEED, ["precision=auto with strategy=deepspeed", "Use precision=fp32"]),
         (
             (*DEEPSPEED, "optimizer=lamb"),
-            ["optimizer=lamb with strategy=deepspeed", "sgd or adamw"],
+            ["optimizer=lamb with strategy=deepspeed", "sgd or"],
         ),
         ((*DEEPSPEED, "optimizer=lars"), ["optimizer=lars with strategy=deepspeed"]),
         ((*DEEPSPEED, "strategy.stage=4"), ["strategy.stage=4", "1, 2 or 3"]),

@@ -1,5 +1,6 @@
-"""DeepSpeed's ZeRO (`strategy=deepspeed`) ends with the weights of DDP, and resumes bit for bit. The
-tests of real runs need DeepSpeed, and are skipped without it.
+"""DeepSpeed's ZeRO (`strategy=deepspeed`) ends with the weights of DDP, and resumes bit for bit.
+
+The tests of real runs need DeepSpeed, and are skipped without it.
 """
 
 from __future__ import annotations
