@@ -353,8 +353,8 @@ def test_pieces_of_an_own_model_are_tried_before_a_run(
 ) -> None:
     (tmp_path / "cut.py").write_text(CUT)
     words = ("model=own", f"model.target={tmp_path}/cut.py:Cut", f"+model.options.wrong={wrong}")
-    words += ("strategy=pipeline", "num_workers=2", "local_batch=8")
-    config = compose(*TINY, *words).resolved()
+    split = ("strategy=pipeline", "num_workers=2", "local_batch=8")
+    config = compose(*TINY, *words, *split).resolved()
     info = data.prepare(config.data)
     if not said:
         models.try_model(config, info)

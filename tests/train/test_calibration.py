@@ -577,7 +577,7 @@ def test_workers_of_a_split_model_do_not_measure(tmp_path: Path, strategy: str) 
     }
 
 
-def test_a_split_model_takes_what_others_measured_and_records_how_it_is_stored() -> None:
+def test_a_split_model_takes_what_others_measured() -> None:
     found = measured(fp32=(0.2, 0.4), bf16_last=(0.1, 0.2))
     words = ("local_batch=8", "model=tiny_cnn", "num_workers=2")
     for strategy, is_last in (("sharded", False), ("pipeline", True)):
