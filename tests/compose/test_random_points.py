@@ -59,6 +59,8 @@ CHOSEN: Mapping[str, list[Any]] = {
     "data": ["synthetic"] * 12 + ["digits"] * 2 + ["text"] * 4 + ["own"],
     "model": ["tiny_cnn"] * 5 + ["llama_tiny", "llama_tiny", "own", "own", "timm", "torchvision"],
     "launch": ["horovodrun", "torchrun", "inline"],  # no SLURM is here
+    # DeepSpeed is in an environment of its own
+    "strategy": [n for card in variants("strategy") for n in names(card) if n != "deepspeed"],
     "program": ["builtin"],
     "allocation": ["uniform"] * 6 + [name for name in ALLOCATIONS if name != "uniform"],
     "num_workers": [1, 2],

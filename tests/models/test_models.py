@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import models
+from bsweep import data, models
 from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.config.values import ConfigError
 from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import Vector, layout
-from tests.support.running import compose
+from tests.support.running import TINY, compose
 
 
 def vgg16(num_classes: int = 1000, in_channels: int = 3) -> torch.nn.Module:
@@ -312,6 +313,54 @@ def test_a_model_that_cannot_be_cut_so_is_refused(
         models.check_model(config, 10, (3, 32, 32))
     for said in expected:
         assert said in str(caught.value)
+
+
+CUT = """\
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self, one):
+        super().__init__()
+        self.one = one
+
+    def forward(self, x):
+        return self.one(x), x
+
+class Cut(nn.Module):
+    def __init__(self, num_classes, shape, wrong=0):
+        super().__init__()
+        self.one = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 8))
+        self.two, self.wrong = nn.Linear(8, num_classes), wrong
+
+    def forward(self, x):
+        return self.two(self.one(x).relu())
+
+    def pieces(self):
+        last = [("two", self.two)]
+        if self.wrong == 1:
+            return [("one", self.one), *last]
+        if self.wrong == 2:
+            return [("one", Pair(self.one)), *last]
+        return [("one", nn.Sequential(self.one, nn.ReLU())), *last]
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [(0, ""), (1, "do not compute what"), (2, "piece one of the model returned")]
+)
+def test_pieces_of_an_own_model_are_tried_before_a_run(
+    tmp_path: Path, wrong: int, said: str
+) -> None:
+    (tmp_path / "cut.py").write_text(CUT)
+    words = ("model=own", f"model.target={tmp_path}/cut.py:Cut", f"+model.options.wrong={wrong}")
+    split = ("strategy=pipeline", "num_workers=2", "local_batch=8")
+    config = compose(*TINY, *words, *split).resolved()
+    info = data.prepare(config.data)
+    if not said:
+        models.try_model(config, info)
+        return
+    with pytest.raises(ConfigError, match=said):
+        models.try_model(config, info)
 
 
 class Tied(torch.nn.Module):

@@ -26,7 +26,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog.files import RunPaths
 from bsweep.train import loop, noise_meter, step, worker
 from bsweep.train.job import Job
-from tests.strategies.test_equivalence import CONTRACT, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
+from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support import running
 from tests.support.operations import Operations
 from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
@@ -34,6 +34,8 @@ from tests.train.test_checkpoint import untimed
 from tests.train.test_steps import IMAGES, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
+PIPELINE = ("strategy=pipeline", "strategy.microbatches=2")
+LAMB = ("optimizer=lamb", "optimizer.lr=0.01")
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 12, 7), (1, 2, 3, 4)])
@@ -113,6 +115,15 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
             "a codec changes the gradient.* Use compression=none, or leave measure.noise_scale",
         ),
         ("strategy.buckets=2 measure.noise_scale_per_layer=true", "exchanges buckets, not layers"),
+        ("strategy=sharded", "FSDP2 sums gradients within the passes.* Use strategy=allreduce, or"),
+        (
+            "strategy=pipeline model=tiny_cnn",
+            "strategy.replicas=1 has one. Use strategy.replicas=2, or leave measure.noise_scale",
+        ),
+        (
+            "strategy=pipeline model=tiny_cnn strategy.replicas=2 strategy.reduce=bf16",
+            "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32, or",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said: str) -> None:
@@ -266,6 +277,7 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
     [
         (2, ("strategy=horovod",), (14, 17)),
         (1, ("strategy=single", "accumulation_steps=2"), (14, 17)),
+        (4, (*PIPELINE, "strategy.replicas=2"), (14, 17)),
     ],
 )
 def test_a_run_that_was_broken_off_has_the_same_records(
@@ -320,6 +332,32 @@ def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
     assert (sum(squares), sum(traces)) == pytest.approx(
         (whole["gradient_square"], whole["variance"]), rel=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("split", "more"),
+    [
+        (("strategy=tensor",), DIVIDED),
+        (PIPELINE, ()),
+        (PIPELINE, (*DIVIDED, *LAMB)),  # whose optimizer clips gradients
+    ],
+)
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_replicas_of_a_split_model_measure_what_whole_ones_do(
+    split: tuple[str, ...], more: tuple[str, ...], by_layer: bool
+) -> None:
+    words = (*more, "global_batch=24", "epochs=8", MEASURED)
+    words += ("measure.noise_scale_per_layer=true",) * by_layer
+    first, *_ = trained(4, *split, "strategy.replicas=2", *words)
+    whole, *_ = trained(2, "strategy=allreduce", *words)
+    assert len(first["noise_scales"]) == len(whole["noise_scales"]) > 0
+    for ours, theirs in zip(first["noise_scales"], whole["noise_scales"], strict=True):
+        for key in ("gradient_square", "variance", "num_gradients", "gradient_batch"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-8), key
+        assert by_layer == bool(theirs["layers"])
+        assert (ours["layers"] or {}).keys() == (theirs["layers"] or {}).keys()
+        for name, values in (ours["layers"] or {}).items():
+            assert values == pytest.approx(theirs["layers"][name], rel=1e-8, abs=1e-12), name
 
 
 def nn_names(folder: Path) -> list[tuple[str, nn.Parameter]]:
@@ -473,10 +511,9 @@ def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
     meter = noise_meter.NoiseMeter(
         Vector(nn.Linear(4, 3)),
         SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
-        rank=1,
+        replica=1,
         loss_scale=1.0,
         in_passes=False,
-        per_layer=False,
     )
     shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))
     for number in range(noise_meter.RECORD_STEPS):

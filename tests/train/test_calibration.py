@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics import precision
 from bsweep.runlog import calibration_file
@@ -559,6 +560,35 @@ def test_the_first_point_measures_for_all_of_a_study(tmp_path: Path) -> None:
     kept = [Numerics(start["precision"], start["channels_last"]) for start in starts(tmp_path)]
     assert kept == [chosen] * 4
     assert calibration_file.read_calibration(path) == found
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "pipeline"])
+def test_workers_of_a_split_model_do_not_measure(tmp_path: Path, strategy: str) -> None:
+    """The whole model may not fit on one of them."""
+    path = ask(tmp_path)
+    before = path.read_bytes()
+    words = (*SWEEP, "num_workers=2", f"strategy={strategy}", "precision=auto")
+    result = bsweep(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Using fp32, contiguous: no worker times steps of a model that" in result.stderr
+    assert path.read_bytes() == before
+    assert {(start["precision"], start["channels_last"]) for start in starts(tmp_path)} == {
+        ("fp32", False)
+    }
+
+
+def test_a_split_model_takes_what_others_measured() -> None:
+    found = measured(fp32=(0.2, 0.4), bf16_last=(0.1, 0.2))
+    words = ("local_batch=8", "model=tiny_cnn", "num_workers=2")
+    for strategy, is_last in (("sharded", False), ("pipeline", True)):
+        point = compose(*words, f"strategy={strategy}")
+        chosen = calibration_file.numerics_for(point, found, default=FP32)
+        assert chosen == Numerics("bf16", channels_last=is_last)
+        assert f"Using {chosen}" in found.says(point)
+    with pytest.raises(
+        ConfigError, match="channels_last=true with strategy=sharded: this strategy"
+    ):
+        compose(*words, "strategy=sharded", "channels_last=true")
 
 
 def test_a_calibration_does_not_change_the_numbers_of_its_point(

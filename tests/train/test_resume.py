@@ -23,8 +23,9 @@ from bsweep.analysis import load
 from bsweep.runlog.checkpoint_files import checkpoints, request_stop
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from tests.strategies.test_equivalence import DIVIDED
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, Fork, bsweep, forks, popen, struck, summaries
+from tests.support.running import ROOT, TINY, Fork, bsweep, forks, popen, struck, summaries
 from tests.train.test_checkpoint import untimed
 
 POINT = (
@@ -258,12 +259,34 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
         assert said in refused.stderr, refused.stderr
 
 
-def test_four_workers_go_on_with_the_parts_that_two_have_saved(tmp_path: Path) -> None:
-    point = ("global_batch=12", *POINT, *EPOCHS[1:], "strategy=sharded", "optimizer=adamw")
+LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:layered")
+
+
+@pytest.mark.parametrize(
+    ("words", "of_four"),
+    [
+        (("strategy=sharded", "optimizer=adamw"), "strategy.replicas=2"),
+        (("strategy=tensor", *DIVIDED, "optimizer=adamw"), "strategy.replicas=1"),
+        (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "strategy.replicas=4"),
+        (
+            (
+                *("strategy=pipeline", *LAYERED, "optimizer=adamw"),
+                *("optimizer.decay_norm_and_bias=false", "optimizer.weight_decay=0.1"),
+            ),
+            "strategy.replicas=1",
+        ),
+        (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "strategy.cuts=[1,2,4]"),
+    ],
+)
+def test_four_workers_go_on_with_the_parts_that_two_have_saved(
+    tmp_path: Path, words: tuple[str, ...], of_four: str
+) -> None:
+    """The second stage of the last ones has no matrices, so that its optimizer has one group."""
+    point = ("global_batch=12", *POINT, *EPOCHS[1:], "precision=fp64", *words)
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)
     assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
     (source,) = runs(tmp_path)
-    on_four = (*point, "num_workers=4", "strategy.replicas=2", f"resume_from={source.folder}")
+    on_four = (*point, "num_workers=4", of_four, f"resume_from={source.folder}")
     assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
     result = bsweep("run", *on_four, "study=four", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -271,11 +294,21 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(tmp_path: Path) -
     ours, theirs = records_of(four)["epoch"], records_of(whole)["epoch"]
     assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
     for key in ("train_loss", "test_loss"):
-        values = ([epoch[key] for epoch in epochs] for epochs in (ours, theirs))
-        assert next(values) == pytest.approx(next(values), rel=1e-3)
-    refused = bsweep(*("run", *on_four[:-2], "strategy=ddp", on_four[-1]), cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "strategy=sharded in both runs" in refused.stderr, refused.stderr
+        values = [[epoch[key] for epoch in epochs] for epochs in (ours, theirs)]
+        assert values[0] == pytest.approx(values[1], rel=1e-9)
+        assert len(set(values[1])) == 6, "it learns"
+
+
+def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
+    point = ("local_batch=6", *POINT, *EPOCHS[1:], "strategy=sharded")
+    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
+    assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
+    (source,) = runs(tmp_path)
+    more = f"resume_from={source.folder}"
+    for other in (("strategy=ddp",), ("strategy=pipeline", "strategy.microbatches=2")):
+        refused = bsweep("run", *point[:-1], *other, more, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "the same of sharded, tensor and pipeline in both" in refused.stderr, refused.stderr
 
 
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:

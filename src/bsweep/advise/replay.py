@@ -258,7 +258,7 @@ def _recorded(folder: Path) -> Recorded:
     start = next((record for record in run.records if record["type"] == "start"), {"num_train": 0})
     noises, average = [], Average()
     for record in numbered(run.records, "noise_scale", by="num_steps"):
-        measured = noise_meter.measured_steps(record["num_gradients"], config.num_workers)
+        measured = noise_meter.measured_steps(record["num_gradients"], config.data_parallel_size)
         average = average.joined(record["gradient_square"], record["variance"], measured)
         if (estimate := average.estimate()) is not None:
             noises.append((record["epochs_done"], estimate))

@@ -67,10 +67,26 @@ class Capabilities:
     splits_layers: bool = False
     """True if each worker computes a part of the layers that a plan of the model names."""
 
+    gathers_blocks: bool = False
+    """True if workers gather the parameters of one block of the model at a time, see
+    `bsweep.models.blocks`.
+    """
+
     cuts_model: bool = False
     """True if workers hold consecutive pieces of the model, which the model must then offer; see
     `bsweep.models.pieces`.
     """
+
+    knows_memory: bool = True
+    """True if bsweep can tell what memory a worker needs before it starts."""
+
+    calibrates: bool = True
+    """True if each worker may time steps of the whole model by itself, to choose the precision and
+    the memory format; False if the whole model may not fit.
+    """
+
+    stores_channels_last: bool = True
+    """True if the model's 4-dimensional tensors may be stored channels last."""
 
     step_in_graph: bool = False
     """True if a CUDA graph can contain a whole step: its passes, the exchange of gradients and the

@@ -65,6 +65,11 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             "precision=tf32 with device=cpu: only GPUs have TF32. Use precision=fp32, or "
             "device=cuda."
         )
+    if c.channels_last is True and not c.strategy.can.stores_channels_last:
+        yield (
+            f"channels_last=true with strategy={c.strategy.name}: this strategy divides tensors "
+            "that are stored contiguously. Leave channels_last out, or use channels_last=false."
+        )
     if c.graph not in ("auto", False):
         yield from _graph_contradictions(c)
     if c.compile is True and (reason := why_not_compiled(c)):

@@ -48,7 +48,9 @@ class MeasureConfig(Schema):
                 f"{key} with compression={point.compression.name}: a codec changes the gradient, "
                 f"so that its noise cannot be measured. Use compression=none, or leave {key} out."
             )
-        if self.noise_scale_per_layer and can.exchanges_in_passes:
+        # Workers with parts of layers, or stages, exchange activations in passes, gradients later.
+        in_buckets = can.exchanges_in_passes and not (can.splits_layers or can.cuts_model)
+        if self.noise_scale_per_layer and in_buckets:
             yield (
                 f"{key_and_strategy} and measure.noise_scale_per_layer=true: this strategy "
                 "exchanges buckets, not layers, within the backward pass. Use "

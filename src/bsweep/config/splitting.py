@@ -11,6 +11,7 @@ from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.point import Point
 from bsweep.config.values import Count, show
+from bsweep.core.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,26 @@ class SplitConfig(StrategyConfig):
         # Each run's process groups stay in the process, with their connections and threads.
         leaves_processes_clean=False,
         splits_model=True,
-        why_no_noise=(
-            "no worker of a split model has a whole gradient of its own, whose noise could be "
-            "measured. Use strategy=allreduce"
-        ),
+        loads_any_parts=True,
+        calibrates=False,
+        stores_channels_last=False,  # torch divides contiguous tensors only
         why_no_fp16=(
             "a gradient may overflow on one worker alone, and all would have to skip the step. Use "
             "precision=bf16 or fp32."
         ),
     )
+
+    @property
+    def can(self) -> Capabilities:
+        no_noise = self.kind_can.why_no_noise
+        if not no_noise and self.replicas == 1:
+            no_noise = (
+                "the noise is measured by comparing the gradients of replicas, and "
+                "strategy.replicas=1 has one. Use strategy.replicas=2"
+            )
+        elif not no_noise and self.reduce == "bf16":
+            no_noise = "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32"
+        return replace(self.kind_can, why_no_noise=no_noise)
 
     def data_parallel_size(self, num_workers: int) -> int:
         return self.replicas
@@ -83,7 +95,18 @@ class ShardedConfig(SplitConfig):
     wrap: Literal["blocks", "model"]
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
-    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, loads_any_parts=True)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can,
+        why_no_noise=(
+            "FSDP2 sums gradients within the passes, so that no worker has a gradient of its own, "
+            "whose noise could be measured. Use strategy=allreduce, or strategy=tensor or pipeline "
+            "with strategy.replicas=2"
+        ),
+    )
+
+    @property
+    def can(self) -> Capabilities:
+        return replace(super().can, gathers_blocks=self.wrap == "blocks")
 
     def data_parallel_size(self, num_workers: int) -> int:
         """Return the number of workers: each takes a part of every batch, and computes with the
@@ -132,12 +155,59 @@ class TensorConfig(SplitConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig(StrategyConfig):
+    name: Literal["deepspeed"]
+    stage: Literal[1, 2, 3]
+
+    builds: ClassVar[str] = "bsweep.strategies.deepspeed:DeepSpeed"
+    needs: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can,
+        loads_any_parts=False,
+        knows_memory=False,
+        why_no_noise=(
+            "DeepSpeed sums gradients within the passes, so that no worker has a gradient of its "
+            "own, whose noise could be measured. Use strategy=allreduce"
+        ),
+    )
+
+    def num_parts(self, num_workers: int) -> int:
+        return num_workers
+
+    @property
+    def in_probe(self) -> StrategyConfig:
+        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.precision != "fp32":
+            yield (
+                f"precision={point.precision} with strategy=deepspeed: its engine would convert "
+                "the whole model. Use precision=fp32, or strategy=sharded."
+            )
+        if point.optimizer.needs_layer_norms or point.optimizer.needs_global_norm:
+            yield (
+                f"optimizer={point.optimizer.name} with strategy=deepspeed: its engine flattens "
+                "the layers, whose norms this optimizer needs. Use optimizer=sgd or adamw, or "
+                "strategy=sharded."
+            )
+        if point.launch.slowdown:
+            yield (
+                "launch.slowdown with strategy=deepspeed: this strategy exchanges within the "
+                "passes, so that a slowdown cannot stretch the computation alone. Use "
+                "strategy=allreduce."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagedConfig(SplitConfig):
     """The base class of the cards of strategies that cut a model into stages."""
 
     cuts: tuple[Count, ...] | None
 
-    kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, cuts_model=True)
+    kind_can: ClassVar[Capabilities] = replace(
+        SplitConfig.kind_can, cuts_model=True, stores_channels_last=True
+    )
 
     @property
     def stages_of_worker(self) -> int:
@@ -208,9 +278,9 @@ class StagedConfig(SplitConfig):
         if left or per_worker < wanted or (per_worker > wanted and not self.takes_more_stages):
             more = " or more, equally many," if self.takes_more_stages else ""
             yield (
-                f"strategy.cuts={show(cuts)} makes {num_stages} stages, but {self.choice} needs "
-                f"{wanted}{more} for each of the {num_parts} workers of a replica: give "
-                f"{wanted * num_parts - 1} cuts, or strategy.cuts=null."
+                f"strategy.cuts={show(cuts)} makes {counted(num_stages, 'stage')}, but "
+                f"{self.choice} needs {wanted}{more} for each of the {num_parts} workers of a "
+                f"replica: give {counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
             )
 
     def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
@@ -365,6 +435,10 @@ class PipeDreamConfig(StagedConfig):
     kind_can: ClassVar[Capabilities] = replace(
         StagedConfig.kind_can,
         in_step=False,
+        why_no_noise=(
+            "the stages are at different steps, so that no gradient of all stages belongs to one "
+            "model. Use strategy=pipeline with strategy.replicas=2"
+        ),
         why_apart=(
             "the stages are at different steps until an epoch ends. Use strategy=pipeline, whose "
             "stages make each step together"

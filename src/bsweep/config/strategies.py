@@ -15,6 +15,7 @@ from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.point import Point
 from bsweep.config.splitting import (
+    DeepSpeedConfig,
     PipeDreamConfig,
     PipelineConfig,
     ShardedConfig,
@@ -443,6 +444,7 @@ AnyStrategy = Annotated[
     | TensorConfig
     | PipelineConfig
     | PipeDreamConfig
+    | DeepSpeedConfig
     | OwnStrategyConfig
     | ProgramStrategyConfig,
     Field(discriminator="name"),

@@ -58,13 +58,13 @@ def check_machine(config: RunConfig) -> list[str]:
 
 def check_packages(config: RunConfig) -> None:
     """Raise ValueError if torch is missing or too old, or if a package that the point's data set,
-    model or optimizer needs is missing.
+    model, optimizer or strategy needs is missing.
 
     Raises:
         ValueError: If a package is missing, or if torch is too old.
     """
     _refuse_torch_once()
-    for group in ("data", "model", "optimizer"):
+    for group in ("data", "model", "optimizer", "strategy"):
         card = getattr(config, group)
         for package in card.needs:
             refuse_missing(f"{group}={card.name}", [package], package)

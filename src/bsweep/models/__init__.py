@@ -16,8 +16,8 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from bsweep.config.card import resolve
@@ -198,6 +198,41 @@ def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential
     return merged
 
 
+def refuse_other_outputs(
+    parts: Sequence[tuple[str, nn.Module]],
+    model: nn.Module,
+    inputs: Tensor,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> None:
+    """Raise ConfigError if the pieces of a model do not compute what the model computes. The model
+    is in training mode afterwards.
+
+    Args:
+        parts: The pieces.
+        model: The model itself.
+        inputs: The inputs of some examples.
+        autocast: The context of forward passes.
+    """
+    import torch
+
+    model.eval()
+    with torch.no_grad(), autocast():
+        expected, found = model(inputs), inputs
+        for name, piece in parts:
+            found = piece(found)
+            if not isinstance(found, torch.Tensor):
+                raise ConfigError(
+                    f"piece {name} of the model returned a {type(found).__name__}: pieces of a "
+                    "model that is cut into stages pass one tensor to the next."
+                )
+    model.train()
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-3):
+        raise ConfigError(
+            "the pieces of the model, applied one after another, do not compute what the model "
+            "computes. Correct its method pieces(), or make it an nn.Sequential."
+        )
+
+
 def _is_trained(module: nn.Module) -> bool:
     return any(tensor.requires_grad for tensor in module.parameters())
 
@@ -217,6 +252,8 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
 
         model = outlined(config.model, num_classes, shape)
         plans.check(config.model, model, config.strategy.num_parts(config.num_workers))
+    if config.strategy.can.gathers_blocks and config.strategy.num_parts(config.num_workers) > 1:
+        _refuse_shared(config, outlined(config.model, num_classes, shape))
     if config.strategy.can.cuts_model:
         found = pieces(config.model, outlined(config.model, num_classes, shape))
         names = [name for name, _ in found]
@@ -233,6 +270,24 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         problems = list(config.model.lone_examples(config))
         if problems:
             raise ConfigError(*problems)
+
+
+def _refuse_shared(config: RunConfig, model: nn.Module) -> None:
+    """Raise ConfigError if modules of two blocks share a parameter, of which each block would train
+    its own. What is in no block counts as one more.
+    """
+    chosen = {id(block) for block in blocks(config.model, model)}
+    names = {name for name, module in model.named_modules() if id(module) in chosen}
+    homes: dict[int, set[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        path = name.split(".")
+        above = (".".join(path[:number]) for number in range(len(path) - 1, 0, -1))
+        homes.setdefault(id(tensor), set()).add(next((own for own in above if own in names), ""))
+        if len(homes[id(tensor)]) > 1:
+            raise ConfigError(
+                f"strategy={config.strategy.name}: modules of two blocks of the model share the "
+                f"weight {name}, and each block would train its own. Use strategy.wrap=model."
+            )
 
 
 def _start_from_weights(
@@ -312,7 +367,8 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
         whole = max(config.local_batches)
         problems = []
         for number in dict.fromkeys((min(_MOST_TRIED, whole), whole)):
-            problem = _problem_with(config.model, info, number, runs_here)
+            is_cut = config.strategy.can.cuts_model
+            problem = _problem_with(config.model, info, number, runs_here, is_cut)
             if problem is None:
                 return
             problems.append(problem)
@@ -321,10 +377,11 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
 
 @functools.cache  # a sweep asks for every point
 def _problem_with(
-    card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool
+    card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool, is_cut: bool
 ) -> str | None:
-    """Return why a model cannot learn from `number` examples of a data set; None if a trial finds
-    no reason, or if the trial fails where workers may have other hardware.
+    """Return why a model cannot learn from `number` examples of a data set, or be cut into stages
+    if it `is_cut`; None if a trial finds no reason, or if the trial fails where workers may have
+    other hardware.
     """
     import torch
 
@@ -339,6 +396,8 @@ def _problem_with(
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)
             outputs = model(inputs)
+            if is_cut and device.type == "cpu":
+                refuse_other_outputs(pieces(card, model), model, inputs)
         except ConfigError as error:
             return str(error)
         except Exception as error:

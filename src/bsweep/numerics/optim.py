@@ -104,7 +104,28 @@ def most_norm(optimizer: Optimizer) -> float | None:
     return most
 
 
+@contextmanager
+def most_norm_set(optimizer: Optimizer, most: float) -> Iterator[None]:
+    """Let an optimizer that has a greatest norm (`most_norm`) take another one in the block.
+
+    Args:
+        optimizer: The optimizer.
+        most: The norm; with zero, or if it is not a number, the gradient stays as it is.
+    """
+    holders = [optimizer.defaults, *optimizer.param_groups]
+    before = [holder["max_grad_norm"] for holder in holders]
+    for holder in holders:
+        holder["max_grad_norm"] = most if most > 0 else math.inf
+    try:
+        yield
+    finally:
+        for holder, norm in zip(holders, before, strict=True):
+            holder["max_grad_norm"] = norm
+
+
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
+    if vector.by_tensor:
+        return _layer_groups(config, vector)
     size, border = vector.parameters.numel(), vector.num_matrix_elements
     if config.decay_norm_and_bias or not config.weight_decay:
         parts = [(0, size, config.weight_decay)]

@@ -158,6 +158,12 @@ class ShardedVector(Vector):
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors)
 
+    def num_copies(self, part: Slice) -> int:
+        like = self.tensors[self.slices.index(part)]
+        assert isinstance(like, DTensor)
+        sizes = zip(like.device_mesh.shape, like.placements, strict=True)
+        return math.prod(size for size, placed in sizes if placed.is_replicate())
+
     def whole(self, flat: Tensor, part: Slice, start: int = 0) -> DTensor:
         """Return the tensor of one slice as a DTensor, whose part on this worker is a view.
 

@@ -74,6 +74,9 @@ class Flat:
     """
 
     tensors: tuple[nn.Parameter, ...]
+    by_tensor = False
+    """True if every optimizer takes the tensors themselves, because they are no views of one."""
+
     scale: LossScale | None = None
     """The loss scale of fp16, or None. Gradients are multiplied by it until a codec takes them, or
     else until the optimizer's step.
@@ -100,6 +103,10 @@ class Flat:
     def num_parameters(self) -> int:
         """The number of parameters of the whole model or shard."""
         return self.parameters.numel()
+
+    def num_copies(self, part: Slice) -> int:
+        """Return how many workers that hold one model together have equal copies of a slice."""
+        return 1
 
     def parts(self, count: int) -> list[tuple[int, int]]:
         """Divide the vector into `count` parts whose sizes differ by at most one.
@@ -135,6 +142,21 @@ class Vector(Flat):
             self._gradient_views[tensor] = tensor.grad = _like(
                 self.gradients[part.start : part.stop], tensor
             )
+
+    def whole(self, flat: Tensor, part: Slice, start: int = 0) -> Tensor:
+        """Return the tensor of one slice as a view.
+
+        Args:
+            flat: A tensor with an element for each of `parameters` from `start` on, such as a state
+                of the optimizer.
+            part: One of `slices`.
+            start: The index in `parameters` of the first element of `flat`.
+
+        Returns:
+            A tensor with the shape and the strides of the parameter.
+        """
+        own = self.tensors[self.slices.index(part)]
+        return _like(flat[part.start - start : part.stop - start], own)
 
     def drop_gradients(self) -> None:
         """Drop all gradients before a step, and show the backward passes where in the gradient

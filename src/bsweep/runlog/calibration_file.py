@@ -213,16 +213,19 @@ class Calibration:
         )
 
 
-def unmeasured(start: Mapping[str, Any], was_asked: bool = False) -> str:
+def unmeasured(start: Mapping[str, Any], was_asked: bool = False, calibrates: bool = True) -> str:
     """Return a sentence that names the precision and memory format of a run without a calibration,
     and the reason for both.
 
     Args:
         start: The run's `start` record.
         was_asked: True if a calibration was requested.
+        calibrates: False if the workers of the run do not measure (`Capabilities.calibrates`).
     """
     why = (
-        "the calibration has no answer for it"
+        "no worker times steps of a model that is split"
+        if not calibrates
+        else "the calibration has no answer for it"
         if was_asked
         else f"the sweep has fewer than {LEAST_STEPS:,} steps, too few to calibrate"
     )
@@ -339,7 +342,7 @@ def request(
         hardware: The hardware of this machine, as `runlog.hardware_words`. If the study's answer is
             for other hardware, request another one.
     """
-    asking = [config for config in configs if is_asked(config)]
+    asking = [config for config in configs if may_measure(config)]
     if not asking:
         return
     path = path_of(configs[0], hardware)
@@ -391,6 +394,11 @@ def is_asked(config: RunConfig) -> bool:
     return "auto" in (config.precision, config.channels_last, config.compile)
 
 
+def may_measure(config: RunConfig) -> bool:
+    """Return True if a point leaves something to a calibration, and its workers may measure."""
+    return is_asked(config) and config.strategy.can.calibrates
+
+
 def numerics_for(config: RunConfig, calibration: Calibration | None, default: Numerics) -> Numerics:
     """Return a run's precision, memory format and compilation: each as configured or, where it is
     `auto`, from the calibration or else from `default`.
@@ -409,7 +417,9 @@ def numerics_for(config: RunConfig, calibration: Calibration | None, default: Nu
         (default if is_refused else found).precision
         if config.precision == "auto"
         else config.precision,
-        found.channels_last if config.channels_last == "auto" else config.channels_last,
+        (found.channels_last and config.strategy.can.stores_channels_last)
+        if config.channels_last == "auto"
+        else config.channels_last,
         (found.compiled and not why_not_compiled(config))
         if config.compile == "auto"
         else config.compile,

@@ -162,6 +162,11 @@ class Strategy(ABC):
     saves_within_epochs = True
     """False if checkpoints are possible only at the ends of epochs."""
 
+    division = ""
+    """A text that says which worker holds which stages; it is the same on all workers, and empty if
+    they hold none. A checkpoint of workers with another one has no state of this worker alone.
+    """
+
     hides_exchange = False
     """True if the meter times only the part of an exchange that follows this worker's computing.
 

@@ -11,7 +11,7 @@ workers that hold the same stages sum their gradients at the end of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +37,7 @@ from bsweep.strategies import timelines
 from bsweep.strategies.base import Context, Meter, Sample, Staged
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.ddp import exchange_lost
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.parts import InParts
 from bsweep.strategies.stages import (
     Measured,
     StageModule,
@@ -60,7 +60,7 @@ _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 
-class Pipeline(TorchStrategy, Staged):
+class Pipeline(InParts, Staged):
     def __init__(
         self, config: RunConfig, strategy: StagedConfig, place: Place, paths: RunPaths
     ) -> None:
@@ -98,6 +98,7 @@ class Pipeline(TorchStrategy, Staged):
         self._measured, self._size = Measured(**found), size
         spans = [range(*pair) for pair in pairwise(cuts)]
         self.stages = tuple(tuple(pieces[i][0] for i in span) for span in spans)
+        self.division = f"{cuts[1:-1]} on {self._owners}"
         self._last_pieces = [span[-1] for span in spans]
         last = len(spans) - 1
         self._modules = {
@@ -203,8 +204,8 @@ class Pipeline(TorchStrategy, Staged):
 
     def step(self) -> None:
         self._sum_gradients(self._vector.gradients)
-        self._clip()
-        self._optimizer.step()
+        with self._clipping():
+            self._optimizer.step()
 
     def _sum_gradients(self, gradients: Tensor) -> None:
         """Sum gradients over the workers of all replicas that hold the same stages."""
@@ -218,21 +219,26 @@ class Pipeline(TorchStrategy, Staged):
         self.meter.received_bytes += self._alike_wire.received_bytes
         self._alike_wire.reset()
 
-    def _clip(self) -> None:
-        """Scale the gradient of the whole model down to the optimizer's greatest norm. The
-        optimizer itself would see the norm of this worker's part, which is smaller.
+    @contextmanager
+    def _clipping(self) -> Iterator[None]:
+        """Let the optimizer scale the gradient of the whole model down to its greatest norm in the
+        `with` block. It sees the norm of this worker's part, which must be smaller in proportion.
         """
         most = optim.most_norm(self._optimizer)
-        if most is not None and len(self._own) < len(self._owners):
-            square = self._vector.gradients.double().square().sum()
-            with worker_lost():
-                dist.all_reduce(square, group=self._chain)
-            self._vector.gradients.mul_((most / square.sqrt()).clamp(max=1.0))
+        if most is None or len(self._own) == len(self._owners):
+            yield
+            return
+        own = self._vector.gradients.double().square().sum()
+        whole = own.clone()
+        with worker_lost():
+            dist.all_reduce(whole, group=self._chain)
+        with optim.most_norm_set(self._optimizer, float(most * (own / whole).sqrt())):
+            yield
 
     def rehearse(self) -> None:
         self._sum_gradients(torch.zeros_like(self._vector.gradients))
-        self._clip()
-        optim.rehearse(self._optimizer)
+        with self._clipping():
+            optim.rehearse(self._optimizer)
         with worker_lost():
             for stage in self._borders():
                 self._message_seconds[stage] = self._seconds_of_message(stage)

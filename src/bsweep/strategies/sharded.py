@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from bsweep import models
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import ShardedConfig
-from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics.sharded_vector import ShardedVector, of_fsdp
 from bsweep.numerics.vector import Flat
@@ -52,11 +51,8 @@ class Sharded(Split):
                 reshard_after_forward=self._config.reshard == "forward",
                 mp_policy=rounded,
             )
-        if len(list(model.parameters())) != num_tensors:
-            raise ConfigError(
-                "strategy=sharded: the model has a weight that modules of two blocks share, and "
-                "each block would train its own. Use strategy.wrap=model."
-            )
+        shared = "modules of two blocks share a parameter, see bsweep.models.check_model"
+        assert len(list(model.parameters())) == num_tensors, shared
         return ShardedVector(of_fsdp(model))
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:

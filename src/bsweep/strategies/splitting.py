@@ -6,7 +6,6 @@ is not measured.
 
 from __future__ import annotations
 
-import traceback
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -23,23 +22,20 @@ from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.sharded_vector import ShardedVector
 from bsweep.numerics.vector import Flat
-from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies import parts
 from bsweep.strategies.base import InBackward, Meter
 from bsweep.strategies.ddp import exchange_lost
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.parts import InParts
 
 
-class Split(TorchStrategy, InBackward):
+class Split(InParts, InBackward):
     """A strategy whose workers form `num_replicas` groups of `num_parts` neighbouring ranks, each
     with one model.
     """
 
     passes_together = True
-    saves_model = True
 
     def __init__(
         self, config: RunConfig, strategy: SplitConfig, place: Place, paths: RunPaths
@@ -65,7 +61,8 @@ class Split(TorchStrategy, InBackward):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         assert isinstance(vector, ShardedVector)
-        self._parts, self._optimizer = vector, optimizer
+        self._vector = self._parts = vector
+        self._optimizer = optimizer
 
     def before_last_pass(self) -> None:
         """Do nothing: each pass exchanges, because no worker can compute one alone."""
@@ -86,17 +83,6 @@ class Split(TorchStrategy, InBackward):
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         with worker_lost():
             return cast("dict[str, Tensor]", get_model_state_dict(model, options=whole))
-
-    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
-        return parts.save(self._parts, self._optimizer, checkpoint.folder, self.workers)
-
-    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        try:
-            parts.load(self._parts, self._optimizer, checkpoint.folder, self.workers)
-        except OSError:
-            traceback.print_exc()
-            return False
-        return True
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, Meter()

@@ -66,6 +66,8 @@ class TensorParallel(Split):
             yield
 
     def step(self) -> None:
+        if self.see_part:
+            self.see_part(self._parts.gradients)
         self._sum_between_replicas(self._parts.gradients)
         with exchange_lost(), ExitStack() as counting:
             self._watch(None, counting)

@@ -97,7 +97,8 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
             "checkpoint."
         )
     both = config.strategy.can, other.strategy.can
-    if not all(can.loads_any_parts for can in both):
+    are_alike = config.strategy.name == other.strategy.name
+    if not (are_alike and all(can.loads_any_parts for can in both)):
         for run, whose in ((config, "this run's"), (other, "that run's")):
             if not run.strategy.can.replicates or run.compression.builds:
                 yield (
@@ -105,7 +106,8 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
                     f"compression={run.compression.name}, bsweep does not assume that all workers "
                     "have the same state, so no other workers can continue the run: use single, "
                     "horovod, allreduce or ddp, with compression=none and without "
-                    "strategy.hook=powersgd, or strategy=sharded in both runs."
+                    "strategy.hook=powersgd, or the same of sharded, tensor and pipeline in both "
+                    "runs."
                 )
     if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
         yield (

@@ -133,6 +133,8 @@ def _why_not(config: RunConfig) -> str:
         return "only the program knows its model"
     if config.optimizer.vectors_of_state is None:
         return "only your own optimizer knows its state"
+    if not config.strategy.can.knows_memory:
+        return f"only the library of strategy={config.strategy.name} knows what it keeps"
     if config.strategy.can.cuts_model and not config.strategy.in_flight(0, config.num_workers):
         return f"only strategy={config.strategy.name} itself knows what its stages keep"
     return ""

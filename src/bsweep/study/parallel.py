@@ -240,7 +240,7 @@ def _is_to_measure(config: RunConfig) -> bool:
     """Return True if a point may have to measure which precision and memory format is fastest for
     its study.
     """
-    if not calibration_file.is_asked(config):
+    if not calibration_file.may_measure(config):
         return False
     here = hardware_words(provenance.provenance(config))
     found = calibration_file.asked(calibration_file.path_of(config, here), config, here)

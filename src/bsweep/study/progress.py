@@ -246,7 +246,11 @@ class Progress:
         )
         reason = found.says(self._config) if found else ""
         if not reason and start and not self._config.program.is_own:
-            reason = calibration_file.unmeasured(start, was_asked=found is not None)
+            reason = calibration_file.unmeasured(
+                start,
+                was_asked=found is not None,
+                calibrates=self._config.strategy.can.calibrates,
+            )
         if reason:
             self._sweep.said_of.add(self._config.study_dir)
             self._say(f"  {reason}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
@@ -191,6 +192,7 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
         "members": list(job.strategy.members),
         "num_workers": job.place.num_workers,
+        "division": job.strategy.division,
         "metrics_bytes": num_bytes,
         "metrics_crc32": crc32_of_records(job.paths.metrics, num_bytes),
         "time": file_system_time(job.paths.folder),
@@ -216,7 +218,8 @@ def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "strategy": job.strategy.own_state(),
         "scale": scale.state if scale else {},
         # BatchNorm's buffers differ between workers until an evaluation.
-        "buffers": list(job.model.buffers()),
+        "buffers": [buffer for _, buffer in job.model.named_buffers()],
+        "buffer_names": [name for name, _ in job.model.named_buffers()],
         "random": {"cpu": torch.get_rng_state(), **on_gpu},
         "totals": cursor.totals,
         "recent": cursor.recent,
@@ -267,7 +270,8 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
     rank, num_workers = job.place.rank, job.place.num_workers
     facts = checkpoint.facts() or {"members": [rank], "num_workers": num_workers}
     shared = tensor_files.read_tensors(checkpoint.shared)
-    if facts["num_workers"] != num_workers:
+    then = facts["num_workers"], facts.get("division", "")
+    if then != (num_workers, job.strategy.division):
         every = [tensor_files.read_tensors(checkpoint.own(member)) for member in facts["members"]]
         return shared, None if None in every else _of_one_among_others(every, rank)
     was_here = rank in facts["members"]
@@ -275,16 +279,20 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
-    """Return a worker's own training state, built from a checkpoint that a different number of
-    workers saved.
+    """Return a worker's own training state, built from a checkpoint of workers that were more or
+    fewer, or held other stages.
 
     `every` holds the own states of all earlier workers. Each new worker gets the mean of their
-    floating-point buffers; rank 0 alone gets the sums of all. Random numbers and the strategy's own
-    state begin anew.
+    floating-point buffers, by name; rank 0 alone gets the sums of all. Random numbers and the
+    strategy's own state begin anew.
     """
+    alike: dict[str, list[Tensor]] = {}
+    for own in every:
+        for name, buffer in zip(_names_of_buffers(own), own["buffers"], strict=True):
+            alike.setdefault(name, []).append(buffer)
     buffers = [
-        torch.stack(alike).mean(dim=0) if alike[0].is_floating_point() else alike[0]
-        for alike in zip(*(own["buffers"] for own in every), strict=True)
+        torch.stack(each).mean(dim=0) if each[0].is_floating_point() else each[0]
+        for each in alike.values()
     ]
     sums = {name: sum(own[name] for own in every) * (rank == 0) for name in ("totals", "recent")}
     return {
@@ -293,8 +301,16 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
         "random": None,
         "scale": every[0]["scale"],
         "buffers": buffers,
+        "buffer_names": list(alike),
         **sums,
     }
+
+
+def _names_of_buffers(own: dict[str, Any]) -> list[str]:
+    """Return the names of a worker's saved buffers. Earlier versions saved none, and all buffers of
+    the model, which are then named by their numbers.
+    """
+    return own.get("buffer_names") or [str(number) for number in range(len(own["buffers"]))]
 
 
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:
@@ -312,8 +328,9 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> C
         if job.vector.scale:
             for name, value in job.vector.scale.state.items():
                 value.copy_(own["scale"][name])
-        for buffer, value in zip(job.model.buffers(), own["buffers"], strict=True):
-            buffer.copy_(value)
+        saved = dict(zip(_names_of_buffers(own), own["buffers"], strict=True))
+        for number, (name, buffer) in enumerate(job.model.named_buffers()):
+            buffer.copy_(saved[name if name in saved else str(number)])
         if own["random"]:
             torch.set_rng_state(own["random"]["cpu"])
             if "cuda" in own["random"] and job.device.type == "cuda":

@@ -58,7 +58,7 @@ def agree(
     """Choose the run's precision and memory format, the same for all workers, and return them.
 
     All workers call this together. They measure only if a calibration was requested that has no
-    answer yet.
+    answer yet, and only if the strategy gives each of them the whole model.
 
     Args:
         config: The configuration of the run.
@@ -88,7 +88,7 @@ def agree(
     if known is None and strategy.rank == strategy.members[0]:
         known = calibration_file.of_other_runs(config, hardware)
     found = _of_first(strategy, known)
-    if found and found.is_open:
+    if found and found.is_open and calibration_file.may_measure(config):
         answer = _measure(config, found, dataset, device, lone_job, strategy)
         answer = replace(answer, example_shape=tuple(dataset.train_inputs.shape[1:]))
         answer = replace(answer, torch=torch.__version__, hardware=hardware or found.hardware)

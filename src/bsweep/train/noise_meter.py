@@ -158,29 +158,38 @@ class NoiseMeter(NoiseHook):
         vector: Vector,
         optimizer: Optimizer,
         *,
-        rank: int,
+        replica: int,
         loss_scale: float,
         in_passes: bool,
-        per_layer: bool,
+        layers: Sequence[str] = (),
     ) -> None:
         """Create a gradient noise meter, and let the optimizer call it before each of its steps.
 
         Args:
             vector: The model's parameters and gradients.
             optimizer: The optimizer that updates the vector.
-            rank: This worker's rank.
+            replica: The index of this worker's share of each batch.
             loss_scale: The strategy's factor on a worker's gradients before they are summed.
             in_passes: The strategy exchanges gradients within the backward pass, and shows them to
                 `see_part` before that.
-            per_layer: Measure each tensor of the model by itself.
+            layers: The names of all tensors of the model, to measure each by itself; empty to
+                measure the whole gradient.
         """
         self._average = Average()
-        self._vector, self._rank = vector, rank
+        self._vector, self._replica = vector, replica
         self._loss_scale, self._in_passes = loss_scale, in_passes
-        self._slices = vector.slices if per_layer else ()
+        self._layers, device = tuple(layers), vector.gradients.device
+        copies = [vector.num_copies(part) for part in vector.slices]
+        # Workers of a replica that hold equal gradients of a tensor each add a part of its norm.
+        self._by_slice = bool(layers) or max(copies) > 1
+        self._weights = torch.tensor(
+            [1 / number for number in copies], dtype=torch.float64, device=device
+        )
+        places = [self._layers.index(part.name) for part in vector.slices if layers]
+        self._places = torch.tensor(places, dtype=torch.long, device=device)
         self._step: _Step | None = None
         self._num_steps = 0  # steps since the last record that the measured steps represent
-        size = len(_COUNTS) + 2 * max(1, len(self._slices))
+        size = len(_COUNTS) + 2 * max(1, len(layers))
         self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
         # The optimizer's hook sees the gradients that the optimizer uses: summed over workers and
         # without the loss scale of fp16.
@@ -190,7 +199,7 @@ class NoiseMeter(NoiseHook):
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
         self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
-        own, num_workers = shares[self._rank], sum(share.num_steps > 0 for share in shares)
+        own, num_workers = shares[self._replica], sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
             return
         if num_workers > 1:
@@ -274,7 +283,7 @@ class NoiseMeter(NoiseHook):
         if not num_steps:
             return None
         squares, traces = (every[:, len(_COUNTS) :].sum(dim=0) / num_steps).view(2, -1).tolist()
-        names = [part.name for part in self._slices]
+        names = list(self._layers)
         measured = Measured(
             math.fsum(squares),
             math.fsum(traces),
@@ -309,14 +318,20 @@ class NoiseMeter(NoiseHook):
             self._step.sum = self._norms(self._vector.gradients)
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Return the squared norm of a flat gradient, or of each slice of it if the model's tensors
-        are measured by themselves.
+        """Return the squared norm of a flat gradient, or of each tensor's if the model's tensors
+        are measured by themselves. Of a model whose parts lie on several workers, it is this
+        worker's addend.
 
-        The result has the shape (1,) or (slices,). For slices, `flat` must be as long as the
-        vector.
+        The result has the shape (1,) or (layers,). Where slices count by themselves, `flat` must be
+        as long as the vector.
         """
-        parts = [flat[part.start : part.stop] for part in self._slices] or [flat]
-        return torch.stack([squared_norm(part) for part in parts])
+        if not self._by_slice:
+            return squared_norm(flat).view(1)
+        parts = [flat[part.start : part.stop] for part in self._vector.slices]
+        own = torch.stack([squared_norm(part) for part in parts]) * self._weights
+        if not self._layers:
+            return own.sum().view(1)
+        return own.new_zeros(len(self._layers)).index_copy_(0, self._places, own)
 
     def _scale(self) -> Tensor | float:
         """Return the factor by which this worker's gradient was multiplied before the workers sum
@@ -330,7 +345,7 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     """Return the gradient noise meter of a worker, or one that does nothing if the run measures no
     noise.
 
-    Call this after `Strategy.prepare` and before the strategy wraps the model.
+    All workers call this together, after `Strategy.prepare`, before the strategy wraps the model.
 
     Raises:
         ValueError: If the user's own strategy synchronises in rounds, or may exchange within the
@@ -347,13 +362,17 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
             "settings that use the noise scale out, or use another strategy."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
+    layers: dict[str, None] = {}
+    if config.measure.noise_scale_per_layer:
+        for own in strategy.gather_json({"layers": [part.name for part in vector.slices]}):
+            layers |= dict.fromkeys(own["layers"])
     meter = NoiseMeter(
         vector,
         optimizer,
-        rank=strategy.rank,
+        replica=strategy.replica,
         loss_scale=strategy.loss_scale,
         in_passes=in_passes,
-        per_layer=config.measure.noise_scale_per_layer,
+        layers=list(layers),
     )
     if in_passes:
         assert isinstance(strategy, InBackward)
@@ -361,13 +380,13 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     return meter
 
 
-def measured_steps(num_gradients: int, num_workers: int) -> int:
+def measured_steps(num_gradients: int, num_replicas: int) -> int:
     """Return how many measured training steps a record of the gradient noise scale is based on.
 
-    With several workers, each gives one gradient per step. A lone worker records every measured
-    step by itself.
+    With several replicas of the model, each gives one gradient per step. A lone worker records
+    every measured step by itself.
     """
-    return max(1, round(num_gradients / num_workers)) if num_workers > 1 else 1
+    return max(1, round(num_gradients / num_replicas)) if num_replicas > 1 else 1
 
 
 _COUNTS = ("steps", "gradients", "examples")

@@ -1,0 +1,171 @@
+"""The strategy `deepspeed`: DeepSpeed's own ZeRO (Rajbhandari et al., arXiv 1910.02054). Its engine
+sums the gradients, divides the state and updates the parameters.
+
+Stage 1 divides the optimizer's state among the workers, stage 2 the gradients too, stage 3 the
+parameters too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
+
+import deepspeed
+import deepspeed.ops
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bsweep.config.run import RunConfig
+from bsweep.config.splitting import DeepSpeedConfig
+from bsweep.core.ranks import Place
+from bsweep.core.regular_files import sha256_of
+from bsweep.numerics import optim
+from bsweep.numerics.vector import Flat, Vector, layout
+from bsweep.runlog.checkpoint_files import Checkpoint
+from bsweep.runlog.errors import worker_lost
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.records import Traffic
+from bsweep.strategies.base import InBackward, Meter
+from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.process_group import TorchStrategy
+
+_FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint
+
+
+class DeepSpeed(TorchStrategy, InBackward):
+    passes_together = True
+    saves_model = True
+
+    def __init__(
+        self, config: RunConfig, strategy: DeepSpeedConfig, place: Place, paths: RunPaths
+    ) -> None:
+        super().__init__(config, strategy, place, paths)
+        self._config = strategy
+        self.loss_scale = float(self.num_workers)  # DeepSpeed averages, other strategies sum
+        deepspeed.utils.logger.setLevel("WARNING")
+        # It would compile a sum in shared memory for CPUs first, which takes minutes.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    def vector(self, model: nn.Module) -> Vector:
+        self._model = model
+        return _Held(model)
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        assert isinstance(vector, _Held)
+        self._vector, self._optimizer = vector, optimizer
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,  # for its own reports alone
+            "managed_gradient_accumulation": False,  # each step of the engine ends a step here
+            "zero_optimization": {"stage": self._config.stage},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        with worker_lost():
+            self._engine, *_ = deepspeed.initialize(
+                model=self._model, optimizer=optimizer, config=settings
+            )
+        zero = self._engine.optimizer
+        vector.own = (
+            zero.fp32_partitioned_groups_flat
+            if self._config.stage == 3
+            else zero.single_partition_of_fp32_groups
+        )
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return cast(nn.Module, self._engine)
+
+    def before_last_pass(self) -> None:
+        """Do nothing: the engine exchanges in each pass, or in its step."""
+
+    def passes(self) -> AbstractContextManager[None]:
+        return exchange_lost()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return exchange_lost()
+
+    def step(self) -> None:
+        with exchange_lost():
+            self._engine.step()
+
+    def rehearse(self) -> None:
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        with optim.undone(self._optimizer):
+            optim.set_learning_rate(self._optimizer, 0.0)
+            self.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        with self._whole(model):
+            return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+    @contextmanager
+    def _whole(self, model: nn.Module) -> Iterator[None]:
+        """Gather all parameters in the `with` block, if workers have parts of them."""
+        with (
+            worker_lost(),
+            deepspeed.zero.GatheredParameters(
+                list(model.parameters()), enabled=self._config.stage == 3
+            ),
+        ):
+            yield
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
+        folder = checkpoint.folder / _FOLDER
+        with worker_lost():
+            self._engine.save_checkpoint(str(folder), tag=_TAG)
+        self.gather(torch.zeros(1, dtype=torch.float64))  # all have written
+        if self.rank:
+            return {}
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(checkpoint.folder)): sha256_of(path) for path in files}
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        with worker_lost():
+            loaded, _ = self._engine.load_checkpoint(str(checkpoint.folder / _FOLDER), tag=_TAG)
+        return loaded is not None
+
+    def traffic(self) -> Traffic:
+        self.meter = Meter()
+        return Traffic()  # the engine does not say what it sends
+
+    def close(self) -> None:
+        self._engine.destroy()
+        super().close()
+
+
+class _Held(Vector):
+    """The parameters of a model that DeepSpeed divides and updates itself.
+
+    `parameters` are copies of what this worker updates. The engine keeps the gradients.
+    """
+
+    by_tensor = True
+
+    def __init__(self, model: nn.Module) -> None:
+        named: dict[str, Any] = dict(model.named_parameters())
+        self.slices = layout(model)
+        self.tensors = tuple(named[part.name] for part in self.slices)
+        self.num_matrix_elements = sum(p.num_elements for p in self.slices if p.is_matrix)
+        self.own: list[Tensor] = list(self.tensors)
+        self._num_parameters = self.slices[-1].stop
+
+    @property
+    def parameters(self) -> Tensor:  # type: ignore[override]
+        return torch.cat([tensor.detach().flatten() for tensor in self.own])
+
+    @property
+    def gradients(self) -> Tensor:  # type: ignore[override]
+        return self.parameters.to("meta")
+
+    @property
+    def num_parameters(self) -> int:
+        return self._num_parameters
+
+    def drop_gradients(self) -> None:
+        """Do nothing: the engine drops them at the end of its step."""
+
+    def collect_gradients(self, tensors: object = None) -> None:
+        """Do nothing: the engine has collected them."""
