@@ -26,9 +26,10 @@ LLAMA = (
 def of_points(cwd: Path, *words: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
     """Run the points of a grid, and return the estimated and the recorded memory of each."""
     (cwd / "text").write_text("All happy families are alike.\n" * 200)
-    planned = bsweep("plan", "--memory", "--json", *words, cwd=cwd)
+    # Forks of a process that has imported more would take more memory.
+    planned = bsweep("plan", "--memory", "--json", *words, cwd=cwd, fresh=True, timeout=900)
     assert planned.returncode == 0, planned.stderr
-    ran = bsweep("run", *words, cwd=cwd)
+    ran = bsweep("run", *words, cwd=cwd, fresh=True, timeout=900)
     assert ran.returncode == 0, ran.stderr
     points = json.loads(planned.stdout)["points"]
     recorded = []
