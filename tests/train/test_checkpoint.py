@@ -236,7 +236,9 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     )
     monkeypatch.setattr(checkpointing, "save", save)
-    strategy = SimpleNamespace(stop_reason=None, is_together=is_together, gather=gather)
+    strategy = SimpleNamespace(
+        stop_reason=None, is_together=is_together, saves_within_epochs=True, gather=gather
+    )
     fields = {
         "config": SimpleNamespace(checkpoint_every="auto"),
         "vector": SimpleNamespace(num_bytes=40_000_000),
