@@ -26,7 +26,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     trained,
 )
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, struck, write_text
+from tests.support.running import TINY, bsweep, compose, imported_first, struck, write_text
 
 BATCH, NUM_STEPS = 12, 8  # of an epoch with 91 examples, the last one of 7
 BATCHES = ("local_batch=null", f"global_batch={BATCH}")
@@ -78,7 +78,10 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
         outputs = model(inputs.of(examples))
         test_loss = float(loss_of.loss(outputs, inputs.targets(labels))) / labels.numel()
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in vector.tensors])
-    moved = max(float((first[name] - p.detach()).abs().max()) for name, p in model.named_parameters())
+    moved = max(
+        float((first[name] - tensor.detach()).abs().max())
+        for name, tensor in model.named_parameters()
+    )
     return {"parameters": flat, "losses": losses, "test_loss": test_loss, "moved": moved}
 
 
@@ -188,6 +191,31 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
     end = summary(paths)
     assert end["status"] == "failed"
     assert "rank 1" in end["message"], end["message"]
+
+
+def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> None:
+    """Each step of an epoch of 23 writes down how many the worker keeps."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "rank = os.environ.get('RANK')\n"
+        "if rank is not None:\n"
+        "    from bsweep.strategies.pipedream import PipeDream\n"
+        "    plain = PipeDream.step\n"
+        "    def step(self):\n"
+        "        plain(self)\n"
+        f"        with open({str(tmp_path)!r} + '/kept' + rank, 'a') as file:\n"
+        "            print(len(self._sent), file=file)\n"
+        "    PipeDream.step = step\n"
+    )
+    words = (*RUN, "epochs=1", "accumulation_steps=2")
+    result = bsweep("run", *words, cwd=tmp_path, env=imported_first(tmp_path), timeout=90)
+    assert result.returncode == 0, result.stderr
+    first, last = (
+        [int(line) for line in (tmp_path / f"kept{rank}").read_text().split()] for rank in range(2)
+    )
+    assert len(last) > 20
+    assert set(first) == {0}, "there is no stage before"
+    assert max(last) == 4, "those of two steps"
 
 
 def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:

@@ -188,6 +188,11 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
         assert changed(whole[0]) or how.get("policy") != "timed"
         for kind in ("steps", "epochs", "rounds", "evaluations"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
+        for ours, theirs in zip(again[0]["epochs"], whole[0]["epochs"], strict=True):
+            assert untimed(ours.get("stage_loads") or []) == untimed(
+                theirs.get("stage_loads") or []
+            )
+            assert bool(ours.get("timeline")) == bool(theirs.get("timeline"))
 
 
 def reached(run: dict[str, Any]) -> list[str]:
