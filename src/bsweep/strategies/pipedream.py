@@ -212,7 +212,7 @@ class PipeDream(Pipeline, Rounds):
         self._sum_gradients(self._vector.gradients)
         with _rates_of(self._optimizer, batch.rates):
             self._optimizer.step()
-        self._versions.newest += 1
+        self._versions.add()
 
     def _go_back(self, batch: _Batch) -> None:
         if batch.passes:
@@ -291,8 +291,12 @@ class Versions:
             assert version == self.newest
             memory = self._free.pop() if self._free else torch.empty_like(self._vector.parameters)
             self._kept[version] = memory.copy_(self._vector.parameters)
-        self.most = max(self.most, len({self.newest, *self._kept}))
         self.num_copies = max(self.num_copies, len(self._kept))
+
+    def add(self) -> None:
+        """Count that an update made a new version."""
+        self.newest += 1
+        self.most = max(self.most, len({self.newest, *self._kept}))
 
     def of(self, version: int) -> Tensor:
         """Return the flat tensor of a version; without a copy, that of the newest."""
