@@ -73,7 +73,7 @@ def test_a_study_of_pipedream_alone_has_no_micro_batches(tmp_path: Path) -> None
         figure = plots.pipeline_timeline(study)
     assert tables.bubbles(study).empty
     assert [text.get_text() for text in figure.axes[0].texts] == ["21", "20", "21", "21"]
-    said = " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+    said = plots.caption(figure)
     assert "PipeDream's numbers are those of the epoch's batches." in said
     assert "micro-batch" not in said
     stages = study.stages[study.stages["run_id"] == study.stages["run_id"].iloc[-1]]
