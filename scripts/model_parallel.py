@@ -83,11 +83,11 @@ def step_seconds(epoch: Mapping[str, Any]) -> float:
 def state_bytes(epoch: Mapping[str, Any]) -> int:
     """Of parameters, gradients and the optimizer's state, on the fullest worker."""
     kinds = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    return max(sum(worker[kind] for kind in kinds) for worker in epoch["worker_memory"])
+    return max(int(sum(worker[kind] for kind in kinds)) for worker in epoch["worker_memory"])
 
 
 def peak_bytes(epoch: Mapping[str, Any]) -> int:
-    return max(worker["peak_bytes"] for worker in epoch["worker_memory"])
+    return max(int(worker["peak_bytes"]) for worker in epoch["worker_memory"])
 
 
 def share(epochs: list[dict[str, Any]], name: str, form: str = "{}") -> str:

@@ -24,6 +24,7 @@ from tests.support.split_study import (
     GLOBAL_BATCH,
     MODEL_BYTES,
     SPLIT,
+    STASHED_BYTES,
     bubble_of,
     seconds_of,
     write_split_run,
@@ -64,6 +65,23 @@ def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: 
             assert_readable(plots.FIGURES[name](one))
 
 
+def test_a_study_of_pipedream_alone_has_no_micro_batches(tmp_path: Path) -> None:
+    study = bsweep.load(write_split_study(tmp_path / "alone", only="pipedream"))
+    with computing_once():
+        drawn = set(plots.figures(study)) & set(FIGURES)
+        assert drawn == set(FIGURES) - {"bubble_by_microbatches"}
+        figure = plots.pipeline_timeline(study)
+    assert tables.bubbles(study).empty
+    assert [text.get_text() for text in figure.axes[0].texts] == ["21", "20", "21", "21"]
+    said = plots.caption(figure)
+    assert "PipeDream's numbers are those of the epoch's batches." in said
+    assert "micro-batch" not in said
+    stages = study.stages[study.stages["run_id"] == study.stages["run_id"].iloc[-1]]
+    assert [*stages["weight_versions"]] == [4, 3, 2, 1]
+    assert [*stages["stashed_bytes"]] == [3 * STASHED_BYTES, 2 * STASHED_BYTES, STASHED_BYTES, 0]
+    assert [*stages["staleness"]] == [3, 2, 1, 0]
+
+
 @pytest.mark.parametrize(
     "style", [None, *(pytest.param(style, marks=pytest.mark.nightly) for style in plots.STYLES)]
 )
@@ -92,7 +110,7 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
         for seed in range(2):  # both seeds are drawn
             assert round(seconds_of(strategy, 4, how) * (1 + 0.01 * seed), 6) in drawn
     assert round(seconds_of("pipeline", 4, {"microbatches": 4}), 6) not in drawn
-    assert len(table) == table.index.nunique() == 15
+    assert len(table) == table.index.nunique() == 17
     assert set(map(str, ways.values())) <= set(names)
 
 
@@ -103,12 +121,14 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
         for at in range(3)
     )
     held = {MODEL_BYTES / count / 1e6 for count in (1, 2, 4)}
-    assert parts == held | {megabytes / 2 for megabytes in held}
+    older = {number * STASHED_BYTES / 1e6 for number in (1, 2, 3)}
+    assert parts - {0.0} == held | {megabytes / 2 for megabytes in held} | older
     assert {width for width in activations if width == width} == {1.0}
     assert min(peaks) >= 400
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert said == ["not measured"] * 7, "all cells but those of pipelines"
-    assert {"parameters", "gradients", "optimizer state"} <= set(legend_texts(figure))
+    names = {"parameters", "gradients", "optimizer state", "older weights"}
+    assert names <= set(legend_texts(figure))
     table = tables.worker_memory(split)
     largest = table.groupby(level="worker")["peak_bytes"].max()
     assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"

@@ -12,6 +12,7 @@ import pytest
 import bsweep
 from bsweep import analysis
 from bsweep.analysis import splitting as tables
+from bsweep.report import splits
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import go, opened, rows
@@ -44,7 +45,8 @@ def test_charts_have_the_numbers_of_the_figures(
     fastest = ways.loc[ways["is_fastest"], "train_seconds"]
     assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
     assert {row["way"] for row in times} == {
-        "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4"
+        "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
+        "PipeDream 1x2, 1x4",
     }  # fmt: skip
     points = ways[["train_seconds", "peak_bytes", "is_on_front"]].sort_values("train_seconds")
     drawn = sorted((row["seconds"], row["megabytes"], row["is_on_front"]) for row in front)
@@ -56,9 +58,13 @@ def test_charts_have_the_numbers_of_the_figures(
         known = [row[field] for row in bubbles if row[field] is not None]
         assert sorted(known) == pytest.approx(sorted(100 * measured[column].dropna()))
     table = tables.worker_memory(split)
-    for name, part in (("parameters", "parameter_bytes"), ("optimizer state", "optimizer_bytes")):
+    for name, part in (
+        ("parameters", "parameter_bytes"),
+        ("optimizer state", "optimizer_bytes"),
+        ("older weights", "stashed_bytes"),
+    ):
         found = sorted(row["megabytes"] for row in memory if row["part"] == name)
-        assert found == pytest.approx(sorted(table[part].dropna() / 1e6))
+        assert found == pytest.approx(sorted(table.loc[table[part] > 0, part] / 1e6))
     assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"
 
 
@@ -83,6 +89,25 @@ def test_a_runs_page_has_its_timeline(browser: Any, path: Path, split: analysis.
     passes = recorded[~recorded["kind"].isin(["bubble", "exchange"])]
     assert [row["number"] for row in drawn if row["number"]] == [*passes["microbatch"] + 1]
     assert {row["kind"] for row in drawn} >= {"forward", "backward", "backward, weights", "bubble"}
+
+
+def test_a_page_of_pipedream_has_numbers_of_batches(
+    browser: Any, path: Path, split: analysis.Study
+) -> None:
+    runs = split.runs[(split.runs["strategy"] == "pipedream") & (split.runs["num_workers"] == 4)]
+    with opened(browser, path, f"run={runs['run_id'].iloc[0]}") as page:
+        drawn = rows(page, "timeline")
+    assert [row["number"] for row in drawn if row["number"]] == [21, 18, 21, 19, 21, 20, 21, 21]
+    assert any("backward, batch 18, stage 1" in row["tip"] for row in drawn)
+
+
+def test_each_cell_has_a_timeline_before_further_seeds_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = bsweep.load(write_split_study(tmp_path / "s", seeds=2, only="pipeline"))
+    monkeypatch.setattr(splits, "_MAX_TIMELINES", 9)
+    runs = study.runs.set_index("run_id").loc[[*splits.timelines(study)]]
+    assert [*runs["seed"]] == [0] * 8 + [1]
 
 
 def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path) -> None:

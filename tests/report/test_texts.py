@@ -38,7 +38,7 @@ WORDLESS = {  # in Korean: names, numbers and other sentences alone
 NAMES = {  # parts of the names of variants that are names in each language
     "Horovod", "DDP", "DiLoCo", "Adasum", "FedNova", "fp16", "bf16", "top-k", "DGC", "QSGD",
     "TernGrad", "signSGD", "PowerSGD", "fp32", "ZeRO-2", "ZeRO-3", "GPipe", "1F1B", "ZBV",
-    "DualPipeV",
+    "DualPipeV", "PipeDream", "DeepSpeed",
 }  # fmt: skip
 
 
@@ -140,6 +140,8 @@ def test_settings_in_a_sentence_are_sentences() -> None:
         "local SGD",
         "synchronised every",
     ]
+    assert naming.words("variant", "pipedream vertical_sync") == "PipeDream, vertical sync"
+    assert naming.words("variant", "deepspeed stage 3") == "DeepSpeed, ZeRO stage 3"
     assert naming.words("variant", "own {x}, {n:worker}") == "own {x}, {n:worker}"
     assert columns.heading("optimizer.{x}") == "{x}"
 

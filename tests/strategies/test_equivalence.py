@@ -409,12 +409,12 @@ def assert_messages_arrive_before_passes(timeline: list[dict[str, Any]]) -> None
     for one in timeline:
         assert one["clock_error_seconds"] == 0
         last = one["began_seconds"]
-        for *which, begin, end in zip(*(one[name] for name in names), strict=True):
+        for kind, stage, number, begin, end in zip(*(one[name] for name in names), strict=True):
             assert last - 2e-6 <= begin <= end
-            last, found[tuple(which)] = end, (begin, end)
+            last, found[kind, stage, number] = end, (begin, end)
         assert last <= one["ended_seconds"] + 2e-6
     assert min(one["began_seconds"] for one in timeline) == 0
-    stages, microbatches = ({key[at] for key in found} for at in (1, 2))
+    stages, microbatches = {stage for _, stage, _ in found}, {number for _, _, number in found}
     for kind, before in (("F", -1), ("B", 1)):
         assert {key[1:] for key in found if key[0] == kind} == {
             *itertools.product(stages, microbatches)

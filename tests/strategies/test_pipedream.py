@@ -26,7 +26,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     trained,
 )
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, struck, write_text
+from tests.support.running import TINY, bsweep, compose, imported_first, struck, write_text
 
 BATCH, NUM_STEPS = 12, 8  # of an epoch with 91 examples, the last one of 7
 BATCHES = ("local_batch=null", f"global_batch={BATCH}")
@@ -142,6 +142,24 @@ def test_workers_reach_the_weights_of_the_formula(
             assert load["peak_activation_bytes"] > 0
 
 
+def test_a_timeline_has_the_batches_of_one_step(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = write_text(tmp_path_factory.getbasetemp() / "pipedream.txt", 1618)
+    words = (f"data.path={path}", "optimizer.lr=0.1", "strategy=pipedream", *BATCHES)
+    worker = trained(2, *words, "strategy.vertical_sync=false", contract=TEXT_CONTRACT)[0]
+    for epoch in worker["epochs"]:
+        first, last = epoch["timeline"]
+        whole = NUM_STEPS - 2  # the last step has fewer examples
+        assert first["kinds"] == last["kinds"] == "FB"
+        assert [*first["microbatches"]] == [whole, whole - 1]
+        assert [*last["microbatches"]] == [whole, whole]
+        assert [*first["stages"], *last["stages"]] == [0, 0, 1, 1]
+        sent, began = first["end_seconds"][0], last["begin_seconds"][0]
+        assert began >= sent - 1e-5, "outputs are there before the next stage computes with them"
+        assert last["travelled_seconds"][0] <= began
+
+
 def test_versions_are_kept_as_long_as_they_are_needed() -> None:
     torch.manual_seed(0)
     vector = Vector(nn.Linear(3, 2))
@@ -151,7 +169,7 @@ def test_versions_are_kept_as_long_as_they_are_needed() -> None:
         versions.keep(number)
         seen.append(weight.detach().clone())
         vector.parameters.add_(1.0)
-        versions.newest += 1
+        versions.add()
     for number, then in enumerate(seen):
         with versions.used(number):
             assert torch.equal(weight, then)
@@ -188,6 +206,31 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
     end = summary(paths)
     assert end["status"] == "failed"
     assert "rank 1" in end["message"], end["message"]
+
+
+def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> None:
+    """Each step of an epoch of 23 writes down how many the worker keeps."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "rank = os.environ.get('RANK')\n"
+        "if rank is not None:\n"
+        "    from bsweep.strategies.pipedream import PipeDream\n"
+        "    plain = PipeDream.step\n"
+        "    def step(self):\n"
+        "        plain(self)\n"
+        f"        with open({str(tmp_path)!r} + '/kept' + rank, 'a') as file:\n"
+        "            print(len(self._sent), file=file)\n"
+        "    PipeDream.step = step\n"
+    )
+    words = (*RUN, "epochs=1", "local_batch=2", "accumulation_steps=2")
+    result = bsweep("run", *words, cwd=tmp_path, env=imported_first(tmp_path), timeout=90)
+    assert result.returncode == 0, result.stderr
+    first, last = (
+        [int(line) for line in (tmp_path / f"kept{rank}").read_text().split()] for rank in range(2)
+    )
+    assert len(last) > 20
+    assert set(first) == {0}, "there is no stage before"
+    assert max(last) == 4, "those of two steps"
 
 
 def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ WAYS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("sharded", {**SPLIT, "reshard": "forward", "wrap": "blocks"}),
     ("tensor", SPLIT),
     ("tensor", {**SPLIT, "replicas": 2}),
+    ("pipedream", {**SPLIT, "vertical_sync": False, "cuts": None}),
     *(
         ("pipeline", {**SPLIT, "schedule": schedule, "microbatches": number, "cuts": None})
         for schedule in ("gpipe", "interleaved_zero_bubble")
@@ -31,7 +32,8 @@ WAYS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 
 def seconds_of(strategy: str, workers: int, how: Mapping[str, Any]) -> float:
     """Seconds of training a run: tensor is the slowest, and more micro-batches are faster."""
-    slower = {"ddp": 1.0, "sharded": 1.3, "tensor": 2.0 / how.get("replicas", 1), "pipeline": 1.1}
+    slower = {"ddp": 1.0, "sharded": 1.3, "pipeline": 1.1, "pipedream": 1.2}
+    slower["tensor"] = 2.0 / how.get("replicas", 1)
     return float(100 / workers * slower[strategy] * (1 + 1 / how.get("microbatches", 100)))
 
 
@@ -40,11 +42,17 @@ def bubble_of(how: Mapping[str, Any]) -> float:
     return float((0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"])
 
 
-def write_split_study(folder: Path, workers: tuple[int, ...] = (2, 4), seeds: int = 1) -> Path:
-    """Write the runs of all `WAYS` that so many workers allow; return the folder."""
+def write_split_study(
+    folder: Path, workers: tuple[int, ...] = (2, 4), seeds: int = 1, only: str = ""
+) -> Path:
+    """Write the runs of all `WAYS` that so many workers allow, or those of one strategy only;
+    return the folder.
+    """
     launched = 0.0
     for count in workers:
         for strategy, how in WAYS:
+            if only not in ("", strategy):
+                continue
             if count == 2 and how.get("replicas", 1) > 1:
                 continue
             for seed in range(seeds):
@@ -109,6 +117,35 @@ def _records(
         yield "bubble", bubble
         yield "textbook_bubble", card.textbook_bubble(workers)
         yield "timeline", [asdict(timeline(worker, workers, how)) for worker in range(workers)]
+    if strategy == "pipedream":
+        yield "stage_loads", [asdict(load_of_stage(worker, workers)) for worker in range(workers)]
+        yield "bubble", 0.05
+        yield "timeline", [asdict(step_of_stage(worker, workers)) for worker in range(workers)]
+
+
+STASHED_BYTES = 1_700_000  # of each older version
+
+
+def load_of_stage(worker: int, workers: int) -> StageLoad:
+    """A worker of PipeDream: the first one has the most versions of its weights."""
+    lag = workers - 1 - worker
+    return StageLoad(0.9, 0.05, 0.05, 1_000_000, lag + 1, lag * STASHED_BYTES, float(lag))
+
+
+def step_of_stage(worker: int, workers: int) -> StageTimeline:
+    """Batch 20 forward, and backward the batch whose gradient has come back, of 10 ms each."""
+    begins = (0.01 * worker, 0.01 * worker + 0.01)
+    return StageTimeline(
+        began_seconds=0.0,
+        ended_seconds=round(begins[1] + 0.01, 6),
+        kinds="FB",
+        stages=(worker, worker),
+        microbatches=(20, 20 - (workers - 1 - worker)),
+        begin_seconds=tuple(round(begin, 6) for begin in begins),
+        end_seconds=tuple(round(begin + 0.01, 6) for begin in begins),
+        travelled_seconds=(0.0, 0.0),
+        clock_error_seconds=0.0,
+    )
 
 
 def timeline(worker: int, workers: int, how: Mapping[str, Any]) -> StageTimeline:

@@ -188,6 +188,11 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
         assert changed(whole[0]) or how.get("policy") != "timed"
         for kind in ("steps", "epochs", "rounds", "evaluations"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
+        for ours, theirs in zip(again[0]["epochs"], whole[0]["epochs"], strict=True):
+            assert untimed(ours.get("stage_loads") or []) == untimed(
+                theirs.get("stage_loads") or []
+            )
+            assert bool(ours.get("timeline")) == bool(theirs.get("timeline"))
 
 
 def reached(run: dict[str, Any]) -> list[str]:
@@ -236,7 +241,9 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     )
     monkeypatch.setattr(checkpointing, "save", save)
-    strategy = SimpleNamespace(stop_reason=None, is_together=is_together, gather=gather)
+    strategy = SimpleNamespace(
+        stop_reason=None, is_together=is_together, saves_within_epochs=True, gather=gather
+    )
     fields = {
         "config": SimpleNamespace(checkpoint_every="auto"),
         "vector": SimpleNamespace(num_bytes=40_000_000),

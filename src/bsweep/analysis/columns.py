@@ -271,6 +271,9 @@ STAGES = (
     Column("idle_seconds", heading="total (s)"),
     *_again(EPOCHS, "exchange_seconds"),
     Column("peak_activation_bytes", "count_or_null", "activations"),
+    Column("weight_versions", "count_or_null", "versions of weights"),
+    Column("stashed_bytes", "count_or_null", "older weights"),
+    Column("staleness", heading="updates that weights lacked"),
 )
 TIMELINE = (
     *_again(EPOCHS, "run_id", "epoch"),

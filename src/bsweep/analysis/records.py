@@ -23,6 +23,7 @@ from bsweep.core.words import escaped, minor
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import REMEDY, Damaged, Run, changes_batch, numbered, warnings_in
+from bsweep.runlog.records import StageLoad
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -317,15 +318,19 @@ def _memory_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _stage_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each worker that holds stages, with the seconds of all epochs."""
+    """Return one row for each worker that holds stages: the sums of its seconds over all epochs,
+    its largest amounts, and the mean of its staleness.
+    """
     told = [loads for epoch in epochs if (loads := epoch.get("stage_loads"))]
     rows = []
     for worker, of_worker in enumerate(zip_longest(*told)):
-        loads = [load for load in of_worker if load]
+        loads = [asdict(StageLoad(**load)) for load in of_worker if load]
         sums = ("busy_seconds", "idle_seconds", "exchange_seconds")
         row = {name: sum(load[name] for load in loads) for name in sums}
-        peak = max(load["peak_activation_bytes"] for load in loads)
-        rows.append({"worker": worker, **row, "peak_activation_bytes": peak})
+        largest = ("peak_activation_bytes", "weight_versions", "stashed_bytes")
+        row |= {name: max(load[name] for load in loads) for name in largest}
+        staleness = sum(load["staleness"] for load in loads) / len(loads)
+        rows.append({"worker": worker, **row, "staleness": staleness})
     return rows
 
 

@@ -21,8 +21,11 @@ from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.core.sentences import Sentence, joined
 
 REPLICAS, MICROBATCHES = "strategy.replicas", "strategy.microbatches"
-PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_activation_bytes")
-"""The parts of a worker's memory. Activations are known for pipelines alone."""
+_OF_STAGES = ("stashed_bytes", "peak_activation_bytes")
+PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", *_OF_STAGES)
+"""The parts of a worker's memory. Older weights (`stashed_bytes`) and activations are known for
+`pipeline` and `pipedream` alone.
+"""
 
 
 def names(table: pd.DataFrame, shown: Sequence[str]) -> list[Sentence]:
@@ -58,8 +61,8 @@ def worker_memory(study: Study) -> pd.DataFrame:
         The table, indexed by `cell_keys` and `worker`.
     """
     keys = [*cell_keys(study.runs), "worker"]
-    activations = study.stages[["run_id", "worker", "peak_activation_bytes"]]
-    bytes_of = study.memory.merge(activations, how="left", on=["run_id", "worker"])
+    of_stages = study.stages[["run_id", "worker", *_OF_STAGES]]
+    bytes_of = study.memory.merge(of_stages, how="left", on=["run_id", "worker"])
     amounts = [*PARTS, "peak_bytes"]
     rows = bytes_of.astype(dict.fromkeys(amounts, float)).merge(_completed(study), on="run_id")
     if rows.empty:
@@ -69,8 +72,8 @@ def worker_memory(study: Study) -> pd.DataFrame:
 
 @once
 def bubbles(study: Study) -> pd.DataFrame:
-    """Return the bubble of each cell of pipelines, the idle share of the time in which its workers
-    pass micro-batches on.
+    """Return the bubble of each cell of pipelines that have micro-batches, the idle share of the
+    time in which its workers pass them on.
 
     Columns: `n`, the number of seeds; `bubble`, `bubble_ci95` and `bubble_points`; see `over_seeds`
         and `seed_points`; `textbook_bubble`, by the formula; `microbatches`; `line` and `panel`,
@@ -91,7 +94,10 @@ def bubbles(study: Study) -> pd.DataFrame:
         else np.nan,
     }).dropna(subset="bubble")  # fmt: skip
     keys = cell_keys(study.runs)
-    rows = _completed(study).merge(shares, left_on="run_id", right_index=True)
+    divided = study.runs.reindex(columns=["run_id", MICROBATCHES]).dropna()["run_id"]
+    rows = _completed(study).merge(
+        shares[shares.index.isin(divided)], left_on="run_id", right_index=True
+    )
     if rows.empty:
         return pd.DataFrame()
     table = over_seeds(rows, keys, ["bubble", "textbook_bubble"])
@@ -215,6 +221,29 @@ def _on_front(table: pd.DataFrame) -> list[bool]:
         )
         for place, own in zip(places, amounts, strict=True)
     ]
+
+
+def kind_of_scaling(study: Study) -> str:
+    """Return in words what more workers at an equal local batch mean for the runs of a study.
+
+    Args:
+        study: The study.
+
+    Returns:
+        `weak scaling` if each worker brings examples of its own, with the strategies for which it
+        is strong scaling, because more workers share the examples of one replica.
+    """
+    strategies = dict.fromkeys(study.runs["strategy"])
+    shared = [str(words("variant", name)) for name in strategies if name in _SHARE_EXAMPLES]
+    if not shared:
+        return "weak scaling"
+    why = "the workers of a replica share its examples"
+    if len(shared) == len(strategies):
+        return f"strong scaling: {why}"
+    return f"weak scaling; strong scaling with {' and '.join(shared)}: {why}"
+
+
+_SHARE_EXAMPLES = ("tensor", "pipeline", "pipedream")
 
 
 def _completed(study: Study) -> pd.DataFrame:

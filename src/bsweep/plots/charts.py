@@ -460,8 +460,8 @@ def timeline() -> Spec:
     """Return what each worker of a pipeline does in one step, with the numbers of micro-batches.
 
     Fields of its table `spans`: `worker` (a text), `begin` and `end` in the unit of the axis,
-    `kind` (one of `TIMELINE`), `what` (its text) and `number` (of the micro-batch, from 1; null for
-    waits).
+    `kind` (one of `TIMELINE`, for readers), `tip` (a text) and `number` (of the micro-batch or the
+    batch, from 1; null for waits).
     """
     place: Spec = {
         "x": {

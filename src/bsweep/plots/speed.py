@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.splitting import kind_of_scaling
 from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.along import (
@@ -69,7 +70,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
         f"Examples per second, all workers together, by {drawing.AXES[name][1]}.",
         ""
         if scaling.empty
-        else "Right: speed-up over workers at equal local batch (weak scaling).",
+        else f"Right: speed-up over workers at equal local batch ({kind_of_scaling(study)}).",
         analysis.unequal_threads(timed_cells(study)),
         drawing.repeats(cells["n"]),
         CROSSES if failed else "",

@@ -30,6 +30,7 @@ MEMORY_PARTS = {
     "parameter_bytes": ("parameters", "#0072B2", ""),
     "gradient_bytes": ("gradients", "#E69F00", "//////"),
     "optimizer_bytes": ("optimizer state", "#009E73", "......"),
+    "stashed_bytes": ("older weights", "#CC79A7", "xxxxxx"),
 }
 # Of each kind of pass its name and its colours: of a worker's first stage, and of its others.
 PASSES: dict[str, tuple[str, str, str]] = {
@@ -81,13 +82,17 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
     for one, label in zip(axes, ["Parts of the model", *map(_WHOLES.get, wholes)], strict=True):
         one.set_xlabel(f"{label} (MB)")
         one.set_xlim(left=0)
-    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in MEMORY_PARTS]
+    parts = [name for name in MEMORY_PARTS if name != "stashed_bytes" or table[name].max() > 0]
+    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in parts]
     shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
     drawing.legends(figure, (handles, ", ".join(filter(None, (shared, batch)))))
     return drawing.captioned(
         figure,
         "Memory of each worker, the first one above: the largest of all epochs.",
-        "Activations are what backward passes need; only pipelines measure them."
+        "Older weights are the versions that PipeDream keeps for batches in flight."
+        if "stashed_bytes" in parts
+        else "",
+        "Activations are what backward passes need; only pipelines and PipeDream measure them."
         if "peak_activation_bytes" in wholes
         else "",
         "The peak is that of the process, with Python and its libraries, or that of the GPU."
@@ -143,7 +148,7 @@ _BESIDE: dict[str, Any] = {
 
 def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
     """Draw when each worker computed in one step of each cell of pipelines, at most eight cells,
-    with the numbers of the micro-batches.
+    with the numbers of the micro-batches, or of PipeDream's batches.
     """
     cells = dict(list(table.groupby(level=analysis.levels(table), sort=False)))
     shown = [*cells][:_MAX_STEPS]
@@ -168,19 +173,29 @@ def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
         axes.set_xlim(0, longest * scale)
     for axes in used[-abreast:]:
         axes.tick_params(labelbottom=True)
-        axes.set_xlabel(f"Time since the step began ({unit})")
+        axes.set_xlabel(f"Time ({unit})")
     kinds = [name for name in PASSES if (table["kind"] == name).any()]
     handles = [Patch(label=PASSES[name][0], facecolor=PASSES[name][1]) for name in kinds]
     waits = [Patch(label=label, **look) for label, look in WAITS.values()]
     drawing.legends(figure, ([*handles, *waits], common(table)))
-    return drawing.captioned(figure, *_timeline_sentences(table, len(shown), len(cells)))
+    sentences = _timeline_sentences(study, table, len(shown), len(cells))
+    return drawing.captioned(figure, *sentences)
 
 
-def _timeline_sentences(table: pd.DataFrame, num_shown: int, num_cells: int) -> Iterator[str]:
+def _timeline_sentences(
+    study: Study, table: pd.DataFrame, num_shown: int, num_cells: int
+) -> Iterator[str]:
+    runs = study.runs[study.runs["run_id"].isin(table["run_id"])]
+    of_step = " (or one of its passes)" if runs["accumulation_steps"].max() > 1 else ""
     yield (
-        "What each worker does in one step, the last whole one of the last epoch of the first "
-        "seed. Numbers are those of the micro-batches."
+        f"What each worker does in one step{of_step}, the last whole one of the last epoch of the "
+        "first seed."
     )
+    without = runs["strategy"] == "pipedream"
+    if not without.all():
+        yield "Numbers are those of the micro-batches."
+    if without.any():
+        yield "PipeDream's numbers are those of the epoch's batches."
     if table.groupby([*analysis.levels(table), "worker"])["stage"].nunique().max() > 1:
         yield "Passes of a worker's later stages are darker."
     yield (

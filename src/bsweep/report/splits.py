@@ -116,11 +116,17 @@ def timelines(study: Study) -> dict[str, dict[str, list[Any]]]:
         study: The study.
 
     Returns:
-        The columns of `Study.timeline` of the first 40 such runs.
+        The columns of `Study.timeline` of at most 40 such runs, the first seeds of cells before
+        others. For `pipedream`, `microbatch` is called `batch_number`.
     """
     columns = ["worker", "kind", "stage", "microbatch", "begin_seconds", "end_seconds"]
-    known = study.timeline.dropna(subset="begin_seconds")
+    known = dict(list(study.timeline.dropna(subset="begin_seconds").groupby("run_id")))
+    by_seed = study.runs.sort_values("seed", kind="stable")["run_id"]
+    whole = {*study.runs.loc[study.runs["strategy"] == "pipedream", "run_id"]}
     return {
-        str(run_id): {name: [*rows[name]] for name in columns}
-        for run_id, rows in [*known.groupby("run_id", sort=False)][:_MAX_TIMELINES]
+        str(run_id): {
+            "batch_number" if name == "microbatch" and run_id in whole else name: [*values]
+            for name, values in known[run_id][columns].items()
+        }
+        for run_id in [run_id for run_id in by_seed if run_id in known][:_MAX_TIMELINES]
     }

@@ -14,6 +14,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study, naming
 from bsweep.analysis.columns import heading, number_text, spoken
 from bsweep.analysis.numbers import fixed, spread
+from bsweep.analysis.splitting import kind_of_scaling
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
 from bsweep.report.scaling import exponent_text
@@ -28,14 +29,14 @@ def tables(study: Study) -> Iterator[Table]:
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
-    no_speedup = analysis.unequal_threads(cells)
+    speedup, no_speedup = _SPEEDUP.format(kind_of_scaling(study)), analysis.unequal_threads(cells)
     others: list[tuple[str, str, pd.DataFrame]] = [
         (
             "batch-ratios",
             "Ratio to the next smaller local batch, with all other settings equal.",
             _ratios(cells),
         ),
-        ("speed-ups", " ".join(filter(None, (_SPEEDUP, no_speedup))), _speedups(cells)),
+        ("speed-ups", " ".join(filter(None, (speedup, no_speedup))), _speedups(cells)),
         ("fits", _FIT, _fits(study)),
         *(
             (
@@ -125,7 +126,7 @@ _MEDIAN = (
     "{} accuracy and loss are those of the last evaluation; the best median of three evaluations "
     "decides whether a target is reached."
 )
-_SPEEDUP = "Speed-up over workers at equal local batch (weak scaling), by examples per second."
+_SPEEDUP = "Speed-up over workers at equal local batch, by examples per second ({})."
 _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest "
     "deviations below and above the fit, in percent of the times."

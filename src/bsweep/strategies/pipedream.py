@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,15 @@ class _Pass:
     outputs: Tensor  # of the stage; of the last one, the loss
     gradient: Tensor | None = None  # of the outputs, in which it arrives from the stage behind
     arrival: Work | None = None
+    sent: Work | None = None  # the message with the outputs
+
+
+class _Sent(NamedTuple):
+    """A gradient that travels to the stage before, which is kept until it has arrived."""
+
+    number: int  # of its batch
+    work: Work
+    tensor: Tensor
 
 
 @dataclass
@@ -56,7 +65,9 @@ class _Batch:
 
 
 class PipeDream(Pipeline, Rounds):
-    in_step = True  # all workers are in the same step of the loop, with different batches
+    # For the loop: all workers are in the same step, with different batches. The card says False,
+    # by which it means that they do not make the step from parameters of the same age.
+    in_step = True
     saves_within_epochs = False
 
     def __init__(
@@ -72,7 +83,7 @@ class PipeDream(Pipeline, Rounds):
         # By how many updates the weights of a pass are behind.
         self._delay = num_parts - 1 if strategy.vertical_sync else self._lag
         self._flow: deque[_Batch] = deque()
-        self._sent: deque[tuple[Work, Tensor]] = deque()
+        self._sent: deque[_Sent] = deque()
         self._begin_flow()
 
     @property
@@ -125,11 +136,15 @@ class PipeDream(Pipeline, Rounds):
                 dist.recv(inputs, group=self._chain, group_src=self._part - 1)
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
+            # The stage before lags one step more. It took this batch forward after it had taken the
+            # batch before backward that lags so much, whose gradient therefore has arrived.
+            self._wait_for_sent(self._flow[-1].number - 2 - self._lag)
         version, of = self._flow[-1].version, ("F", stage, self._flow[-1].number)
         self._activations.leave_out(self._versions.of(version))
         waited, _ = self._seconds_of_messages(stage, size)
         # An optimizer may change the model's tensors in place before the backward pass. autograd
-        # refuses that, unless it gets its tensors from hooks, such as those that count them.
+        # would refuse that, but it does not check tensors that come from hooks, such as these,
+        # which count them. So no check finds a tensor that a model itself changes in place.
         counted = self._activations.counted()
         with self._times.computing(waited, of), self._versions.used(version), counted:
             outputs = self._modules[stage](inputs)
@@ -137,7 +152,7 @@ class PipeDream(Pipeline, Rounds):
                 outputs = loss(outputs, targets)
         one = _Pass(inputs, outputs)
         if not self.counts:
-            self._send(outputs.detach(), self._chain, self._part + 1)
+            one.sent = self._send(outputs.detach(), self._chain, self._part + 1)
             one.gradient = torch.empty_like(outputs)
             with worker_lost():
                 one.arrival = dist.irecv(
@@ -150,8 +165,10 @@ class PipeDream(Pipeline, Rounds):
         (stage,), one = self._own, batch.passes.popleft()
         if one.arrival:
             assert one.gradient is not None
+            assert one.sent is not None
             with worker_lost():
                 one.arrival.wait()
+                one.sent.wait()  # not for long: the gradient is that of what was sent
             self.meter.received_bytes += one.gradient.nbytes
         _, waited = self._seconds_of_messages(stage, len(one.inputs))
         of = ("B", stage, batch.number)
@@ -160,17 +177,25 @@ class PipeDream(Pipeline, Rounds):
             torch.autograd.backward(one.outputs, one.gradient)
         if stage > 0:
             assert one.inputs.grad is not None
-            self._send(one.inputs.grad.contiguous(), self._back_chain, self._part - 1)
+            gradient = one.inputs.grad.contiguous()
+            work = self._send(gradient, self._back_chain, self._part - 1)
+            self._sent.append(_Sent(batch.number, work, gradient))
 
-    def _send(self, tensor: Tensor, group: dist.ProcessGroup, part: int) -> None:
-        """Begin to send a tensor, which is kept until it has arrived."""
+    def _send(self, tensor: Tensor, group: dist.ProcessGroup, part: int) -> Work:
+        """Begin to send a tensor, which the caller keeps until it has arrived."""
         with worker_lost():
-            while self._sent and self._sent[0][0].is_completed():
-                self._sent.popleft()[0].wait()  # raises the error of a message that failed
             work = dist.isend(tensor, group=group, group_dst=part)
         assert work is not None
-        self._sent.append((work, tensor))
         self.meter.sent_bytes += tensor.nbytes
+        return work
+
+    def _wait_for_sent(self, last: int) -> None:
+        """Wait until the gradients of all batches up to number `last` have arrived. Gloo does not
+        say of a message that it has, unless somebody waits for it.
+        """
+        with worker_lost():
+            while self._sent and self._sent[0].number <= last:
+                self._sent.popleft().work.wait()
 
     def step(self) -> None:
         self._is_begun = False
@@ -187,7 +212,7 @@ class PipeDream(Pipeline, Rounds):
         self._sum_gradients(self._vector.gradients)
         with _rates_of(self._optimizer, batch.rates):
             self._optimizer.step()
-        self._versions.newest += 1
+        self._versions.add()
 
     def _go_back(self, batch: _Batch) -> None:
         if batch.passes:
@@ -205,9 +230,7 @@ class PipeDream(Pipeline, Rounds):
         while self._flow:
             self._vector.gradients.zero_()
             finish(self._flow[0])
-        with worker_lost():
-            while self._sent:
-                self._sent.popleft()[0].wait()
+        self._wait_for_sent(self._num_begun)
         self._versions.drop_all()
         self._begin_flow()
 
@@ -232,15 +255,16 @@ class PipeDream(Pipeline, Rounds):
 
     def own_state(self) -> dict[str, Any]:
         assert not self._flow
-        missed, kept = (self._updates_missed, self._num_batches), self._versions.most
-        peak = self._activations.peak_bytes
-        return {**super().own_state(), "missed": missed, "versions": kept, "peak": peak}
+        return {
+            **super().own_state(),
+            "missed": (self._updates_missed, self._num_batches),
+            "versions": (self._versions.most, self._versions.num_copies),
+        }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         self._updates_missed, self._num_batches = state["missed"]
-        self._versions.most = state["versions"]
-        self._activations.peak_bytes = state["peak"]
+        self._versions.most, self._versions.num_copies = state["versions"]
 
 
 class Versions:
@@ -253,11 +277,13 @@ class Versions:
         self.newest = 0
         self.most = 1
         """The most versions that were there at one time."""
+        self.num_copies = 0
+        """The most copies that were there at one time. The newest version may have one."""
 
     @property
     def most_bytes(self) -> int:
-        """The memory of all copies so far."""
-        return (len(self._kept) + len(self._free)) * self._vector.parameters.nbytes
+        """The most memory of copies."""
+        return self.num_copies * self._vector.parameters.nbytes
 
     def keep(self, version: int) -> None:
         """Keep a version, which is there already or is the newest one."""
@@ -265,6 +291,11 @@ class Versions:
             assert version == self.newest
             memory = self._free.pop() if self._free else torch.empty_like(self._vector.parameters)
             self._kept[version] = memory.copy_(self._vector.parameters)
+        self.num_copies = max(self.num_copies, len(self._kept))
+
+    def add(self) -> None:
+        """Count that an update made a new version."""
+        self.newest += 1
         self.most = max(self.most, len({self.newest, *self._kept}))
 
     def of(self, version: int) -> Tensor:

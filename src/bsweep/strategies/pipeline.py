@@ -10,6 +10,7 @@ workers that hold the same stages sum their gradients at the end of a step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -40,6 +41,7 @@ from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.parts import InParts
 from bsweep.strategies.stages import (
     Measured,
+    Sampled,
     StageModule,
     TimedStage,
     Times,
@@ -57,6 +59,7 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one size
+_SAME_CLOCK_SECONDS = 1.0  # by which the time of day may be corrected
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 
@@ -318,12 +321,28 @@ class Pipeline(InParts, Staged):
 
     def own_state(self) -> dict[str, Any]:
         self._times.read()
-        times = [self._times.busy, self._times.idle, self._times.exchange]
-        return {**super().own_state(), "times": times}
+        times, sample = self._times, self._times.sample
+        return {
+            **super().own_state(),
+            "times": [times.busy, times.idle, times.exchange],
+            "sample": sample and tuple(sample),
+            "clock": _clock(),
+            "peak": self._activations.peak_bytes,
+        }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         self._times.busy, self._times.idle, self._times.exchange = state["times"]
+        if state["sample"] and abs(state["clock"] - _clock()) < _SAME_CLOCK_SECONDS:
+            self._times.sample = Sampled(*state["sample"])
+        self._activations.peak_bytes = state["peak"]
+
+
+def _clock() -> float:
+    """Return when this host's clock of timelines began, which tells it from those of other hosts,
+    and from its own before a restart of the host.
+    """
+    return time.time() - time.perf_counter()
 
 
 class _PartVector(Vector):

@@ -715,7 +715,7 @@ async function renderSplits(shown) {
   const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
   byId("bubbles").hidden = !found.length;
   await drawSplit("split_bubbles", bubbles, found);
-  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer"];
+  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
   memory.encoding.x.title = words("megabytes");
   memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 440;
   const held = of("memory"), most = Math.max(1, ...held.map((row) => row.worker + 1));
@@ -795,14 +795,15 @@ async function drawAnatomy(steps) {
   await draw("anatomy", spec, parts);
 }
 async function drawTimeline(spans) {
+  const unit = "microbatch" in spans[0] ? "microbatch" : "batch_number";
   const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
   const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, used = new Set(spans.map((one) => one.kind));
   color.scale = { domain: kinds.filter((kind) => used.has(kind)).map((kind) => words(kind)), range: color.scale.range.filter((_, at) => used.has(kinds[at])) };
   for (const layer of spec.layer) layer.encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
   spec.height = 30 * new Set(spans.map((one) => one.worker)).size;
   await draw("timeline", spec, spans.map((one) => {
-    const isWait = one.kind === "exchange" || one.kind === "bubble", kind = words(one.kind), number_ = one.microbatch + 1;
-    const pass = isWait ? "" : `, ${words("microbatch")} ${number_}, ${words("stage")} ${one.stage + 1}`;
+    const isWait = one.kind === "exchange" || one.kind === "bubble", kind = words(one.kind), number_ = one[unit] + 1;
+    const pass = isWait ? "" : `, ${words(unit)} ${number_}, ${words("stage")} ${one.stage + 1}`;
     return {
       worker: `${words("worker")} ${one.worker + 1}`, begin: scale * one.begin_seconds, end: scale * one.end_seconds, kind,
       number: isWait ? null : number_, tip: `${kind}${pass}: ${number(1000 * (one.end_seconds - one.begin_seconds))} ms`,
