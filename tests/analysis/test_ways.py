@@ -182,6 +182,53 @@ def test_strategies_of_the_same_name_with_other_settings_are_refused(tmp_path: P
         bsweep.predict(tmp_path / "s", TARGET)
 
 
+def pair_of(folder: Path, *settings: dict[str, dict[str, object]]) -> Path:
+    """A study with two batches of each of several settings."""
+    for one in settings:
+        for batch in (64, 256):
+            write_target_run(folder / "s", Truth(), batch=batch, workers=2, settings=one)
+    return folder / "s"
+
+
+def test_codecs_with_other_settings_are_refused(tmp_path: Path) -> None:
+    dense, sparse = ({"compression": {"name": "topk", "density": part}} for part in (0.1, 0.01))
+    horovod = {"strategy": {"name": "horovod"}}
+    allreduce = {"strategy": {"name": "allreduce"}}
+    alone = pair_of(tmp_path / "alone", horovod | dense, horovod | sparse)
+    both = pair_of(tmp_path / "both", horovod | dense, allreduce | sparse)
+    for study in (alone, both):
+        with pytest.raises(ValueError, match="differ in more than batch size"):
+            bsweep.predict(study, TARGET)
+    same = pair_of(tmp_path / "same", horovod | dense, allreduce | dense)
+    assert set(bsweep.predict(same, TARGET).cells["way"]) == {"horovod", "allreduce"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "horovod", "op": "adasum", "buckets": 1, "fusion_threshold_mb": 128,
+         "cycle_time_ms": 1.0, "cache_capacity": 1024},
+        {"name": "ddp", "hook": "powersgd", "powersgd_rank": 2, "bucket_mb": 25},
+    ],
+    ids=["adasum", "powersgd"],
+)  # fmt: skip
+def test_strategies_that_make_other_steps_are_not_compared(
+    other: dict[str, object], tmp_path: Path
+) -> None:
+    study = pair_of(tmp_path, SHARDED, {"strategy": other})
+    with pytest.raises(ValueError, match="differ in more than batch size"):
+        bsweep.predict(study, TARGET)
+    alone = bsweep.predict(study, TARGET, where={"strategy": str(other["name"])})
+    assert set(alone.cells["way"]) == {""}
+
+
+def test_pipedream_is_refused(tmp_path: Path) -> None:
+    own = {"name": "pipedream", "replicas": 1, "reduce": "fp32", "cuts": None}
+    study = pair_of(tmp_path, {"strategy": own | {"vertical_sync": False}})
+    with pytest.raises(ValueError, match="pipedream do not take every step together"):
+        bsweep.predict(study, TARGET)
+
+
 def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
     for settings, needed in ((DDP, 1.0), (SHARDED, 2.0)):
         for batch in (64, 256):

@@ -78,7 +78,9 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
         outputs = model(inputs.of(examples))
         test_loss = float(loss_of.loss(outputs, inputs.targets(labels))) / labels.numel()
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in vector.tensors])
-    moved = max(float((first[name] - p.detach()).abs().max()) for name, p in model.named_parameters())
+    moved = max(
+        float((first[name] - p.detach()).abs().max()) for name, p in model.named_parameters()
+    )
     return {"parameters": flat, "losses": losses, "test_loss": test_loss, "moved": moved}
 
 

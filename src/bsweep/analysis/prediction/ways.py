@@ -7,7 +7,6 @@ compares the seconds of their steps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import TypeAdapter, ValidationError
 
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.numbers import setting_text
@@ -25,12 +25,15 @@ from bsweep.analysis.prediction.step_time import (
     probe_timings,
     read_probe,
 )
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import names, variants
 
 _PREFIX = "strategy."
 # Their code may do something else in each step.
 _UNKNOWN = ("own", "program")
+# The first parts of the columns in which runs of different ways must be equal.
+_OTHERS = ("compression", "allocation", "batching", "slowdown")
 _PARAMETER_BYTES = 4
 
 
@@ -159,19 +162,36 @@ def timings_of_probe(path: str | Path, ways: Mapping[str, Way]) -> tuple[Timing,
 
 
 def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
-    """Return True if runs differ in their strategies, none of which is the user's own code, or in
-    how they split the model; and if no other strategy has several settings among them, which may
-    change what a step computes.
+    """Return True if runs differ only in their strategies, or in how these split the model, and
+    all of them make the same steps.
+
+    The user's own code, and another strategy with several settings, may make other steps.
     """
     shown = keyed(runs)
-    others = runs.columns.intersection(["compression", "allocation", "batching", "slowdown"])
-    if shown[others].nunique().gt(1).any() or runs["strategy"].isin(_UNKNOWN).any():
+    others = [name for name in shown if str(name).partition(".")[0] in _OTHERS]
+    if shown[others].astype(str).nunique().gt(1).any() or runs["strategy"].isin(_UNKNOWN).any():
+        return False
+    if not all(can.in_step and can.takes_mean for can in capabilities_of(runs)):
+        return False
+    strategies = {str(name): of.index for name, of in runs.groupby("strategy")}
+    if len(strategies) == 1 and not any(map(_splits, strategies)):
         return False
     settings = _settings(runs)
-    return all(
-        _splits(str(name)) or settings[of.index].nunique() == 1
-        for name, of in runs.groupby("strategy")
-    )
+    return all(_splits(name) or settings[of].nunique() == 1 for name, of in strategies.items())
+
+
+def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
+    """Return for each run what its strategy can do with the run's settings, as far as they are
+    known.
+    """
+    names = [str(name) for name in runs if name == "strategy" or str(name).startswith(_PREFIX)]
+    found: dict[str, Capabilities] = {}
+    for text, settings in zip(_settings(runs), runs[names].to_dict("records"), strict=True):
+        if text not in found:
+            kind = _kind(str(settings["strategy"]))
+            card = _card(kind, settings) if kind else None
+            found[text] = card.can if card else kind.kind_can if kind else Capabilities()
+    return [found[text] for text in _settings(runs)]
 
 
 def _settings(runs: pd.DataFrame) -> pd.Series[str]:
@@ -185,42 +205,43 @@ def _passes(runs: pd.DataFrame) -> pd.Series[float]:
     return pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(float)
 
 
+def _kind(strategy: str) -> type[StrategyConfig] | None:
+    return next((one for one in variants("strategy") if strategy in names(one)), None)  # type: ignore[return-value]
+
+
 def _splits(strategy: str) -> bool:
-    return any(
-        strategy in names(card) and card.kind_can.splits_model  # type: ignore[attr-defined]
-        for card in variants("strategy")
-    )
+    return (kind := _kind(strategy)) is not None and kind.kind_can.splits_model
 
 
 def card_of(settings: Mapping[str, Any]) -> StrategyConfig | None:
     """Return the card of a strategy that splits the model, from its settings by dotted key; None
-    for other strategies.
+    for other strategies, and if the settings are not complete and valid.
     """
-    strategy = str(settings.get("strategy.name", settings.get("strategy")))
-    if not _splits(strategy):
-        return None
-    kind = next(card for card in variants("strategy") if strategy in names(card))
-    values = {
-        one.name: _value(settings.get(f"{_PREFIX}{one.name}"))
-        for one in fields(kind)
-        if one.name != "name"
-    }
-    return kind(name=strategy, **values)  # type: ignore[call-arg, return-value]
+    kind = _kind(str(settings.get("strategy.name", settings.get("strategy"))))
+    return _card(kind, settings) if kind and kind.kind_can.splits_model else None
 
 
-def _value(value: Any) -> Any:
-    """Return a setting of a table as the card has it."""
-    if value is None or value == "" or value != value:  # NaN
+def _card(kind: type[StrategyConfig], settings: Mapping[str, Any]) -> StrategyConfig | None:
+    """Return a strategy's card from its settings by dotted key; None if they are not complete and
+    valid.
+
+    The settings are those of a table, where numbers may be floats and lists are texts.
+    """
+    values = {"name": settings.get("strategy.name", settings.get("strategy"))}
+    for one in fields(kind):
+        if one.name == "name":
+            continue
+        value = settings.get(f"{_PREFIX}{one.name}")
+        if value is None or value == "" or value != value:  # NaN
+            value = None
+        elif isinstance(value, str) and str(one.type).startswith("tuple"):
+            value = value.split(", ")
+        values[one.name] = value.item() if isinstance(value, np.generic) else value
+    try:
+        card: StrategyConfig = TypeAdapter(kind).validate_python(values)
+    except ValidationError:
         return None
-    if (
-        isinstance(value, str)
-        and (numbers := re.findall(r"\d+", value))
-        and not re.search(r"[a-z]", value)
-    ):
-        return tuple(int(number) for number in numbers)
-    if isinstance(value, list):
-        return tuple(value)
-    return int(value) if isinstance(value, float | np.integer) and value == int(value) else value
+    return card
 
 
 def _example_bytes(
