@@ -17,7 +17,7 @@ import bsweep
 from bsweep.analysis.prediction.forecast import _problems
 from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
-from bsweep.analysis.prediction.ways import Way, card_of, probed
+from bsweep.analysis.prediction.ways import Way, card_of, probed, ways_of
 from bsweep.config.target import target_of
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -360,14 +360,49 @@ def test_an_idle_share_is_no_exchange() -> None:
     assert exchange < 0.15
 
 
+LLAMA = (
+    "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
+    "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
+    "study=s", "launch.threads_per_worker=1", "optimizer.lr=0.05", "precision=fp32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline"])
+def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path) -> None:
+    """A step of one pass sends P + E bytes, of two passes P + 2 E or, sharded, 2 P."""
+    (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
+    words = ("num_workers=4", "local_batch=8", "accumulation_steps=1,2", "strategy.replicas=2")
+    words += (f"strategy={strategy}", "epochs=1")
+    ran = command("run", *LLAMA, *words, cwd=tmp_path, timeout=900)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = bsweep.load(tmp_path / "results/s")
+    epochs = study.epochs.merge(study.runs[["run_id", "accumulation_steps"]], on="run_id")
+    sent = epochs["sent_bytes"] / epochs["num_steps"]
+    once, twice = (float(sent[epochs["accumulation_steps"] == n].iloc[0]) for n in (1, 2))
+    run = {str(key): value for key, value in study.runs.iloc[0].items()}
+    card = card_of(run)
+    assert card
+    whole = 4.0 * float(run["num_parameters"])
+    of_parameters = card.sent_in_pass(4, 1)[0] * whole
+    if strategy == "sharded":
+        assert once == pytest.approx(of_parameters, rel=0.1)
+        assert twice == pytest.approx(2 * card.sent_in_pass(4, 2)[0] * whole, rel=0.1)
+        return
+    assert 2 * once - twice == pytest.approx(of_parameters, rel=0.1)
+    (way,) = ways_of(study.runs, study.epochs)[1].values()
+    for passes, of_step in ((1, once), (2, twice)):
+        cell = way.cell(16 * passes, 4, passes)
+        assert passes * cell.form.sent_bytes == pytest.approx(of_step, rel=0.1)
+    if strategy == "pipeline":
+        recorded = study.epochs["bubble"].astype(float).median()
+        assert way.bubbles[4] == pytest.approx(recorded)
+
+
 def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
     point = (
-        "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
-        "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
-        "num_workers=2", "global_batch=16,32", "local_batch=null", "epochs=3", "study=s",
-        "target_loss=3.5", "evaluate_every_examples=64", "launch.threads_per_worker=1",
-        "optimizer.lr=0.05", "precision=fp32",
+        *LLAMA, "num_workers=2", "global_batch=16,32", "local_batch=null", "epochs=3",
+        "target_loss=3.5", "evaluate_every_examples=64",
     )  # fmt: skip
     for way in ("ddp", "sharded", "pipeline"):
         ran = command("run", *point, f"strategy={way}", cwd=tmp_path, timeout=900)
