@@ -30,7 +30,7 @@ from tests.support.played_search import BATCHES, WORKERS
 from tests.support.synthetic_targets import TARGET, write_target_run
 from tests.support.worlds import WORLDS
 
-_CELLS = [(batch, workers, 1) for workers in WORKERS for batch in BATCHES]
+_CELLS = [(batch, workers, 1, "") for workers in WORKERS for batch in BATCHES]
 _DRAWS, _CLOSE, _FAR = 800, 0.05, 0.20
 
 
@@ -55,7 +55,7 @@ def row(number: int) -> dict[str, object] | None:
     with tempfile.TemporaryDirectory() as folder:
         study = Path(folder, "s")
         for place in rng.permutation(len(_CELLS))[:num_runs]:
-            batch, workers, _ = _CELLS[place]
+            batch, workers, *_ = _CELLS[place]
             write_target_run(
                 study, truth, batch=batch, workers=workers, seed=number, most_examples=most
             )
@@ -65,7 +65,7 @@ def row(number: int) -> dict[str, object] | None:
             told = predict_from(seen, fits, parse_objective("fastest"), _CELLS)
         except ValueError:
             return None
-    seconds = np.array([truth.seconds(batch, workers) for batch, workers, _ in _CELLS])
+    seconds = np.array([truth.seconds(batch, workers) for batch, workers, *_ in _CELLS])
     allowed = np.flatnonzero(told.cells["is_allowed"])
     chosen = choices(log_objective(told.forecast, told.objective)[:, allowed])
     regrets = {rule: seconds[allowed[place]] / seconds.min() - 1 for rule, place in chosen.items()}

@@ -374,7 +374,11 @@ class Played:
     def _predicted(self, seen: Observed) -> Prediction:
         fits = fit(seen, self.timings, DRAWS, searched=[cell[0] for cell in self.grid.cells])
         return predict_from(
-            seen, fits, parse_objective("fastest"), self.grid.cells, timings=tuple(self.timings)
+            seen,
+            fits,
+            parse_objective("fastest"),
+            [(*cell, "") for cell in self.grid.cells],
+            timings=tuple(self.timings),
         )
 
     def _offers(self, seen: Observed | None) -> list[Offer]:

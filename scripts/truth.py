@@ -371,7 +371,8 @@ def without_a_batch(truth: Measured) -> pd.DataFrame:
         except ValueError as problem:  # too few others reached the target
             print(f"without batch {batch}: {problem}")
             continue
-        cells = predict_from(seen, fits, parse_objective("fastest"), of).cells
+        keys = [(*cell, "") for cell in of]
+        cells = predict_from(seen, fits, parse_objective("fastest"), keys).cells
         told = cells.assign(measured_seconds=[truth.seconds[cell] for cell in of])
         inside = coverage(truth, cells, truth.seeds)
         share = float(inside["num_inside"].sum() / max(1, inside["num_runs"].sum()))

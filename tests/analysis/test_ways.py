@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import bsweep
+from bsweep.analysis.prediction.forecast import _problems
 from bsweep.analysis.prediction.selection import observed
-from bsweep.analysis.prediction.ways import Way, card_of
+from bsweep.analysis.prediction.step_time import Timing, fit_step_time
+from bsweep.analysis.prediction.ways import Way, card_of, probed, ways_of
 from bsweep.config.target import target_of
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -182,6 +187,53 @@ def test_strategies_of_the_same_name_with_other_settings_are_refused(tmp_path: P
         bsweep.predict(tmp_path / "s", TARGET)
 
 
+def pair_of(folder: Path, *settings: dict[str, dict[str, object]]) -> Path:
+    """A study with two batches of each of several settings."""
+    for one in settings:
+        for batch in (64, 256):
+            write_target_run(folder / "s", Truth(), batch=batch, workers=2, settings=one)
+    return folder / "s"
+
+
+def test_codecs_with_other_settings_are_refused(tmp_path: Path) -> None:
+    dense, sparse = ({"compression": {"name": "topk", "density": part}} for part in (0.1, 0.01))
+    horovod = {"strategy": {"name": "horovod"}}
+    allreduce = {"strategy": {"name": "allreduce"}}
+    alone = pair_of(tmp_path / "alone", horovod | dense, horovod | sparse)
+    both = pair_of(tmp_path / "both", horovod | dense, allreduce | sparse)
+    for study in (alone, both):
+        with pytest.raises(ValueError, match="differ in more than batch size"):
+            bsweep.predict(study, TARGET)
+    same = pair_of(tmp_path / "same", horovod | dense, allreduce | dense)
+    assert set(bsweep.predict(same, TARGET).cells["way"]) == {"horovod", "allreduce"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "horovod", "op": "adasum", "buckets": 1, "fusion_threshold_mb": 128,
+         "cycle_time_ms": 1.0, "cache_capacity": 1024},
+        {"name": "ddp", "hook": "powersgd", "powersgd_rank": 2, "bucket_mb": 25},
+    ],
+    ids=["adasum", "powersgd"],
+)  # fmt: skip
+def test_strategies_that_make_other_steps_are_not_compared(
+    other: dict[str, object], tmp_path: Path
+) -> None:
+    study = pair_of(tmp_path, SHARDED, {"strategy": other})
+    with pytest.raises(ValueError, match="differ in more than batch size"):
+        bsweep.predict(study, TARGET)
+    alone = bsweep.predict(study, TARGET, where={"strategy": str(other["name"])})
+    assert set(alone.cells["way"]) == {""}
+
+
+def test_pipedream_is_refused(tmp_path: Path) -> None:
+    own = {"name": "pipedream", "replicas": 1, "reduce": "fp32", "cuts": None}
+    study = pair_of(tmp_path, {"strategy": own | {"vertical_sync": False}})
+    with pytest.raises(ValueError, match="pipedream do not take every step together"):
+        bsweep.predict(study, TARGET)
+
+
 def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
     for settings, needed in ((DDP, 1.0), (SHARDED, 2.0)):
         for batch in (64, 256):
@@ -194,31 +246,163 @@ def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
     assert any("between strategies" in line for line in warnings)
 
 
-def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
-    probed = {
-        "num_workers": 8, "accumulation_steps": 1, **_dotted(SHARDED), "strategy.name": "sharded"
-    }  # fmt: skip
+def split_of(
+    settings: dict[str, dict[str, object]], workers: int, seconds: Callable[[int], float],
+    **more: object,
+) -> dict[str, object]:  # fmt: skip
+    """What a probe file has of one way of splitting."""
     batches = [
-        {"local_batch": b, "step_seconds": Sharded().step_seconds(b, 8), "peak_bytes": None}
-        for b in (16, 32, 64)
+        {"local_batch": b, "step_seconds": seconds(b), "peak_bytes": None} for b in (16, 32, 64)
     ]
-    split = {"probed": probed, "batches": batches, "largest_batch": 64, "stopped_by": "seconds"}
+    shared = {"num_workers": workers, "accumulation_steps": 1, **_dotted(settings)}
+    return {
+        "probed": shared | {"model.name": "resnet18", "data.name": "imagefolder"} | more,
+        "batches": batches, "largest_batch": 64, "stopped_by": "out_of_memory",
+    }  # fmt: skip
+
+
+def written(folder: Path, *splits: dict[str, object], **more: object) -> Path:
+    path = folder / "probe.json"
+    path.write_text(json.dumps({"schema": 2, "splits": splits, **more}))
+    return path
+
+
+def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
+    """The probe is three times slower than the formula of the runs; one of another model, which
+    is faster, does not count.
+    """
+    path = written(
+        tmp_path,
+        split_of(SHARDED, 8, lambda batch: 3 * Sharded().step_seconds(batch, 8)),
+        split_of(SHARDED, 8, lambda batch: 1e-4, **{"model.name": "vgg16"}),
+        split_of(pipeline(32), 8, lambda batch: 1e-4),
+    )
+    how: dict[str, Any] = {"where": {"strategy": "sharded"}, "workers": [2, 8], "batches": [256]}
+    found = bsweep.predict(folder, TARGET, probe=path, **how)
+    (with_probe,) = found.cells[found.cells["num_workers"] == 8].to_dict("records")
+    without = bsweep.predict(folder, TARGET, **how).cells
+    (unknown,) = without[without["num_workers"] == 8].to_dict("records")
+    truth = 3 * Sharded().step_seconds(32, 8)
+    assert with_probe["step_seconds"] == pytest.approx(truth, rel=0.1)
+    assert with_probe["step_seconds"] > 1.5 * unknown["step_seconds"]
+    said = [line for line in found.warnings if "leaves out" in line]
+    assert len(said) == 2
+    assert "model.name=vgg16, but runs have resnet18" in said[0]
+    assert "strategy=pipeline on 8 workers: the runs have no such strategy" in said[1]
+
+
+def test_probes_of_whole_models_belong_to_their_own_strategy(tmp_path: Path) -> None:
+    runs = pd.DataFrame({"model": ["resnet18"], "data": ["imagefolder"]})
+    worker = {"batches": [{"local_batch": 8, "step_seconds": 0.1}]}
+
+    def kinds(strategy: str, model: str = "resnet18") -> list[tuple[str, str]]:
+        told = {"strategy.name": strategy, "model.name": model}
+        path = written(tmp_path, workers=[worker], probed=told, exchange_seconds=0.01)
+        ways = {name: Way(name) for name in ("ddp", "horovod")}
+        found = probed(path, ways, runs)
+        assert bool(found.left_out) == (model == "vgg16")
+        return [(one.kind, one.cell.form.strategy) for one in found.timings]
+
+    assert kinds("horovod") == [("compute", "horovod"), ("exchange", "horovod")]
+    assert kinds("allreduce") == [("compute", "ddp")]
+    assert kinds("ddp", "vgg16") == []
+
+
+def test_other_json_is_no_probe(tmp_path: Path) -> None:
     path = tmp_path / "probe.json"
-    path.write_text(json.dumps({"schema": 1, "splits": [split]}))
-    found = bsweep.predict(folder, TARGET, probe=path, workers=[2, 8], batches=[128, 256])
-    cells = found.cells[(found.cells["way"] == "sharded") & (found.cells["num_workers"] == 8)]
-    row = cells[cells["global_batch"] == 256].iloc[0]
-    assert row["step_seconds"] == pytest.approx(Sharded().step_seconds(32, 8), rel=0.05)
+    for text in ("{}", '{"study": "s"}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is not a probe"):
+            probed(path, {}, pd.DataFrame())
+
+
+def test_more_workers_need_less_memory_for_a_split_model(tmp_path: Path) -> None:
+    card = card_of(_dotted(SHARDED))
+    runs = pd.DataFrame({
+        "status": ["out_of_memory", "completed"], "num_workers": [2, 4], "local_batch": [64, 64],
+        "global_batch": [128, 256], "passes": 1, "reached": [False, True],
+    })  # fmt: skip
+    rows = [(32, 1, 32), (64, 1, 64), (128, 2, 64), (256, 4, 64), (512, 4, 128)]
+    table = pd.DataFrame(rows, columns=["global_batch", "num_workers", "local_batch"])
+    table = table.assign(passes=1, num_reached=[0, 0, 0, 1, 0])
+    of_split = _problems(runs, table, Way("", card))
+    assert of_split == ["", "out of memory", "out of memory", "", ""]
+    of_whole = _problems(runs, table, Way())
+    assert of_whole == ["", *["out of memory"] * 4]
+    probe_found = Way("", card, largest={4: 96})
+    assert _problems(runs, table, probe_found)[-2:] == ["", "out of memory"]
+
+
+def test_cells_that_bsweep_refuses_are_no_cells() -> None:
+    def divides(workers: int, **own: object) -> bool:
+        card = card_of(_dotted({"strategy": {**pipeline(4)["strategy"], **own}}))
+        assert card
+        return Way("", card).divides(64, workers, 1)
+
+    assert divides(4)
+    assert not divides(8), "1f1b needs as many micro-batches as workers"
+    assert divides(8, schedule="gpipe")
+    assert not divides(4, schedule="dualpipev")
+    assert divides(2, schedule="dualpipev")
+    assert divides(2, cuts=[2])
+    assert not divides(4, cuts=[2])
+    assert not divides(3, replicas=2)
+
+
+def test_an_idle_share_is_no_exchange() -> None:
+    card = card_of(_dotted(pipeline(4)))
+    cells = [Way("p", card, bubbles={2: 0.5}).cell(batch, 2, 1) for batch in (16, 64, 256)]
+    fitted = fit_step_time(
+        [Timing(cell, 2 * (0.01 + 0.001 * cell.local_batch)) for cell in cells], 200
+    )
+    *_, bubble, exchange = (float(share.mean()) for share in fitted.shares(cells[-1]))
+    assert bubble == pytest.approx(0.5, abs=0.1)
+    assert exchange < 0.15
+
+
+LLAMA = (
+    "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
+    "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
+    "study=s", "launch.threads_per_worker=1", "optimizer.lr=0.05", "precision=fp32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline"])
+def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path) -> None:
+    """A step of one pass sends P + E bytes, of two passes P + 2 E or, sharded, 2 P."""
+    (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
+    words = ("num_workers=4", "local_batch=8", "accumulation_steps=1,2", "strategy.replicas=2")
+    words += (f"strategy={strategy}", "epochs=1")
+    ran = command("run", *LLAMA, *words, cwd=tmp_path, timeout=900)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = bsweep.load(tmp_path / "results/s")
+    epochs = study.epochs.merge(study.runs[["run_id", "accumulation_steps"]], on="run_id")
+    sent = epochs["sent_bytes"] / epochs["num_steps"]
+    once, twice = (float(sent[epochs["accumulation_steps"] == n].iloc[0]) for n in (1, 2))
+    run = {str(key): value for key, value in study.runs.iloc[0].items()}
+    card = card_of(run)
+    assert card
+    whole = 4.0 * float(run["num_parameters"])
+    of_parameters = card.sent_in_pass(4, 1)[0] * whole
+    if strategy == "sharded":
+        assert once == pytest.approx(of_parameters, rel=0.1)
+        assert twice == pytest.approx(2 * card.sent_in_pass(4, 2)[0] * whole, rel=0.1)
+        return
+    assert 2 * once - twice == pytest.approx(of_parameters, rel=0.1)
+    (way,) = ways_of(study.runs, study.epochs)[1].values()
+    for passes, of_step in ((1, once), (2, twice)):
+        cell = way.cell(16 * passes, 4, passes)
+        assert passes * cell.form.sent_bytes == pytest.approx(of_step, rel=0.1)
+    if strategy == "pipeline":
+        recorded = study.epochs["bubble"].astype(float).median()
+        assert way.bubbles[4] == pytest.approx(recorded)
 
 
 def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
     point = (
-        "data=text", "data.path=text", "data.sequence_length=32", "data.subset=256",
-        "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
-        "num_workers=2", "global_batch=16,32", "local_batch=null", "epochs=3", "study=s",
-        "target_loss=3.5", "evaluate_every_examples=64", "launch.threads_per_worker=1",
-        "optimizer.lr=0.05", "precision=fp32",
+        *LLAMA, "num_workers=2", "global_batch=16,32", "local_batch=null", "epochs=3",
+        "target_loss=3.5", "evaluate_every_examples=64",
     )  # fmt: skip
     for way in ("ddp", "sharded", "pipeline"):
         ran = command("run", *point, f"strategy={way}", cwd=tmp_path, timeout=900)

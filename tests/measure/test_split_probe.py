@@ -12,6 +12,7 @@ import pytest
 
 from bsweep import allocation
 from bsweep.allocation import SplitBatch
+from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.study import side_runs, split_probe
 from tests.support.running import bsweep, compose, summaries
@@ -99,6 +100,58 @@ def test_slow_steps_and_full_machines_end_a_probe(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(split_probe, "available_bytes", lambda: 1000)
     assert split_probe._next(config, {8: SplitBatch(8, 0.01, 251)}) == (0, "memory")
     assert split_probe._next(config, {8: SplitBatch(8, 0.01, 250)}) == (16, "")
+    assert split_probe._next(config, {8: SplitBatch(8, 0.01, None)}) == (0, "memory")
+
+
+def test_what_was_measured_before_a_failure_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = side_runs.try_out
+
+    def fails_at_16(config: RunConfig, *rest: Any) -> side_runs.Tried | str:
+        return "failed: a cable" if config.local_batch == 16 else real(config, *rest)
+
+    monkeypatch.setattr(side_runs, "try_out", fails_at_16)
+    config = compose(*POINT, "strategy=sharded", "local_batch=8", f"results_dir={tmp_path}")
+    outcome = split_probe.probe(config, lambda line: None)
+    assert (outcome.status, outcome.message) == ("failed", "local batch 16: a cable")
+    (found,) = allocation.kept_probe(config).splits
+    assert (found.largest_batch, found.stopped_by) == (8, "failed")
+
+
+def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "results/s/probe.json"
+    path.parent.mkdir(parents=True)
+    for text, reason in (
+        ('{"mine": 1}', "is not a probe of this version"),
+        ('{"schema": 3, "news": 1}', "a newer bsweep wrote this file (probe schema 3)"),
+    ):
+        path.write_text(text)
+        ran = bsweep("probe", *POINT, "strategy=sharded", "local_batch=8", cwd=tmp_path)
+        assert ran.returncode == 2, ran.stderr
+        assert reason in ran.stderr
+        assert "move or remove the file" in ran.stderr
+        assert path.read_text() == text
+
+
+def test_only_files_with_split_models_have_the_new_schema(tmp_path: Path) -> None:
+    config = compose(*POINT, "strategy=sharded", "local_batch=8", f"results_dir={tmp_path}")
+    path = allocation.probe_path(config)
+    worker = {
+        "host": "h", "device": "cpu", "precision": "fp32", "memory_bytes": None,
+        "peak_flops": 1e9, "batches": [{"local_batch": 1, "step_seconds": 0.1}],
+        "largest_batch": 1, "stopped_by": "seconds",
+    }  # fmt: skip
+    whole = {"schema": 1, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
+    allocation.write_probe(config, whole)
+    assert json.loads(path.read_text()) == whole
+    batches = (SplitBatch(8, 0.1, None),)
+    found = allocation.ProbedSplit(allocation.probed_of_split(config), batches, 8, "seconds")
+    allocation.write_split_probe(config, found)
+    assert json.loads(path.read_text())["schema"] == 2
+    allocation.write_probe(config, whole)
+    assert json.loads(path.read_text())["schema"] == 2
+    assert len(allocation.kept_probe(config).splits) == 1
 
 
 def test_an_allocation_wants_a_probe_of_whole_models(tmp_path: Path) -> None:

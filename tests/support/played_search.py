@@ -92,8 +92,8 @@ class Played:
         if seen and seen.runs["reached"].eq(True).any():
             fits = fit(seen, self.timings, DRAWS, searched=BATCHES)
             prediction = predict_from(
-                seen, fits, parse_objective(self.objective), self.grid.cells, None,
-                tuple(self.timings),
+                seen, fits, parse_objective(self.objective),
+                [(*cell, "") for cell in self.grid.cells], None, tuple(self.timings),
             )  # fmt: skip
             step_time = fits.step_time
         else:

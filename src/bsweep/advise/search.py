@@ -154,7 +154,7 @@ class Search:
         first = next(iter(self.cells.values()))[0]
         self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
         is_split = first.strategy.can.splits_model
-        # What workers of a split model send is told in units of its own.
+        # Until a run tells, what workers of a split model send has units of its own.
         self.way = Way("", first.strategy, 1.0, 1.0) if is_split else WHOLE
         kept = _read_kept(self._path)
         self.probes = {one.cell: one for one in kept.probes if one.kind == self.kind}
@@ -339,8 +339,9 @@ class Search:
         runs = known.runs[known.runs["run_id"].isin(begun)]
         if runs.empty:
             return None
-        # The timed steps must have the same facts as the runs.
-        return replace(observed(replace(known, runs=runs), self.target), ways={"": self.way})
+        seen = observed(replace(known, runs=runs), self.target)
+        self.way = seen.ways[""]  # the timed steps must have the same facts as the runs
+        return seen
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
         """Return the predicted time and cost of reaching the target for the cells of the grid; None
@@ -358,11 +359,17 @@ class Search:
             return None
         fits = fit(seen, self.timings, num_draws, searched=[batch for batch, _, _ in self.cells])
         return predict_from(
-            seen, fits, objective, sorted(self.cells), self.price, tuple(self.timings)
+            seen,
+            fits,
+            objective,
+            [(*cell, "") for cell in sorted(self.cells)],
+            self.price,
+            tuple(self.timings),
         )
 
     def _next(self, prediction: Prediction | None) -> Next:
-        grid, seen = self.grid, self.observed()
+        seen = self.observed()
+        grid = self.grid
         offers = with_rates(self._offers(grid), self.rates, seen)
         step_time = (
             prediction.fitted.step_time

@@ -20,6 +20,7 @@ from bsweep.core.regular_files import read_regular
 from bsweep.runlog.files import write_json
 
 PROBE_SCHEMA = 1
+_WITH_SPLITS = 2  # the schema of files that have split models, too
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class ProbedSplit:
     probed: dict[str, Any]
     batches: Annotated[tuple[SplitBatch, ...], Field(min_length=1)]
     largest_batch: Count
-    stopped_by: str  # why no larger batch was tried: out_of_memory | memory | examples | seconds
+    # Why no larger batch was tried: out_of_memory | memory | examples | seconds | failed
+    stopped_by: str
 
     def __post_init__(self) -> None:
         _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
@@ -168,25 +170,68 @@ def probed_of_split(config: RunConfig) -> dict[str, Any]:
 def write_probe(config: RunConfig, found: dict[str, Any]) -> None:
     """Write the measurements of workers with the whole model, as plain values, into a run's probe
     file. Those of split models stay in it.
+
+    Raises:
+        ConfigError: See `kept_probe`.
     """
-    _write(config, {**found, "splits": [asdict(one) for one in _kept(config).splits]})
+    splits = [asdict(one) for one in kept_probe(config).splits]
+    _write(config, {**found, **({"schema": _WITH_SPLITS, "splits": splits} if splits else {})})
 
 
 def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
     """Write the measurements of a split model into a run's probe file. All others stay in it,
     except those of the same configuration.
+
+    Raises:
+        ConfigError: See `kept_probe`.
     """
-    kept = _kept(config)
+    kept = kept_probe(config)
     others = [one for one in kept.splits if one.probed != found.probed]
-    _write(config, asdict(replace(kept, splits=(*others, found))))
+    _write(config, asdict(replace(kept, schema=_WITH_SPLITS, splits=(*others, found))))
 
 
-def _kept(config: RunConfig) -> Probe:
-    """Return what a run's probe file holds; nothing if there is none of this version."""
+def kept_probe(config: RunConfig) -> Probe:
+    """Return what a run's probe file holds; an empty probe if there is no file.
+
+    Raises:
+        ConfigError: If the file cannot be read, is no probe, or a newer bsweep wrote it.
+    """
+    path = probe_path(config)
     try:
-        return _PROBE.validate_json(read_regular(probe_path(config)))
-    except (OSError, ValueError):
+        return _read(path)
+    except FileNotFoundError:
         return Probe(PROBE_SCHEMA)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} {_reason(error)}: move or remove the file, in which the new probe has its "
+            "place beside those of other ways of splitting a model."
+        ) from None
+
+
+def _read(path: Path) -> Probe:
+    """Return the content of a probe file.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is no probe, or a newer bsweep wrote it.
+    """
+    content = read_regular(path)
+    found = json.loads(content)
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema > _WITH_SPLITS:
+        raise _NewerError(f"a newer bsweep wrote this file (probe schema {schema})")
+    return _PROBE.validate_json(content)
+
+
+class _NewerError(ValueError):
+    """A newer bsweep wrote a file."""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _NewerError):
+        return f"is no file for this version: {error}"
+    told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return f"is not a probe of this version ({told})"
 
 
 def _write(config: RunConfig, found: dict[str, Any]) -> None:
@@ -208,22 +253,20 @@ def read_probe(config: RunConfig) -> Probe:
         ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
     )
     try:
-        probe = _PROBE.validate_json(read_regular(path))
+        probe = _read(path)
     except FileNotFoundError:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, but there is no {path}: {remedy} "
             f"first{or_devices}."
         ) from None
-    except (OSError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    except _NewerError as error:
         raise ConfigError(
-            f"{path} is not a probe of this version ({reason}): {remedy} again."
+            f"{path}: {error}: update bsweep, or remove the file and {remedy}."
         ) from None
-    if probe.schema > PROBE_SCHEMA:
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: a newer bsweep wrote this file (probe schema {probe.schema}): update bsweep, "
-            f"or {remedy} again."
-        )
+            f"{path} {_reason(error)}: remove the file, and {remedy} again."
+        ) from None
     if not probe.workers:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe of workers that hold the whole "
@@ -284,7 +327,7 @@ def split_table(config: RunConfig) -> str:
     the seconds of a step and the peak memory at each local batch.
     """
     rows = [["strategy", "workers", "local batch", "s per step", "peak MiB", "largest"]]
-    for one in _kept(config).splits:
+    for one in kept_probe(config).splits:
         strategy = [
             f"{key.rpartition('.')[2]}={show(value)}"
             for key, value in one.probed.items()

@@ -31,7 +31,8 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep resume STUDY                          run the points of a study that are left
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
        bsweep stop STUDY                            make a study's sweeps save, and end
-       bsweep probe [key=value ...]                 measure each worker, for allocation=...
+       bsweep probe [key=value ...]                 measure each worker, for allocation=...,
+                                                    or steps and memory of a split model
        bsweep profile [key=value ...]               time the parts of a step, name the bottleneck
        bsweep predict STUDY --target-accuracy 0.9   find the best batch size and worker count
                                                     from some cells of a grid

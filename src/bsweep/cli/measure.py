@@ -39,7 +39,7 @@ def probe(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    config = _measured("probe", _probed, arguments)
+    config = _measured("probe", _probed, arguments, _with_place)
     if isinstance(config, int):
         return config
     is_split = _is_split(config)
@@ -50,6 +50,14 @@ def probe(arguments: Sequence[str]) -> int:
     )
     print(allocation.probe_path(config))
     return 0
+
+
+def _with_place(config: RunConfig) -> RunConfig:
+    """Return the configuration. Raise ConfigError if its probe file has something else, before the
+    minutes that a probe takes.
+    """
+    allocation.kept_probe(config)
+    return config
 
 
 def _probed(config: RunConfig, say: Callable[[str], None]) -> launch.Outcome:

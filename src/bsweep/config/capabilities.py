@@ -53,6 +53,11 @@ class Capabilities:
     in_step: bool = True
     """True if all workers make each step together, from the same parameters."""
 
+    takes_mean: bool = True
+    """True if a step takes the mean gradient of its examples, so that all such strategies need as
+    many steps to a target.
+    """
+
     takes_local_steps: bool = False
     """True if each worker may make its own number of local steps between two synchronisations."""
 

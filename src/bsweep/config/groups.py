@@ -331,12 +331,25 @@ class StrategyConfig(Card):
         """
         yield from ()
 
-    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
-        """Return by a formula what a worker of a split model sends in a pass, as the mean over
-        workers.
+    def problems_of_workers(self, num_workers: int) -> Iterator[str]:
+        """Yield an error message, with the remedy, for each reason why so many workers cannot
+        share a model as this card says.
 
         Args:
             num_workers: The number of all workers.
+
+        Yields:
+            One message for each conflict.
+        """
+        yield from ()
+
+    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
+        """Return by a formula what a worker of a split model sends in a pass, as the mean over
+        workers and over the passes of a step.
+
+        Args:
+            num_workers: The number of all workers.
+            num_passes: The passes of a step.
 
         Returns:
             The bytes as a multiple of those of the model's parameters, and for each example of the

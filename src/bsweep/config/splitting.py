@@ -68,13 +68,17 @@ class SplitConfig(StrategyConfig):
     def in_probe(self) -> StrategyConfig:
         return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
 
-    def problems(self, point: Point) -> Iterator[str]:
-        yield from super().problems(point)
-        if point.num_workers % self.replicas:
+    def problems_of_workers(self, num_workers: int) -> Iterator[str]:
+        yield from super().problems_of_workers(num_workers)
+        if num_workers % self.replicas:
             yield (
-                f"strategy.replicas={self.replicas} with num_workers={point.num_workers}: each "
+                f"strategy.replicas={self.replicas} with num_workers={num_workers}: each "
                 "replica needs the same number of workers. Use a divisor of num_workers."
             )
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        yield from self.problems_of_workers(point.num_workers)
         if self.reduce == "bf16" and point.precision == "fp64":
             yield (
                 "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
@@ -114,9 +118,9 @@ class ShardedConfig(SplitConfig):
         """
         return num_workers
 
-    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of the parameters, which are
-        gathered, and of the gradients, whose sum counts as one gathering.
+        gathered, and of the gradients, whose sum counts as one gathering. All passes do this.
         """
         gatherings = 2 if self.reshard == "forward" else 1
         width = 0.5 if self.reduce == "bf16" else 1.0
@@ -147,11 +151,12 @@ class TensorConfig(SplitConfig):
     builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
     kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
 
-    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which all
-        workers of a replica sum.
+        workers of a replica sum. Replicas sum gradients once in a step.
         """
-        return self._between_replicas(num_workers), 1 - 1 / self.num_parts(num_workers)
+        between = self._between_replicas(num_workers) / num_passes
+        return between, 1 - 1 / self.num_parts(num_workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +267,10 @@ class StagedConfig(SplitConfig):
         """
         return None
 
-    def problems(self, point: Point) -> Iterator[str]:
-        yield from super().problems(point)
-        if point.num_workers % self.replicas == 0 and self.cuts is not None:
-            yield from self._problems_of_cuts(self.cuts, self.num_parts(point.num_workers))
+    def problems_of_workers(self, num_workers: int) -> Iterator[str]:
+        yield from super().problems_of_workers(num_workers)
+        if num_workers % self.replicas == 0 and self.cuts is not None:
+            yield from self._problems_of_cuts(self.cuts, self.num_parts(num_workers))
 
     def _problems_of_cuts(self, cuts: Sequence[int], num_parts: int) -> Iterator[str]:
         if list(cuts) != sorted(set(cuts)):
@@ -342,14 +347,14 @@ class PipelineConfig(StagedConfig):
         folded = self.is_v and stage >= num_parts
         return 2 * num_parts - 1 - stage if folded else stage % num_parts
 
-    def sent_in_pass(self, num_workers: int) -> tuple[float, float]:
+    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which pass each
-        border between workers twice.
+        border between workers twice. Replicas sum gradients once in a step.
         """
         num_parts = self.num_parts(num_workers)
         # The two stages of the worker at the turn of a V are neighbours.
         borders = self.num_stages(num_workers) - 1 - self.is_v
-        return self._between_replicas(num_workers), borders / num_parts
+        return self._between_replicas(num_workers) / num_passes, borders / num_parts
 
     def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
         num_parts, number = self.num_parts(num_workers), self.microbatches
@@ -387,18 +392,24 @@ class PipelineConfig(StagedConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if point.num_workers % self.replicas == 0:
-            yield from self._problems_of_microbatches(point)
-
-    def _problems_of_microbatches(self, point: Point) -> Iterator[str]:
-        number, num_parts = self.microbatches, self.num_parts(point.num_workers)
-        given = f"strategy.microbatches={number}"
-        if uneven := sorted({batch for batch in point.local_batches if batch % number}):
+        number = self.microbatches
+        uneven = sorted({batch for batch in point.local_batches if batch % number})
+        if uneven and point.num_workers % self.replicas == 0:
             yield (
-                f"{given} does not divide the local batch {' or '.join(map(str, uneven))}: the "
-                "micro-batches of a pass have equal size. Use a divisor of each local batch, or "
-                f"local batches that are multiples of {number}."
+                f"strategy.microbatches={number} does not divide the local batch "
+                f"{' or '.join(map(str, uneven))}: the micro-batches of a pass have equal size. "
+                "Use a divisor of each local batch, or local batches that are multiples of "
+                f"{number}."
             )
+
+    def problems_of_workers(self, num_workers: int) -> Iterator[str]:
+        yield from super().problems_of_workers(num_workers)
+        if num_workers % self.replicas == 0:
+            yield from self._problems_of_schedule(self.num_parts(num_workers))
+
+    def _problems_of_schedule(self, num_parts: int) -> Iterator[str]:
+        number = self.microbatches
+        given = f"strategy.microbatches={number}"
         least = {"1f1b": num_parts, "dualpipev": 2 * num_parts}.get(self.schedule, 1)
         if number < least:
             yield (

@@ -90,6 +90,7 @@ class HorovodConfig(StrategyConfig):
             self.kind_can,
             exchanges_in_passes=self.buckets > 1,
             needs_mpi=is_adasum,
+            takes_mean=not is_adasum,
             why_no_noise=no_sum if is_adasum else "",
         )
 
@@ -191,6 +192,7 @@ class DDPConfig(StrategyConfig):
         return replace(
             self.kind_can,
             replicates=not is_powersgd,
+            takes_mean=not is_powersgd,
             why_no_fp16=no_fp16 if is_powersgd else "",
             why_no_noise=no_noise if self.hook != "none" else "",
             why_no_cpu=no_cpu if self.hook == "bf16" else "",

@@ -46,6 +46,7 @@ PARTS = {
         "of gradients, without the part that overlaps with computing",
         "exchange",
     ),
+    "bubble": ("#BBCC33", "in which a pipeline leaves workers idle", "bubble"),
     "waiting": (TIMES["waiting"], "for slower workers", "waiting"),
 }
 

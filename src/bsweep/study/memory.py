@@ -141,8 +141,9 @@ def _why_not(config: RunConfig) -> str:
 
 
 def _key(config: RunConfig) -> tuple[object, ...]:
-    is_cut = config.strategy.can.cuts_model
-    return config.model, _passes(config), *((config.strategy, config.num_workers) * is_cut)
+    if config.strategy.can.cuts_model:
+        return config.model, _passes(config), config.strategy, config.num_workers
+    return config.model, _passes(config)
 
 
 def _passes(config: RunConfig) -> _Passes:

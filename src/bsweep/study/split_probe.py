@@ -35,8 +35,9 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         say: Called with a line for each local batch.
 
     Returns:
-        How the probe ended: `completed` if some batch fits.
+        How the probe ended: `completed` if some batch fits, and no run failed.
     """
+    failed = None
     found: dict[int, SplitBatch | None] = {}  # None is out of memory
     batch, stopped_by = config.examples_per_pass, ""
     while batch:
@@ -46,7 +47,9 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         if isinstance(tried, str):
             status, _, message = tried.partition(": ")
             if status != "out_of_memory":
-                return Outcome(cast("Status", status), message)
+                failed = Outcome(cast("Status", status), f"local batch {batch}: {message}")
+                stopped_by = "failed"
+                break
             found[batch] = None
             say(f"local batch {batch}: out of memory ({message.partition(chr(10))[0]})")
         else:
@@ -54,6 +57,8 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
             say(f"local batch {batch}: {tried.step_seconds:.3g} s per step")
         batch, stopped_by = _next(config, found)
     batches = tuple(one for _, one in sorted(found.items()) if one)
+    if not batches and failed:
+        return failed
     if not batches:
         least = config.strategy.num_microbatches
         return Outcome(
@@ -65,7 +70,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     allocation.write_split_probe(
         config, ProbedSplit(allocation.probed_of_split(config), batches, largest, stopped_by)
     )
-    return Outcome("completed")
+    return failed or Outcome("completed")
 
 
 def _next(config: RunConfig, found: Mapping[int, SplitBatch | None]) -> tuple[int, str]:
@@ -95,6 +100,6 @@ def _next(config: RunConfig, found: Mapping[int, SplitBatch | None]) -> tuple[in
     # Without a limit, a batch that does not fit would end other processes of the machine, too.
     is_bounded = gpus.num_gpus(config.device) or config.launch.memory_limit_mb
     share = available_bytes() / config.num_workers
-    if not is_bounded and 2 * (largest.peak_bytes or 0) > share:
+    if not is_bounded and (largest.peak_bytes is None or 2 * largest.peak_bytes > share):
         return 0, "memory"
     return 2 * batch, ""

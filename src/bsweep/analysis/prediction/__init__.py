@@ -9,6 +9,7 @@ prediction interval, measured or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from bsweep.analysis.prediction.selection import (
     rate_rule,
 )
 from bsweep.analysis.prediction.step_time import Timing
-from bsweep.analysis.prediction.ways import timings_of_probe
+from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
 from bsweep.core.sentences import said
 
@@ -90,15 +91,17 @@ def predict(
         study if isinstance(study, Study) else load(study, mix=True)
     )  # `where` may select among the mixed runs
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
-    timings = timings_of_probe(probe, seen.ways) if probe else ()
-    return predict_from(
+    told = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
+    seen = replace(seen, ways=told.ways)
+    found = predict_from(
         seen,
-        fit(seen, timings),
+        fit(seen, told.timings),
         wanted,
         _grid(seen, batches, workers),
         price_per_worker_hour,
-        timings,
+        told.timings,
     )
+    return replace(found, warnings=(*told.left_out, *found.warnings))
 
 
 def predict_from(

@@ -7,8 +7,10 @@ posterior and a row in a table, whether it was measured or not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +22,9 @@ from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
+from bsweep.analysis.prediction.ways import Way
 
-PARTS = ("fixed", "computing", "large_batch", "exchange", "waiting")
+PARTS = ("fixed", "computing", "large_batch", "bubble", "exchange", "waiting")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +44,9 @@ class Forecast:
     log_step_seconds: Array
 
 
-Key = tuple[int, int, int] | tuple[int, int, int, str]
-"""A cell in the order of `CELL`: global batch, workers, passes; and the way of sharing the model,
-if the runs have several.
+Key = tuple[int, int, int, str]
+"""A cell in the order of `CELL`: global batch, workers, passes; and the name of the way of sharing
+the model, which is empty if the runs have one.
 """
 
 
@@ -78,7 +81,7 @@ def grid(seen: Observed, batches: Sequence[int], workers: Sequence[int] | None =
         own = seen.runs.loc[seen.runs["way"] == name, "num_workers"]
         counts = sorted({int(count) for count in own}) if workers is None else workers
         cells = [(b, count, passes) for count in counts for b in batches if b <= most]
-        found += [(*cell, name) if name else cell for cell in cells if way.divides(*cell)]
+        found += [(*cell, name) for cell in cells if way.divides(*cell)]
     return found
 
 
@@ -104,9 +107,9 @@ def forecast(
     - `joules`: the energy of training steps, see `power`. NaN if no run recorded `energy_joules`.
     - One column for each of `PARTS`, such as `fixed_seconds`: the part of `seconds` that it takes.
       The parts are the fixed cost of passes, computing on as many examples as the smallest batches
-      need, computing on the further ones that a larger batch needs, exchange, and waiting for
-      slower workers. If no run on several workers recorded waiting, that part is NaN and is
-      contained in the exchange.
+      need, computing on the further ones that a larger batch needs, the bubble of a pipeline,
+      exchange, and waiting for slower workers. If no run on several workers recorded waiting,
+      that part is NaN and is contained in the exchange.
     - `num_runs` and `num_reached`: the numbers of the cell's runs, and of those that reached the
       target. `is_only_bounded`: True if some did, all of them at their first evaluation.
       `measured_seconds`: the exponential of `measured_log`.
@@ -119,8 +122,8 @@ def forecast(
     - `problem`: why the cell cannot be trained, or empty.
     """
     by_way: dict[str, list[tuple[int, int, int]]] = {}
-    for cell in of:
-        by_way.setdefault("" if len(cell) == 3 else cell[3], []).append(cell[:3])
+    for batch, workers, passes, name in of:
+        by_way.setdefault(name, []).append((batch, workers, passes))
     every = [
         _of_way(seen, name, steps, step_time, cells, price_per_worker_hour)
         for name, cells in by_way.items()
@@ -161,7 +164,7 @@ def _of_way(
     batches = whole.runs["global_batch"].tolist()
     table["beyond"] = _beyond(table, keys, batches, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
-    table["problem"] = _problems(seen.runs, table)
+    table["problem"] = _problems(seen.runs, table, way)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 
 
@@ -201,7 +204,7 @@ def _parts(
     share = float((waiting / exposed.where(exposed > 0)).clip(0, 1).mean())
     rows = []
     for key in keys:
-        fixed, computing, exchange = step_time.shares(key)
+        fixed, computing, bubble, exchange = step_time.shares(key)
         batch = key.local_batch * key.num_workers * key.passes
         excess = batch / (batch + steps.critical_batch)  # the share of B S(B) examples beyond E_min
         held_up = float(exchange.mean())
@@ -210,7 +213,8 @@ def _parts(
             float(np.mean(computing * (1 - excess))),
             float(np.mean(computing * excess)),
         )
-        rows.append((float(fixed.mean()), useful, further, held_up - np.nan_to_num(waits), waits))
+        parts = float(fixed.mean()), useful, further, float(bubble.mean())
+        rows.append((*parts, held_up - np.nan_to_num(waits), waits))
     return pd.DataFrame(rows, columns=[f"{name}_seconds" for name in PARTS])
 
 
@@ -292,14 +296,25 @@ def _beyond(
     return found
 
 
-def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:
     """Return for each cell of a grid why it cannot be trained, `out of memory` or `diverged`, or an
     empty text.
 
     Either a local batch of this size or a smaller one ran out of memory, or all runs of the cell
-    diverged before they reached the target.
+    diverged before they reached the target. Of a split model, more workers take less memory: only
+    the batches of as many workers or more tell.
     """
-    too_large = runs.loc[runs["status"] == "out_of_memory", "local_batch"].min()
+    failed = runs[runs["status"] == "out_of_memory"]
+
+    def is_too_large(row: dict[str, Any]) -> bool:
+        workers, batch = row["num_workers"], row["local_batch"]
+        own = failed[failed["num_workers"] >= workers] if way.card else failed
+        largest = [most for count, most in way.largest.items() if count >= workers]
+        has_fit = row["num_reached"] > 0
+        return bool((own["local_batch"] <= batch).any()) or (
+            batch > min(largest, default=math.inf) and not has_fit
+        )
+
     lost = (
         runs.assign(is_lost=(runs["status"] == "diverged") & ~runs["reached"].eq(True))
         .groupby(CELL)["is_lost"]
@@ -307,7 +322,7 @@ def _problems(runs: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     )
     diverged = set(lost.index[lost])
     return [
-        "out of memory" if row["local_batch"] >= too_large
+        "out of memory" if is_too_large(row)
         else "diverged" if (row["global_batch"], row["num_workers"], row["passes"]) in diverged
         else ""
         for row in table.to_dict("records")

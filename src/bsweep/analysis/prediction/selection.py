@@ -20,7 +20,13 @@ from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import number, setting_text
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Timing
-from bsweep.analysis.prediction.ways import WHOLE, Way, differ_in_ways_alone, ways_of
+from bsweep.analysis.prediction.ways import (
+    WHOLE,
+    Way,
+    capabilities_of,
+    differ_in_ways_alone,
+    ways_of,
+)
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
@@ -38,7 +44,6 @@ _MOST_CHOICES = 8  # parts of a study that a message names
 _SCATTER, _REPETITIONS = 0.08, 4000  # of log steps between runs; of a choice of the best rate
 _WANTED_EVALUATIONS = 10  # of a run before its target
 _ONE_NODE = "1 node"  # the placement of workers on one host, see `derived.placement`
-_UNSYNCHRONISED = ("asynchronous", "stale_synchronous")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,8 +269,8 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
     A prediction refuses such runs.
     """
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
-    consistency = runs.get("strategy.consistency", pd.Series(None, index=runs.index, dtype=object))
-    return sorted(set(runs.loc[in_rounds | consistency.isin(_UNSYNCHRONISED), "strategy"]))
+    is_apart = pd.Series([not can.in_step for can in capabilities_of(runs)], runs.index, dtype=bool)
+    return sorted(set(runs.loc[in_rounds | is_apart, "strategy"]))
 
 
 def _refuse_unsynchronised(study: Study, runs: pd.DataFrame) -> None:

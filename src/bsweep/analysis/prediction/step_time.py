@@ -18,7 +18,7 @@ the time, the bubble. Each computes as many examples as if the model was not spl
     T_sync = a_s + b_s (the bytes that a worker sends in a pass, by a formula)
 
 f is 1; in a pipeline it is the micro-batches over the workers of a replica. u is the measured
-bubble, or that of the textbook where none was measured. If runs have several strategies, each
+bubble, or that of the textbook where none was measured (0 for schedules without a formula). If runs have several strategies, each
 further one has a factor on T_grad, an a_s and a b_s of its own.
 
 Errors are multiplicative. A parameter that the data do not determine keeps its prior. So an
@@ -42,7 +42,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -168,18 +168,21 @@ class StepTimeFit:
             model + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
         )
 
-    def shares(self, cell: Cell) -> tuple[Array, Array, Array]:
-        """Return the shares of fixed cost, computing and exchange in the predicted time of a step,
-        each with one value for each posterior draw.
+    def shares(self, cell: Cell) -> tuple[Array, Array, Array, Array]:
+        """Return the shares of fixed cost, computing, bubble and exchange in the predicted time of
+        a step, each with one value for each posterior draw.
 
         The fixed cost is that of the step's passes. Computing is the part of the passes that grows
-        with the batch, and the exchange is the rest of the step.
+        with the batch. The bubble is the time in which the passes leave workers of a pipeline idle,
+        and the exchange is the rest of the step.
         """
         whole, place = self._seconds(cell), self.strategies.index(cell.form.strategy)
         factor = self.further[place - 1].compute_factor if place else 1.0
         fixed = cell.passes * cell.form.fixed * factor * self.pass_seconds / whole
         computing = cell.passes * factor * self.example_seconds * cell.local_batch / whole
-        return fixed, computing, np.asarray(np.maximum(0, 1 - fixed - computing))
+        bubble = (fixed + computing) * (1 / cell.form.busy - 1)
+        exchange = np.maximum(0, 1 - fixed - computing - bubble)
+        return fixed, computing, np.asarray(bubble), np.asarray(exchange)
 
     def _seconds(self, cell: Cell) -> Array:
         coefficients = (
@@ -338,7 +341,7 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
     told = read_probe(path)
     if told.splits and not told.workers:
         return ()
-    workers, passes = len(told.workers), told.probed.accumulation_steps
+    workers, passes = len(told.workers), counts(told.probed)[1]
     of_workers = [
         {one.local_batch: one.step_seconds for one in worker.batches} for worker in told.workers
     ]
@@ -369,6 +372,8 @@ def read_probe(path: str | Path) -> Probe:
     """
     try:
         found: Probe = _PROBE.validate_json(read_regular(Path(path)))
+        if not found.workers and not found.splits:
+            raise ValueError("it has no measurements")
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ValueError(f"{path} is not a probe ({reason}). Run `bsweep probe` first.") from None
@@ -387,14 +392,14 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class _Probed:
-    accumulation_steps: Count = 1
-
-
-@dataclass(frozen=True)
 class _Split:
     probed: dict[str, Any]
     batches: tuple[_Batch, ...]
+    largest_batch: Count
+    stopped_by: str
+
+    def __post_init__(self) -> None:
+        counts(self.probed)
 
 
 @dataclass(frozen=True)
@@ -402,12 +407,22 @@ class Probe:
     """What a prediction needs of a file of `bsweep probe`."""
 
     workers: tuple[_Worker, ...] = ()
-    probed: _Probed = _Probed()
+    probed: dict[str, Any] = field(default_factory=dict)
     exchange_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 0.0
     splits: tuple[_Split, ...] = ()
 
+    def __post_init__(self) -> None:
+        counts(self.probed)
+
+
+def counts(probed: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the workers and the passes of a step for which a probe holds."""
+    workers, passes = (probed.get(key, 1) for key in ("num_workers", "accumulation_steps"))
+    return _COUNT.validate_python(workers), _COUNT.validate_python(passes)
+
 
 _PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
 
 def _seconds(
