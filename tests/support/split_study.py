@@ -21,12 +21,12 @@ WAYS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("sharded", {**SPLIT, "reshard": "forward", "wrap": "blocks"}),
     ("tensor", SPLIT),
     ("tensor", {**SPLIT, "replicas": 2}),
-    ("pipedream", {**SPLIT, "vertical_sync": False, "cuts": None}),
     *(
         ("pipeline", {**SPLIT, "schedule": schedule, "microbatches": number, "cuts": None})
         for schedule in ("gpipe", "interleaved_zero_bubble")
         for number in (4, 8)
     ),
+    ("pipedream", {**SPLIT, "vertical_sync": False, "cuts": None}),
 )
 
 
