@@ -108,7 +108,7 @@ RUNS = (
         said="base learning rate: {value}",
     ),
     Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),
-    Column("accumulation_steps", "any", role="setting"),
+    Column("accumulation_steps", "any", role="setting", source="accumulation_steps"),
     Column("device", "text", role="context", source="start", said="{value}"),
     Column("hardware", "text", role="context", source="meta", said="{value}"),
     Column("torch", "any", role="context", source="meta", said="torch {value}", is_always=False),

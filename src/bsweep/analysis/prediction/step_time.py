@@ -18,8 +18,8 @@ the time, the bubble. Each computes as many examples as if the model was not spl
     T_sync = a_s + b_s (the bytes that a worker sends in a pass, by a formula)
 
 f is 1; in a pipeline it is the micro-batches over the workers of a replica. u is the measured
-bubble, or that of the textbook where none was measured (0 for schedules without a formula). If runs have several strategies, each
-further one has a factor on T_grad, an a_s and a b_s of its own.
+bubble, or that of the textbook where none was measured (0 for schedules without a formula). If runs
+have several strategies, each further one has a factor on T_grad, an a_s and a b_s of its own.
 
 Errors are multiplicative. A parameter that the data do not determine keeps its prior. So an
 exchange measured on two workers tells little of eight, and the wide interval shows it. Priors are
