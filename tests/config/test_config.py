@@ -357,6 +357,18 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*DILOCO, "allocation.local_steps=[1,0]"), ["allocation.local_steps.1=0"]),
         ((*DILOCO, "allocation.local_steps=[1,2,3]"), ["3 numbers", "num_workers=2"]),
         ((*PIPELINE, "strategy.microbatches=3"), ["microbatches=3", "the local batch 8"]),
+        *(
+            (
+                (
+                    *PIPELINE,
+                    "model=resnet18",
+                    "strategy.microbatches=1",
+                    f"strategy.schedule={name}",
+                ),
+                [f"schedule={name}: this schedule needs as many", "Use strategy.microbatches=2 or"],
+            )
+            for name in ("zbv", "interleaved_1f1b", "interleaved_zero_bubble")
+        ),
         (
             (*PIPELINE, "num_workers=4", "strategy.microbatches=2"),
             ["microbatches=2", "schedule=1f1b", "Use strategy.microbatches=4"],

@@ -410,12 +410,14 @@ class PipelineConfig(StagedConfig):
     def _problems_of_schedule(self, num_parts: int) -> Iterator[str]:
         number = self.microbatches
         given = f"strategy.microbatches={number}"
-        least = {"1f1b": num_parts, "dualpipev": 2 * num_parts}.get(self.schedule, 1)
+        # With fewer, torch raises an error, or its workers wait for one another for ever.
+        least = {"gpipe": 1, "dualpipev": 2 * num_parts}.get(self.schedule, num_parts)
         if number < least:
+            each = "twice as many" if least > num_parts else "as many"
             yield (
-                f"{given} with strategy.schedule={self.schedule}: this schedule needs as many "
-                f"micro-batches as stages. Use strategy.microbatches={least} or more, or "
-                "strategy.schedule=gpipe."
+                f"{given} with strategy.schedule={self.schedule}: this schedule needs {each} "
+                f"micro-batches as a replica has workers. Use strategy.microbatches={least} or "
+                "more, or strategy.schedule=gpipe."
             )
         rounds = max(1, number // num_parts)
         if self.is_interleaved and number % rounds:
