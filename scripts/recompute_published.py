@@ -34,6 +34,7 @@ LEFT_OUT = (
     "geo_distributed: changes, tokens a second, losses after 62 s, speeds and arithmetic",
     "numbers in sentences, except those of BatchNorm",
     "accuracies after 24 steps, memory and overheads",
+    "model_parallel (scripts/model_parallel.py prints it from the records)",
     "results/bench, the log, and outputs that the docs show",
 )
 
