@@ -81,6 +81,7 @@ PARTS = (
     "large_batch_seconds",
     "exchange_seconds",
     "waiting_seconds",
+    "bubble_seconds",
 )
 
 

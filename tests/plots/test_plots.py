@@ -47,6 +47,15 @@ BY_PANEL = ("loss_by_epoch", "accuracy_by_epoch", "accuracy_by_time")
 """Figures in which each of more than eight lines has a panel of its own."""
 
 
+OF_SPLITS = {
+    "time_by_split",
+    "memory_and_time",
+    "memory_by_worker",
+    "bubble_by_microbatches",
+    "pipeline_timeline",
+}
+
+
 def lines(axes: Axes) -> Mapping[str, tuple[list[float], list[float]]]:
     """The lines of a panel with two points or more, by colour and marker."""
     return {
@@ -382,6 +391,7 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
         "published_idle",
         "rate_by_batch",
         "batch_by_epoch",
+        *OF_SPLITS,
     }
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
     of_courses = {"accuracy_by_time", "loss_by_epoch", "accuracy_by_epoch"}  # of three epochs
