@@ -187,7 +187,7 @@ def test_strategies_of_the_same_name_with_other_settings_are_refused(tmp_path: P
         bsweep.predict(tmp_path / "s", TARGET)
 
 
-def pair_of(folder: Path, *settings: dict[str, dict[str, object]]) -> Path:
+def pair_of(folder: Path, *settings: dict[str, Any]) -> Path:
     """A study with two batches of each of several settings."""
     for one in settings:
         for batch in (64, 256):
@@ -196,9 +196,9 @@ def pair_of(folder: Path, *settings: dict[str, dict[str, object]]) -> Path:
 
 
 def test_codecs_with_other_settings_are_refused(tmp_path: Path) -> None:
-    dense, sparse = ({"compression": {"name": "topk", "density": part}} for part in (0.1, 0.01))
-    horovod = {"strategy": {"name": "horovod"}}
-    allreduce = {"strategy": {"name": "allreduce"}}
+    dense: dict[str, Any] = {"compression": {"name": "topk", "density": 0.1}}
+    sparse: dict[str, Any] = {"compression": {"name": "topk", "density": 0.01}}
+    horovod, allreduce = ({"strategy": {"name": name}} for name in ("horovod", "allreduce"))
     alone = pair_of(tmp_path / "alone", horovod | dense, horovod | sparse)
     both = pair_of(tmp_path / "both", horovod | dense, allreduce | sparse)
     for study in (alone, both):
@@ -371,8 +371,8 @@ LLAMA = (
 def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path) -> None:
     """A step of one pass sends P + E bytes, of two passes P + 2 E or, sharded, 2 P."""
     (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
-    words = ("num_workers=4", "local_batch=8", "accumulation_steps=1,2", "strategy.replicas=2")
-    words += (f"strategy={strategy}", "epochs=1", "data.subset=64")
+    words = [*("num_workers=4", "local_batch=8", "accumulation_steps=1,2"), "strategy.replicas=2"]
+    words += [f"strategy={strategy}", "epochs=1", "data.subset=64"]
     ran = command("run", *LLAMA, *words, cwd=tmp_path, timeout=900)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     study = bsweep.load(tmp_path / "results/s")

@@ -125,7 +125,7 @@ def timelines(study: Study) -> dict[str, dict[str, list[Any]]]:
     whole = {*study.runs.loc[study.runs["strategy"] == "pipedream", "run_id"]}
     return {
         str(run_id): {
-            "batch_number" if name == "microbatch" and run_id in whole else name: [*values]
+            "batch_number" if name == "microbatch" and run_id in whole else str(name): [*values]
             for name, values in known[run_id][columns].items()
         }
         for run_id in [run_id for run_id in by_seed if run_id in known][:_MAX_TIMELINES]

@@ -8,7 +8,7 @@ posterior and a row in a table, whether it was measured or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,7 +306,7 @@ def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:
     """
     failed = runs[runs["status"] == "out_of_memory"]
 
-    def is_too_large(row: dict[str, Any]) -> bool:
+    def is_too_large(row: Mapping[Any, Any]) -> bool:
         workers, batch = row["num_workers"], row["local_batch"]
         own = failed[failed["num_workers"] >= workers] if way.card else failed
         largest = [most for count, most in way.largest.items() if count >= workers]

@@ -169,7 +169,9 @@ def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Pro
     Raises:
         ValueError: If the file is no probe, or no batch was probed on all workers.
     """
-    told, found, kept, left_out = read_probe(path), [], dict(ways), []
+    told, kept = read_probe(path), dict(ways)
+    found: list[Timing] = []
+    left_out: list[str] = []
     if told.workers and (differs := _unlike(told.probed, runs)):
         left_out.append(_said_left_out(path, "workers with the whole model", differs))
     else:
@@ -298,7 +300,7 @@ def card_of(settings: Mapping[str, Any]) -> StrategyConfig | None:
     return _card(kind, settings) if kind and kind.kind_can.splits_model else None
 
 
-def _card(kind: type[StrategyConfig], settings: Mapping[str, Any]) -> StrategyConfig | None:
+def _card(kind: type[StrategyConfig], settings: Mapping[Any, Any]) -> StrategyConfig | None:
     """Return a strategy's card from its settings by dotted key; None if they are not complete and
     valid.
 
