@@ -532,12 +532,16 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
     assert calls.exists() == installs
     if installs and apt_get != "exit 100":
         assert calls.read_text() == "update\ninstall -y --no-install-recommends pkg\n"
-        assert tested.stderr.endswith("\n1 failed\n")
+        not_tested = ""
     else:
-        assert tested.stderr.endswith(
-            "1 failed\nNot tested: runs over several hosts (tests/launch/test_hosts.py). hosts.sh "
-            "needs programs Debian: apt-get install pkg\n"
+        not_tested = (
+            "Not tested: runs over several hosts (tests/launch/test_hosts.py). hosts.sh "
+            "needs programs Debian: apt-get install pkg "
         )
+    assert tested.stderr.endswith(
+        f"1 failed\n{not_tested}Not tested: runs with strategy=deepspeed "
+        "(tests/strategies/test_deepspeed.py). They need: pip install 'bsweep[deepspeed]'.\n"
+    )
 
 
 def test_the_scripts_may_be_run() -> None:
