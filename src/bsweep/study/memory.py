@@ -223,10 +223,10 @@ def _memory(config: RunConfig, local_batch: int, batches: set[int]) -> Memory:
     """Return the estimated memory of the fullest worker of those with this local batch."""
     passes, strategy = _passes(config), config.strategy
     element_bytes = 8 if passes.numerics.precision == "fp64" else 4
-    # This comes before passes are counted, for which torch imports what no worker needs.
-    process = 0 if gpus.num_gpus(config.device) else _process_bytes()
     model, info, workers = config.model, passes.info, config.num_workers
     blocks = [element_bytes * size for size in _sizes_of_blocks(model, info)]
+    # This comes before passes are counted, for which torch imports what no worker needs.
+    process = 0 if gpus.num_gpus(config.device) else _process_bytes()
     of_workers = _stages(model, info, strategy, workers) if strategy.can.cuts_model else ((),)
     found = []
     for stages in of_workers:
