@@ -38,7 +38,7 @@ for what in hosts slurm page; do # slurm.sh looks for programs of its own when h
     if [[ $lacks ]]; then skipped+="Not tested: $(tests_of $what). $lacks "; fi
 done
 .venv/bin/python -c 'import importlib.util as i, sys; sys.exit(i.find_spec("deepspeed") is None)' ||
-    skipped+="Not tested: runs with strategy=deepspeed (tests/strategies/test_deepspeed.py). They need: pip install 'bsweep[deepspeed]'. "
+    skipped+="Not tested: runs with strategy=deepspeed (tests/strategies/test_deepspeed.py). They need the extra deepspeed of bsweep. "
 if [[ $skipped ]]; then trap 'echo $skipped >&2' EXIT; fi
 
 python -m compileall -q src # at once, and not by each process of pytest

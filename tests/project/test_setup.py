@@ -540,7 +540,7 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
         )
     assert tested.stderr.endswith(
         f"1 failed\n{not_tested}Not tested: runs with strategy=deepspeed "
-        "(tests/strategies/test_deepspeed.py). They need: pip install 'bsweep[deepspeed]'.\n"
+        "(tests/strategies/test_deepspeed.py). They need the extra deepspeed of bsweep.\n"
     )
 
 

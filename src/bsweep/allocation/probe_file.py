@@ -267,7 +267,7 @@ def read_probe(config: RunConfig) -> Probe:
         raise ConfigError(
             f"{path} {_reason(error)}: remove the file, and {remedy} again."
         ) from None
-    if not probe.workers:
+    if probe.splits and not probe.workers:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe of workers that hold the whole "
             f"model, but {path} has only split models: {remedy} first{or_devices}."
