@@ -659,6 +659,6 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["together_worker"]:
         together.be_worker(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["split_worker"]:
-        split.be_worker(sys.argv[2], Path(sys.argv[3]))
+        split.be_worker(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.exit(main(parsed()))

@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_REFERENCES = ("plain", "plain without TF32", "DDP", "torch.distributed", "Horovod's wrapper")
+_REFERENCES = (
+    *("plain", "plain without TF32", "by hand"),
+    *("DDP", "torch.distributed", "Horovod's wrapper"),
+)
 """Programs without bsweep's code: where a case has one, times are compared as multiples of its, on
 any machine.
 """

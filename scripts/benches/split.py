@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,9 @@ from bsweep.models.llama import Llama, rotary_table
 from bsweep.runlog.files import RunPaths
 from bsweep.train import step, worker
 from bsweep.train.job import Job
-from tests.support.running import compose, write_text
+from tests.support.running import compose, tool, write_text
 
-GLOBAL_BATCH, ROUNDS, MICROBATCHES, NUM_BLOCKS = 8, 9, 4, 4
+GLOBAL_BATCH, MICROBATCHES, NUM_BLOCKS = 8, 4, 4
 TARGET = 1 / 1.05  # of the hand-written program's speed
 LLAMA = (
     *("data=text", "data.sequence_length=128", "model=llama_tiny", "model.hidden_size=256"),
@@ -41,15 +40,15 @@ OF_STRATEGY = {
 }
 
 
-def split() -> dict[str, Any]:
+def split(rounds: int = 9) -> dict[str, Any]:
     """By strategy, seconds of a step of two workers, of the first one's clock."""
     found = {}
     for strategy in OF_STRATEGY:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "book.txt", 200_000)
             bench = str(Path(__file__).parents[1] / "bench.py")
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            how = ["--nproc-per-node", "2", bench, "split_worker", strategy, folder]
+            torchrun = [tool("torchrun"), "--standalone"]
+            how = ["--nproc-per-node", "2", bench, "split_worker", strategy, folder, str(rounds)]
             subprocess.run([*torchrun, *how], check=True)
             seconds: Seconds = json.loads((Path(folder) / "found.json").read_text())
         print(f"{strategy}, 2 workers, a Llama of 3.3 M parameters, global batch {GLOBAL_BATCH}: ")
@@ -58,7 +57,7 @@ def split() -> dict[str, Any]:
     return found
 
 
-def be_worker(strategy: str, folder: Path) -> None:
+def be_worker(strategy: str, folder: Path, rounds: int) -> None:
     """One of the two processes."""
     torch.set_num_threads(1)
     place = Place.from_environment()
@@ -66,7 +65,7 @@ def be_worker(strategy: str, folder: Path) -> None:
     job = worker.set_up(config, RunPaths(folder / "run"), place)
     shared = GLOBAL_BATCH // config.strategy.data_parallel_size(place.num_workers)
     programs = {"by hand": BY_HAND[strategy](job, place), "bsweep": of_job(job, shared)}
-    seconds = alternating(programs, ROUNDS, calls=4, before=dist.barrier)
+    seconds = alternating(programs, rounds, calls=4, before=dist.barrier)
     if place.rank == 0:
         (folder / "found.json").write_text(json.dumps(seconds))
     dist.barrier()

@@ -21,7 +21,7 @@ from tests.support.running import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench
-from benches import against, alone, common, together
+from benches import against, alone, common, split, together
 
 THEN = {
     "cpu": "one",
@@ -225,7 +225,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def forked(name: str) -> str:
         return str(getattr(running.forks(), name))
 
-    of_strategy = bench.one_epoch
+    of_strategy, own_tools = bench.one_epoch, Path(sys.executable).parent
+    monkeypatch.setattr(split, "tool", lambda name: str(own_tools / name))
     python = tmp_path / "python"
     python.write_text(AS_SCRIPT.format(python=forked("python"), scripts=ROOT / "scripts"))
     python.chmod(0o755)
@@ -247,6 +248,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("parts", (TINY_GRID,)),
         ("together", (TINY_GRID,)),
         ("noise", (TINY_GRID,)),
+        ("split", (2,)),
         ("step", MODEL),
         ("exchange", ("model=tiny_cnn", *SHAPE)),
         ("strategies", (1,)),
