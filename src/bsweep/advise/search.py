@@ -369,7 +369,7 @@ class Search:
 
     def _next(self, prediction: Prediction | None) -> Next:
         seen = self.observed()
-        grid = self.grid
+        grid = self.grid  # after `observed`, which sets its way
         offers = with_rates(self._offers(grid), self.rates, seen)
         step_time = (
             prediction.fitted.step_time

@@ -365,7 +365,7 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
 
 
 def read_probe(path: str | Path) -> Probe:
-    """Return what a prediction needs of a file of `bsweep probe`.
+    """Return the measurements in a file of `bsweep probe` that a prediction needs.
 
     Raises:
         ValueError: If the file is no probe.
@@ -404,7 +404,7 @@ class _Split:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a prediction needs of a file of `bsweep probe`."""
+    """The measurements in a file of `bsweep probe` that a prediction needs."""
 
     workers: tuple[_Worker, ...] = ()
     probed: dict[str, Any] = field(default_factory=dict)

@@ -146,7 +146,7 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
 
 
 class Probed(NamedTuple):
-    """What a file of `bsweep probe` tells of the ways of a study.
+    """The measurements in a file of `bsweep probe` of the ways of a study.
 
     `ways` have the largest batches of the probe. `left_out` says in words what belongs to none of
     them.
