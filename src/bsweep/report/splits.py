@@ -1,4 +1,4 @@
-"""What the page shows of a study of models split over workers: the tables of the figures of
+"""The tables that the page shows of a study of models split over workers: those of the figures of
 `bsweep.plots.splitting`, cell by cell.
 """
 
