@@ -222,8 +222,8 @@ class StageTimeline:
     `kinds` has a letter for each pass, in the order in which the worker computed them: F for a
     forward pass, B for a backward pass, and W for the part of a backward pass that only the
     weights need, where the schedule computes it on its own. For `pipedream`, `microbatches` has
-    the numbers of batches. `travelled_seconds` is the last part of
-    the wait before a pass, in which its message travelled; see `StageLoad`.
+    the numbers of batches. `travelled_seconds` is the last part of the wait before a pass, in which
+    its message travelled; see `StageLoad`.
 
     Times are in seconds since the first worker of the replica began the step. They are rounded to
     microseconds. `clock_error_seconds` is the most by which this worker's clock may be off: 0 if it
