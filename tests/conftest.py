@@ -26,6 +26,7 @@ from tests.support.running import HOSTS, Forks
 __all__ = ["browser"]  # a fixture, of which a process can have one
 
 _LONGEST = (
+    "interactive",
     "slurm",
     "resume",
     "worker_loss",
@@ -37,6 +38,8 @@ _LONGEST = (
     "checkpoint",
     "plots",
     "experiments",
+    "memory",
+    "watch",
     "recommend",
     "parallel",
     "report",

@@ -502,6 +502,7 @@ def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> No
     assert offered()[16] == {0.01}
 
 
+@pytest.mark.nightly
 def test_a_search_over_learning_rates_names_the_one_to_use(tmp_path: Path) -> None:
     rates = ("optimizer.lr=0.0005,0.05", "optimizer.lr_rule=sqrt", "epochs=20")
     others = [text for text in TINY if not text.startswith(("optimizer.lr", "epochs"))]

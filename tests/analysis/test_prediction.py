@@ -153,7 +153,7 @@ def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Ge
         yield seed, truth, 0.05 * 2 ** rng.standard_normal(), 0.05 * 2 ** rng.standard_normal(), rng
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> None:
     """Many studies of four batch sizes by three seeds, in half of which the budget of examples ends
     before some do.

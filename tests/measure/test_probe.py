@@ -46,7 +46,7 @@ UNEVEN = (
     *LARGE,
     "precision=fp32",
     "strategy=diloco",
-    "launch.slowdown=[1,3]",
+    "launch.slowdown=[1,5]",
     "launch.memory_limit_mb=[400,24]",
 )
 

@@ -145,7 +145,17 @@ def test_a_figure_is_drawn_once_for_its_layout_and_once_for_each_file(
     assert len(font["glyf"].glyphs) > 30
 
 
-@pytest.mark.parametrize("style", plots.STYLES)
+@pytest.mark.parametrize(
+    "style",
+    [
+        "neurips",
+        *(
+            pytest.param(style, marks=pytest.mark.nightly)
+            for style in plots.STYLES
+            if style != "neurips"
+        ),
+    ],
+)
 def test_a_figure_for_a_paper_has_its_width_and_embedded_fonts(
     style: str, grid: analysis.Study, tmp_path: Path
 ) -> None:

@@ -248,7 +248,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("parts", (TINY_GRID,)),
         ("together", (TINY_GRID,)),
         ("noise", (TINY_GRID,)),
-        ("split", (2,)),
+        pytest.param("split", (2,), marks=pytest.mark.nightly),
         ("step", MODEL),
         ("exchange", ("model=tiny_cnn", *SHAPE)),
         ("strategies", (1,)),
@@ -290,7 +290,7 @@ def test_all_benches_have_a_cheap_case_and_a_grid_is_chosen_by_words() -> None:
         for m in test_each_bench_runs_and_what_takes_twice_as_long_is_named.pytestmark
         if m.name == "parametrize"
     )
-    assert [name for name, _ in mark.args[1]] == [*bench.NAMES]
+    assert [getattr(case, "values", case)[0] for case in mark.args[1]] == [*bench.NAMES]
     assert [case.name for case in bench.models_of("vgg16,resnet18_cifar")] == [
         "resnet18 cifar",
         "vgg16",

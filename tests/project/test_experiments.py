@@ -62,6 +62,7 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
         assert page.exists()
 
 
+@pytest.mark.nightly
 def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> None:
     """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to
     start.

@@ -96,7 +96,7 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
     assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
 
 
-@pytest.mark.parametrize("more_bytes", [0, 3_000_000])
+@pytest.mark.parametrize("more_bytes", [0, pytest.param(3_000_000, marks=pytest.mark.nightly)])
 def test_a_study_is_explored_and_asked_for_its_best_cell(
     tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch, more_bytes: int
 ) -> None:

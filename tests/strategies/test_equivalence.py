@@ -677,7 +677,9 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
         "strategy.colocated=true",
         "strategy.num_servers=2",
     ),
+    # The time of the layers would cut the two runs at different places.
     "pipeline": ("strategy=pipeline", "strategy.cuts=[1]"),
+    "pipedream": ("strategy=pipedream", "strategy.cuts=[1]"),
     "diloco dgc": ("strategy=diloco", "strategy.sync_every=2", "compression=dgc", "precision=fp32"),
     "diloco overlap": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
     "diloco loss": (

@@ -86,19 +86,28 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
 
 
-@pytest.mark.parametrize("sync", [False, True])
+OF_FORMULA = [
+    (1, ()),
+    (2, ()),
+    (2, ("model=tiny_cnn", "strategy.cuts=[1]", "optimizer.schedule=cosine")),
+    (2, ("model=tiny_cnn", "accumulation_steps=3", "optimizer=lars")),
+    (3, ("model=tiny_cnn", "optimizer=adamw", "optimizer.lr=0.01")),
+    (4, ("optimizer=adamw", "optimizer.lr=0.003")),
+    (4, ("accumulation_steps=4", "optimizer=lars", "optimizer.warmup_epochs=1")),
+    (4, ("strategy.replicas=2", "accumulation_steps=2")),
+    (4, ("strategy.replicas=4", "optimizer=lamb", "optimizer.lr=0.01")),
+]
+ALWAYS_SYNCED = OF_FORMULA[5]
+
+
 @pytest.mark.parametrize(
-    ("num_workers", "more"),
+    ("num_workers", "more", "sync"),
     [
-        (1, ()),
-        (2, ()),
-        (2, ("model=tiny_cnn", "strategy.cuts=[1]", "optimizer.schedule=cosine")),
-        (2, ("model=tiny_cnn", "accumulation_steps=3", "optimizer=lars")),
-        (3, ("model=tiny_cnn", "optimizer=adamw", "optimizer.lr=0.01")),
-        (4, ("optimizer=adamw", "optimizer.lr=0.003")),
-        (4, ("accumulation_steps=4", "optimizer=lars", "optimizer.warmup_epochs=1")),
-        (4, ("strategy.replicas=2", "accumulation_steps=2")),
-        (4, ("strategy.replicas=4", "optimizer=lamb", "optimizer.lr=0.01")),
+        *((*case, False) for case in OF_FORMULA),
+        *(
+            pytest.param(*case, True, marks=() if case is ALWAYS_SYNCED else pytest.mark.nightly)
+            for case in OF_FORMULA
+        ),
     ],
 )
 def test_workers_reach_the_weights_of_the_formula(

@@ -51,10 +51,10 @@ def assert_equal(workers: list[dict[str, Any]], expected: dict[str, Any]) -> Non
         (1, 1, ()),
         (2, 1, ()),
         (4, 1, ("accumulation_steps=2",)),
-        (4, 2, ()),
+        pytest.param(4, 2, (), marks=pytest.mark.nightly),
         (3, 1, THREE_HEADS),
-        (2, 1, LAMB),
-        (2, 1, LARS),
+        pytest.param(2, 1, LAMB, marks=pytest.mark.nightly),
+        pytest.param(2, 1, LARS, marks=pytest.mark.nightly),
         (4, 2, LAMB),
     ],
 )

@@ -44,7 +44,10 @@ def of_points(cwd: Path, *words: str) -> tuple[list[dict[str, Any]], list[list[d
     "words",
     [
         ("strategy=single", "num_workers=1", "launch.memory_limit_mb=[4000]"),
-        ("strategy=sharded", "num_workers=2", "launch.memory_limit_mb=[4000,4000]"),
+        pytest.param(
+            ("strategy=sharded", "num_workers=2", "launch.memory_limit_mb=[4000,4000]"),
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_estimates_are_near_what_workers_measure(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -148,8 +151,8 @@ def test_a_model_that_needs_values_is_not_estimated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("strategy=tensor",),
-        ("strategy=pipeline", "strategy.schedule=gpipe"),
+        pytest.param(("strategy=tensor",), marks=pytest.mark.nightly),
+        pytest.param(("strategy=pipeline", "strategy.schedule=gpipe"), marks=pytest.mark.nightly),
         ("strategy=pipeline", "strategy.schedule=1f1b"),
     ],
 )

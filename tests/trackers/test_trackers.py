@@ -35,7 +35,12 @@ LOSS = "epoch/test_loss"
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that all trackers were told of while they went on."""
+    from mlflow import MlflowClient
+
     folder = tmp_path_factory.mktemp("tracked")
+    (folder / "results/s").mkdir(parents=True)
+    # On a busy machine, MLflow takes longer to make its tables than a run waits for it.
+    MlflowClient(tracking_uri=f"sqlite:///{folder}/results/s/mlflow.db").search_experiments()
     result = bsweep(
         "run",
         "-m",

@@ -266,14 +266,19 @@ LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:lay
     ("words", "of_four"),
     [
         (("strategy=sharded", "optimizer=adamw"), "strategy.replicas=2"),
-        (("strategy=tensor", *DIVIDED, "optimizer=adamw"), "strategy.replicas=1"),
+        pytest.param(
+            ("strategy=tensor", *DIVIDED, "optimizer=adamw"),
+            "strategy.replicas=1",
+            marks=pytest.mark.nightly,
+        ),
         (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "strategy.replicas=4"),
-        (
+        pytest.param(
             (
                 *("strategy=pipeline", *LAYERED, "optimizer=adamw"),
                 *("optimizer.decay_norm_and_bias=false", "optimizer.weight_decay=0.1"),
             ),
             "strategy.replicas=1",
+            marks=pytest.mark.nightly,
         ),
         (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "strategy.cuts=[1,2,4]"),
     ],
@@ -313,7 +318,7 @@ def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
 
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
     """It is told once by a signal, and once by its file."""
-    times = ("epochs=150", "checkpoint_every=1000s")
+    times = ("epochs=60", "checkpoint_every=1000s")
     point = (*POINT, "local_batch=4", *times, *STRATEGIES["servers"])
     before, seconds = 0, 0.0
     for number, by in enumerate(("SIGTERM", "its file"), 1):
@@ -355,7 +360,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
     assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     """The parent is killed at random, ever later, with all that it started, until nothing is left
     to do.
@@ -457,7 +462,14 @@ def resumed(cwd: Path) -> list[str]:
     return warnings
 
 
-@pytest.mark.parametrize("name", ["shared.pt", "rank.0.pt", "complete.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared.pt",
+        pytest.param("rank.0.pt", marks=pytest.mark.nightly),
+        pytest.param("complete.json", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_resumes_from_the_older_checkpoint_if_a_bit_flipped(
     tmp_path: Path, killed: RunPaths, name: str
 ) -> None:
@@ -489,7 +501,15 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_repeated(
     assert [path.name for path in tmp_path.glob("results/s/.previous/*/checkpoint")]
 
 
-@pytest.mark.parametrize("lost", ["deleted", "halved", "emptied", "altered"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "deleted",
+        pytest.param("halved", marks=pytest.mark.nightly),
+        pytest.param("emptied", marks=pytest.mark.nightly),
+        "altered",
+    ],
+)
 def test_a_run_whose_records_are_damaged_is_repeated(
     tmp_path: Path, killed: RunPaths, lost: str
 ) -> None:

@@ -127,7 +127,9 @@ def test_passes_add_few_operations_to_those_of_the_model(
     assert num_forward + len(operations.launched) == own
 
 
-@pytest.mark.parametrize(("stem", "of_fp32"), [("cifar", 153), ("imagenet", 164)])
+@pytest.mark.parametrize(
+    ("stem", "of_fp32"), [pytest.param("cifar", 153, marks=pytest.mark.nightly), ("imagenet", 164)]
+)
 def test_half_precision_adds_few_operations_to_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str, of_fp32: int
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError, Count, NonNegative, show
@@ -216,7 +217,7 @@ def _read(path: Path) -> Probe:
         ValueError: If it is no probe, or a newer bsweep wrote it.
     """
     content = read_regular(path)
-    found = json.loads(content)
+    found = from_json(content)
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema > _WITH_SPLITS:
         raise _NewerError(f"a newer bsweep wrote this file (probe schema {schema})")

@@ -270,6 +270,7 @@ def settings(runs: pd.DataFrame) -> list[str]:
     return [str(name) for name in runs if columns.role(str(name)) not in ("promised", "other")]
 
 
+@once
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with missing settings filled in: facts such as the device from other
     runs if these agree, else `unknown` or `none`.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
+
+from pydantic_core import from_json
 
 from bsweep.config.values import flatten
 from bsweep.core.regular_files import read_regular
@@ -195,7 +196,7 @@ def json_rows(content: bytes, path: str) -> list[Row]:
             continue
         place = f"{path}:{number}"
         try:
-            values = json.loads(line)
+            values = from_json(line)
         except ValueError as error:
             raise ValueError(f"{place}: the line is not JSON ({error}).") from None
         if not isinstance(values, dict):

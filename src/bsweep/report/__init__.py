@@ -13,13 +13,19 @@ from __future__ import annotations
 import base64
 import html
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import pandas as pd
+import psutil
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
@@ -131,20 +137,46 @@ def _write_data(study: Study, folder: Path) -> None:
 def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str, str]:
     """Write all figures of a report to files, and return their captions.
 
-    Call it within `computing_once`: `plots.figures` has computed the tables that they draw.
+    Call it within `computing_once`: `plots.figures` has computed the tables that they draw. As
+    drawing takes most of a report's time, Linux shares the figures among forked processes, which
+    have these tables. Elsewhere a fork can be unsafe, and one process draws all.
     """
-    captions = {}
-    for name, figure_of in plots.figures(study).items():
-        figure = figure_of(study, paper.name if paper else None)
-        captions[name] = plots.caption(figure)
-        if paper:
-            told = papers.caption(study, captions[name])
-            (folder / f"figure_{name}.txt").write_text(told + "\n", encoding="utf-8")
-            environment = papers.figure(study.name, name, told, figure.get_figwidth(), paper)
-            (folder / f"figure_{name}.tex").write_text(environment, encoding="utf-8")
-        for suffix in ("png", "svg", "pdf"):
-            plots.save(figure, folder / f"{name}.{suffix}")
-    return captions
+    names = list(plots.figures(study))
+    draw = partial(_write_figure, study, folder, paper)
+    num_processes = min(len(psutil.Process().cpu_affinity()), len(names)) if _IS_LINUX else 1
+    if num_processes < 2:
+        return dict(map(draw, names))
+    forks = ProcessPoolExecutor(num_processes, get_context("fork"), _keep, (draw,))
+    with forks:
+        return dict(forks.map(_draw_kept, names))
+
+
+_IS_LINUX = sys.platform == "linux"
+_Draw: TypeAlias = Callable[[str], tuple[str, str]]
+_kept: list[_Draw] = []
+
+
+def _keep(draw: _Draw) -> None:
+    """Keep the function that draws a figure in a new fork, which gets it without pickling."""
+    _kept[:] = [draw]
+
+
+def _draw_kept(name: str) -> tuple[str, str]:
+    return _kept[0](name)
+
+
+def _write_figure(study: Study, folder: Path, paper: Style | None, name: str) -> tuple[str, str]:
+    """Write one figure to its files, and return its name and caption."""
+    figure = plots.FIGURES[name](study, paper.name if paper else None)
+    caption = plots.caption(figure)
+    if paper:
+        told = papers.caption(study, caption)
+        (folder / f"figure_{name}.txt").write_text(told + "\n", encoding="utf-8")
+        environment = papers.figure(study.name, name, told, figure.get_figwidth(), paper)
+        (folder / f"figure_{name}.tex").write_text(environment, encoding="utf-8")
+    for suffix in ("png", "svg", "pdf"):
+        plots.save(figure, folder / f"{name}.{suffix}")
+    return name, caption
 
 
 def headlines(study: Study) -> list[str]:

@@ -4,7 +4,6 @@ live line that is updated in place.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
 from rich import progress
 from rich.console import Console
 from rich.table import Column
@@ -389,7 +389,7 @@ class Progress:
         records = []
         for line in lines or ():
             with suppress(ValueError):  # a damaged line is skipped: reports name it
-                records.append(json.loads(line))
+                records.append(from_json(line))
         return records
 
 
