@@ -20,9 +20,9 @@ import pandas as pd
 from bsweep.analysis import load
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.next_run import (
     Grid,
-    Key,
     Offer,
     first_run,
     next_probe,
@@ -186,7 +186,7 @@ def grid_of(study: Study, target: Target) -> Measured:
         trained, seconds = last.get(run_id, whole)
         of_first = first.get(run_id, whole)
         passes = int(row["accumulation_steps"]) if row["accumulation_steps"] > 0 else 1
-        cell = (int(row["global_batch"]), int(row["num_workers"]), passes)
+        cell = (int(row["global_batch"]), int(row["num_workers"]), passes, "")
         run = Run(cell, int(row["seed"]), float(np.nan_to_num(float(row["lr"]))))
         start = float(np.nan_to_num(float(row["start_seconds"])))
         others = float(row["wall_seconds"]) - float(row["train_seconds"])
@@ -332,7 +332,7 @@ class Played:
     def timings(self) -> list[Timing]:
         return [
             Timing(Cell(batch / workers / passes, workers, passes), seconds)
-            for (batch, workers, passes), seconds in self.probed.items()
+            for (batch, workers, passes, _), seconds in self.probed.items()
         ]
 
     def search(self) -> Prediction | None:
@@ -344,8 +344,8 @@ class Played:
             step_time = prediction.fitted.step_time if prediction else self.step_time
             if prediction is not None:
                 best = prediction.recommended
-                choice = int(best["global_batch"]), int(best["num_workers"]), int(best["passes"])
-                self.history.append((self.spent, choice))
+                numbers = int(best["global_batch"]), int(best["num_workers"]), int(best["passes"])
+                self.history.append((self.spent, (*numbers, "")))
             left = self.grid.share(step_time, prediction, self.probing) - self.spent
             of_workers = dict.fromkeys({cell[1] for cell in self.grid.cells}, left)
             offers = self._offers(seen)
@@ -377,7 +377,7 @@ class Played:
             seen,
             fits,
             parse_objective("fastest"),
-            [(*cell, "") for cell in self.grid.cells],
+            self.grid.cells,
             timings=tuple(self.timings),
         )
 

@@ -29,6 +29,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bsweep.analysis.prediction.forecast import Key
 from tests.support.played_search import SEEDS, Played
 from tests.support.synthetic_targets import Truth
 from tests.support.worlds import WORLDS
@@ -52,7 +53,7 @@ def study(world: str, number: int, drift: float = 1.0) -> dict[str, object]:
     if prediction is None:
         return row | {"regret": math.inf, "coverage": math.nan, "warnings": 1}
     best = prediction.recommended
-    named = seconds[int(best["global_batch"]), int(best["num_workers"]), 1]
+    named = seconds[int(best["global_batch"]), int(best["num_workers"]), 1, ""]
     return row | {
         "global_batch": best["global_batch"], "num_workers": best["num_workers"],
         "regret": named / min(seconds.values()) - 1,
@@ -61,7 +62,7 @@ def study(world: str, number: int, drift: float = 1.0) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _trained(search: Played, cell: tuple[int, int, int]) -> float:
+def _trained(search: Played, cell: Key) -> float:
     """The seconds that a run of a cell trains: to the target, or to its planned end."""
     seconds = search.truth.seconds(*cell[:2])
     whole = search.grid.most_steps[cell] * search.step_seconds(cell)

@@ -37,7 +37,8 @@ from scipy import optimize, stats
 
 from bsweep.analysis.prediction import fit, predict_from
 from bsweep.analysis.prediction.critical_batch import records_until_target
-from bsweep.analysis.prediction.next_run import SHARE, Key, median_step
+from bsweep.analysis.prediction.forecast import Key, keys_of
+from bsweep.analysis.prediction.next_run import SHARE, median_step
 from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
 from bsweep.analysis.prediction.selection import CELL, observed
 from bsweep.config.target import Target
@@ -247,7 +248,7 @@ def row(
     is_bad = [truth.regret(named) > CLOSE for _, named in history]
     settled = len(is_bad) - next((n for n, bad in enumerate(reversed(is_bad)) if bad), len(is_bad))
     at = history[settled][0] if settled < len(history) else math.inf
-    batch, workers, _ = choice or (math.nan,) * 3
+    batch, workers, *_ = choice or (math.nan,) * 2
     return {
         "rule": rule, "global_batch": batch, "num_workers": workers, "regret": truth.regret(choice),
         "cost_share": cost / truth.cost, "settled_share": at / truth.cost,
@@ -371,8 +372,7 @@ def without_a_batch(truth: Measured) -> pd.DataFrame:
         except ValueError as problem:  # too few others reached the target
             print(f"without batch {batch}: {problem}")
             continue
-        keys = [(*cell, "") for cell in of]
-        cells = predict_from(seen, fits, parse_objective("fastest"), keys).cells
+        cells = predict_from(seen, fits, parse_objective("fastest"), of).cells
         told = cells.assign(measured_seconds=[truth.seconds[cell] for cell in of])
         inside = coverage(truth, cells, truth.seeds)
         share = float(inside["num_inside"].sum() / max(1, inside["num_runs"].sum()))
@@ -421,11 +421,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_cell(cells: pd.DataFrame, column: str) -> dict[Key, float]:
-    rows = cells[[*CELL, column]].to_numpy(float)
-    return {
-        (int(batch), int(workers), int(passes)): value
-        for batch, workers, passes, value in rows.tolist()
-    }
+    return dict(zip(keys_of(cells), cells[column].astype(float), strict=True))
 
 
 def draw(cells: pd.DataFrame, path: Path) -> None:

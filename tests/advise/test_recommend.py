@@ -20,10 +20,10 @@ import bsweep
 from bsweep import launch
 from bsweep.advise import recommend, search
 from bsweep.analysis.prediction import fit
+from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.next_run import (
     SHARE,
     Grid,
-    Key,
     Offer,
     first_run,
     is_told,
@@ -61,9 +61,8 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
     best = prediction.recommended
     seconds = {cell: search.truth.seconds(*cell[:2]) for cell in search.grid.cells}
     cost = sum(SEEDS * taken * cell[1] for cell, taken in seconds.items())
-    assert seconds[int(best["global_batch"]), int(best["num_workers"]), 1] <= 1.05 * min(
-        seconds.values()
-    )
+    found = int(best["global_batch"]), int(best["num_workers"]), 1, ""
+    assert seconds[found] <= 1.05 * min(seconds.values())
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
 
 
@@ -77,7 +76,7 @@ def test_a_batch_that_never_reaches_the_target_is_not_the_answer(tmp_path: Path)
 def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
     truth = Truth()
     grid = Played(truth, tmp_path, 0).grid.cells
-    deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, _ in grid)
+    deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, *_ in grid)
     search = Played(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
     prediction = search.search()
     assert prediction is not None
@@ -85,7 +84,7 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
     batch, workers = int(best["global_batch"]), int(best["num_workers"])
     costs = {
         (b, n): n * seconds
-        for b, n, _ in grid
+        for b, n, *_ in grid
         if (seconds := truth.seconds(b, n)) <= 0.9 * deadline
     }
     assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
@@ -100,14 +99,14 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     assert first.offer.cell[1] == 1
     assert first.offer.cell[0] in (128, 256), "the middle of the batches"
     step_time = fit_step_time(search.timings, DRAWS)
-    begun = Offer((16, 4, 1), 9e4, done_steps=50.0)
+    begun = Offer((16, 4, 1, ""), 9e4, done_steps=50.0)
     goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
     assert goes_on.offer == begun, "what is under way"
     assert (
         first_run(search.grid, [begun], step_time, dict.fromkeys((1, 2, 4), -1.0)).ends == "budget"
     )
     assert first_run(search.grid, [], step_time, dict.fromkeys((1, 2, 4), 1e4)).ends == "runs"
-    search.run((64, 1, 1), math.inf)
+    search.run((64, 1, 1, ""), math.inf)
     prediction, second, _ = search.look()
     assert prediction is not None
     assert not is_told(prediction), "one batch size tells nothing of the others"
@@ -128,7 +127,7 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     ]
     cheaper = next_run(search.grid, half, prediction, dict.fromkeys((1, 2, 4), 1e6))
     assert cheaper.worker_seconds < 0.5 * rich.worker_seconds, "the rest of a run alone"
-    search.run((512, 1, 1), math.inf)
+    search.run((512, 1, 1, ""), math.inf)
     prediction, _, _ = search.look()
     assert prediction is not None
     assert is_told(prediction)
@@ -136,9 +135,9 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
 
 def test_without_a_budget_three_runs_are_paid_for() -> None:
     step_time = fit_step_time([Timing(Cell(8, 1), 0.1), Timing(Cell(32, 1), 0.2)], DRAWS)
-    cells: list[Key] = [(8, 1, 1), (16, 1, 1), (32, 1, 1)]
+    cells: list[Key] = [(8, 1, 1, ""), (16, 1, 1, ""), (32, 1, 1, "")]
     small = Grid(dict.fromkeys(cells, 1), dict.fromkeys(cells, 100.0), {1: 5.0})
-    middle = small.run_worker_seconds(Offer((16, 1, 1), 100.0), math.inf, step_time)
+    middle = small.run_worker_seconds(Offer((16, 1, 1, ""), 100.0), math.inf, step_time)
     assert middle > 5 + 100 * 0.1, "with its start"
     assert small.share(step_time, None, before=7.0) == pytest.approx(7 + 3 * middle)
     large = Grid(dict.fromkeys(cells, 100), dict.fromkeys(cells, 100.0), {1: 5.0})
@@ -159,7 +158,7 @@ def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> N
     write_target_run(tmp_path / "s", truth, batch=32)
     examples = 64 * truth.steps(64)
     write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples)
-    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 64, 128, 256)]
+    offers = [Offer((batch, 1, 1, ""), 9e4) for batch in (16, 64, 128, 256)]
 
     def opened(study: Path) -> list[int]:
         seen = observed(bsweep.load(study), target_of(accuracy=TARGET))
@@ -178,27 +177,37 @@ def timed_cells(cells: list[Key], most: float = math.inf) -> list[Key]:
 
 
 def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
-    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    cells: list[Key] = [(batch, n, 1, "") for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
     timed = timed_cells(cells)
-    assert timed[:4] == [(16, 1, 1), (16, 2, 1), (256, 1, 1), (256, 2, 1)]
-    assert timed[4:6] == [(64, 1, 1), (64, 2, 1)]
+    assert timed[:4] == [(16, 1, 1, ""), (16, 2, 1, ""), (256, 1, 1, ""), (256, 2, 1, "")]
+    assert timed[4:6] == [(64, 1, 1, ""), (64, 2, 1, "")]
     assert len(timed) == len(cells)
-    passes: list[Key] = [(64, 1, 1), (128, 1, 2)]
+    passes: list[Key] = [(64, 1, 1, ""), (128, 1, 2, "")]
     assert len(timed_cells(passes)) == 1, "the same pass"
 
 
+def test_both_ends_are_timed_with_each_way_of_sharing_the_model() -> None:
+    ways = ("ddp", "sharded")
+    cells: list[Key] = [(batch, 2, 1, way) for batch in (16, 32, 64) for way in ways]
+    assert timed_cells(cells, most=0.0) == [
+        (16, 2, 1, "ddp"), (16, 2, 1, "sharded"), (64, 2, 1, "ddp"), (64, 2, 1, "sharded")
+    ]  # fmt: skip
+
+
 def test_the_largest_pass_is_timed_second_where_passes_are_swept() -> None:
-    cells: list[Key] = [(batch, 1, passes) for batch in (64, 128) for passes in (1, 8)]
-    assert timed_cells(cells)[:2] == [(64, 1, 8), (128, 1, 1)]
+    cells: list[Key] = [(batch, 1, passes, "") for batch in (64, 128) for passes in (1, 8)]
+    assert timed_cells(cells)[:2] == [(64, 1, 8, ""), (128, 1, 1, "")]
 
 
 def test_further_cells_are_timed_while_they_cost_a_tenth_of_the_budget() -> None:
-    cells: list[Key] = [(batch, n, 1) for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    cells: list[Key] = [(batch, n, 1, "") for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
     assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
     assert len(timed_cells(cells, most=60.0)) == 6
-    lost = dict.fromkeys([(256, 1, 1), (256, 2, 1)], 1.0)  # which turned out not to fit into memory
+    lost = dict.fromkeys(
+        [(256, 1, 1, ""), (256, 2, 1, "")], 1.0
+    )  # which turned out not to fit into memory
     left = [cell for cell in cells if cell not in lost]
-    assert next_probe(left, lost | {(16, 1, 1): 1.0}, lambda: 0.0) == (16, 2, 1)
+    assert next_probe(left, lost | {(16, 1, 1, ""): 1.0}, lambda: 0.0) == (16, 2, 1, "")
 
 
 def test_a_run_that_diverged_leaves_larger_batches_open(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ def test_a_run_that_diverged_leaves_larger_batches_open(tmp_path: Path) -> None:
     examples = 64 * truth.steps(64)
     write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples, status="diverged")
     seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
-    offers = [Offer((batch, 1, 1), 9e4) for batch in (16, 128, 256)]
+    offers = [Offer((batch, 1, 1, ""), 9e4) for batch in (16, 128, 256)]
     assert still_open(offers, seen.runs) == offers
 
 
@@ -281,6 +290,48 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     again = command("run", *kept[0], cwd=tmp_path)
     assert again.returncode == 0
     assert "completed already" in again.stderr, "a run that ended at its target is over"
+
+
+def test_a_search_over_strategies_names_the_one_to_use(tmp_path: Path) -> None:
+    words = [*REAL]
+    words[words.index("num_workers=1,2")] = "num_workers=2"
+    words[words.index("strategy=ddp")] = "strategy=ddp,sharded"
+    result = command(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for way in ("ddp", "sharded"):
+        for batch in (32, 128):
+            said = f"timing a few steps of global batch {batch} on 2 workers with {way}"
+            assert said in result.stderr
+    told = json.loads(result.stdout)
+    assert told["prediction"]["recommendation"]["way"] in ("ddp", "sharded")
+    ways = {(cell["global_batch"], cell["way"]) for cell in told["prediction"]["cells"]}
+    assert ways == {(batch, way) for batch in (32, 128) for way in ("ddp", "sharded")}
+    kept = json.loads((tmp_path / "results/s/recommend.json").read_text())["probes"]
+    assert len({probe["kind"] for probe in kept}) == 2
+    assert all(probe["num_parameters"] and probe["sent_bytes"] for probe in kept)
+    study = bsweep.load(tmp_path / "results/s")
+    assert set(study.runs["run_id"]) == set(told["runs"])
+    lines = (tmp_path / "results/s/commands.jsonl").read_text().splitlines()
+    typed = [json.loads(line)["arguments"] for line in lines]
+    assert {f"strategy={name}" for name in study.runs["strategy"]} == {
+        word for words in typed for word in words if word.startswith("strategy")
+    }
+    assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
+    again = command(*words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "timing" not in again.stderr, "that is on record"
+
+
+def test_strategies_that_may_take_other_steps_are_searched_alone() -> None:
+    sizes = [f"local_batch={batch}" for batch in (8, 16)]
+    for other, named in (
+        (("strategy=horovod", "strategy.op=adasum"), "strategy=horovod: its steps may differ"),
+        (("strategy=pipedream",), "strategy=pipedream: its workers do not take every step"),
+    ):
+        strategies = ((*other, "num_workers=2"), ("strategy=ddp", "num_workers=2"))
+        configs = [compose(size, *one, "model=tiny_cnn") for size in sizes for one in strategies]
+        with pytest.raises(ConfigError, match=named):
+            recommend._cells(configs, parse_objective("fastest"))
 
 
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
@@ -363,8 +414,8 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
             "optimizer.momentum has several values (0.8, 0.9)",
         ),
         (
-            ["local_batch=8,16", "strategy=ddp,horovod", "--target-accuracy", "0.9"],
-            "Choose one: strategy=ddp.",
+            ["local_batch=8,16", "strategy=ddp", "strategy.bucket_mb=1,25", "--target-loss", "1"],
+            "strategy=ddp has several settings, but only a strategy that splits the model",
         ),
         (
             ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],
@@ -453,19 +504,19 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
 
 
 def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
-    fits, fails = (64, 1, 1), (128, 1, 1)
+    fits, fails = (64, 1, 1, ""), (128, 1, 1, "")
     found = search.Search.__new__(search.Search)
     found.cells, found.budget = {}, None
     found.probes = {
-        fits: search._Probe("kind", fits, 0.1, 1.0),
-        fails: search._Probe("kind", fails, 0.0, 1.0, "out_of_memory: no room"),
+        fits: search._Probe("kind", fits[:3], 0.1, 1.0),
+        fails: search._Probe("kind", fails[:3], 0.0, 1.0, "out_of_memory: no room"),
     }
     with pytest.raises(ValueError, match=r"add smaller batches.*out_of_memory: no room"):
         found._probe()
 
 
 def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> None:
-    rates, cells = [0.01, 0.02, 0.05, 0.1], [(batch, 1, 1) for batch in (16, 64, 256)]
+    rates, cells = [0.01, 0.02, 0.05, 0.1], [(batch, 1, 1, "") for batch in (16, 64, 256)]
 
     def offered(*, gone: tuple[tuple[int, float], ...] = ()) -> dict[int, set[float]]:
         offers = [

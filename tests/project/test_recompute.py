@@ -69,7 +69,7 @@ def test_a_grid_that_was_trained_whole_is_computed_anew(
         folder / "seconds.csv", index=False, float_format="%.6g"
     )
     rules = pd.DataFrame({"rule": ["mine"], "global_batch": [32.0], "num_workers": [1.0]})
-    rules["regret"] = grid.regret((32, 1, 1))
+    rules["regret"] = grid.regret((32, 1, 1, ""))
     rules.to_csv(folder / "rules.csv", index=False)
     monkeypatch.setattr(recompute_published, "MEASURED", tmp_path / "measured")
     recompute_published.rows.cache_clear()

@@ -44,7 +44,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> measured_grid.Measured:
 
 
 def run_of(grid: measured_grid.Measured, batch: int, workers: int, seed: int) -> measured_grid.Run:
-    return measured_grid.Run((batch, workers, 1), seed, grid.rates[0])
+    return measured_grid.Run((batch, workers, 1, ""), seed, grid.rates[0])
 
 
 def step_seconds(batch: int, workers: int, seed: int) -> float:
@@ -54,12 +54,12 @@ def step_seconds(batch: int, workers: int, seed: int) -> float:
 def test_seconds_of_a_cell_are_steps_times_step_seconds(
     grid: measured_grid.Measured,
 ) -> None:
-    assert set(grid.cells) == {(batch, workers, 1) for batch in GRID for workers in (1, 2)}
+    assert set(grid.cells) == {(batch, workers, 1, "") for batch in GRID for workers in (1, 2)}
     assert grid.seeds == [1, 2]
-    for batch, workers, _ in grid.cells:
+    for batch, workers, *_ in grid.cells:
         steps = [step_seconds(batch, workers, seed) for seed in (1, 2)]
         expected = LAW.steps(batch) * sum(steps) / 2  # the median of two
-        assert grid.seconds[batch, workers, 1] == pytest.approx(expected, rel=0.02)
+        assert grid.seconds[batch, workers, 1, ""] == pytest.approx(expected, rel=0.02)
     assert min(grid.regret(cell) for cell in grid.cells) == 0
 
 
@@ -87,14 +87,14 @@ def test_rules_choose_what_they_predict_to_be_least(grid: measured_grid.Measured
     first = run_of(grid, 128, 1, 1)
     search.runs = [(first, math.inf), (run_of(grid, 512, 2, 1), math.inf)]
     nearest = truth.nearest_measured(grid, search)
-    assert nearest[32, 1, 1] == pytest.approx(grid.run_seconds(first))
-    assert min(nearest, key=lambda cell: nearest[cell]) in {(128, 1, 1), (512, 2, 1)}, (
+    assert nearest[32, 1, 1, ""] == pytest.approx(grid.run_seconds(first))
+    assert min(nearest, key=lambda cell: nearest[cell]) in {(128, 1, 1, ""), (512, 2, 1, "")}, (
         "one that was run"
     )
     alone, goodput = truth.throughput_alone(grid, search), truth.goodput(grid, search)
-    began = (128, 1, 1)
+    began = (128, 1, 1, "")
     assert alone[began] == goodput[began] == pytest.approx(grid.run_seconds(first), rel=0.15)
-    assert goodput[512, 1, 1] / alone[512, 1, 1] == pytest.approx(
+    assert goodput[512, 1, 1, ""] / alone[512, 1, 1, ""] == pytest.approx(
         (512 + 180) / (128 + 180), rel=0.2
     )
     assert truth.error(grid.seconds, grid.seconds, grid.cells) == 0
@@ -157,13 +157,13 @@ def test_a_choice_is_settled_once_it_stays_close(grid: measured_grid.Measured) -
 def test_a_changing_batch_takes_the_step_seconds_of_each_batch(
     grid: measured_grid.Measured,
 ) -> None:
-    epoch = {batch: NUM_TRAIN / batch * grid.step((batch, 2, 1)) for batch in GRID}
+    epoch = {batch: NUM_TRAIN / batch * grid.step((batch, 2, 1, "")) for batch in GRID}
     assert epoch[32] > epoch[128]
     changes = pd.DataFrame({"epochs_done": [0.5, 0.7, 1.0], "global_batch": [32, 128, 128]})
     expected = 0.7 * epoch[32] + 0.8 * epoch[128]  # it changed somewhere between 0.5 and 0.7
     assert policies.seconds_to(grid, changes, 1.5, 2) == pytest.approx(expected)
     between = pd.DataFrame({"epochs_done": [0.0], "global_batch": [64]})
-    step = math.sqrt(grid.step((32, 2, 1)) * grid.step((128, 2, 1)))
+    step = math.sqrt(grid.step((32, 2, 1, "")) * grid.step((128, 2, 1, "")))
     assert policies.seconds_to(grid, between, 1.5, 2) == pytest.approx(1.5 * NUM_TRAIN / 64 * step)
     with pytest.raises(ValueError, match="steps of 32 to 512 are known"):
         policies.seconds_to(
@@ -254,11 +254,11 @@ def test_a_grid_that_was_trained_whole_is_read_from_its_study(tmp_path: Path) ->
     grid = measured_grid.measured(tmp_path / "s", target)
     assert grid.rates == [0.1, 0.2]
     assert len(grid.runs) == 16
-    for batch, workers, _ in grid.cells:
-        assert grid.seconds[batch, workers, 1] == pytest.approx(
+    for batch, workers, *_ in grid.cells:
+        assert grid.seconds[batch, workers, 1, ""] == pytest.approx(
             LAW.seconds(batch, workers), rel=0.1
         )
-    run = measured_grid.Run((32, 2, 1), 2, 0.2)
+    run = measured_grid.Run((32, 2, 1, ""), 2, 0.2)
     shutil.rmtree(tmp_path / "s" / grid.runs[run].run_id)
     with pytest.raises(SystemExit, match="these are missing"):
         measured_grid.measured(tmp_path / "s", target)

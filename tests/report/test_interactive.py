@@ -185,10 +185,17 @@ ODD_LINKS = [
 ]  # fmt: skip
 
 
-def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Path) -> None:
+@pytest.mark.parametrize(
+    "links",
+    [ODD_LINKS[::4], pytest.param(ODD_LINKS, marks=pytest.mark.nightly)],
+    ids=["few", "all"],
+)
+def test_a_link_that_is_not_understood_shows_the_defaults(
+    browser: Any, path: Path, links: list[str]
+) -> None:
     with opened(browser, path) as page:
         before = page.inner_text("#overview")
-        for odd in ODD_LINKS:
+        for odd in links:
             page.evaluate("(odd) => { location.hash = `${odd}&logx=1`; }", odd)
             page.wait_for_function("state.logx === '1'")
             drawn(page)
@@ -580,8 +587,18 @@ def test_a_newer_document_keeps_what_the_reader_chose(
         assert page.input_value("#cell") == "256x4"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("fragment", ["", "lang=ko&run=b64_w4_horovod_s0_lr_rulelinear"])
+OF_A_RUN = "lang=ko&run=b64_w4_horovod_s0_lr_rulelinear"
+
+
+@pytest.mark.parametrize(
+    ("fragment", "scheme"),
+    [
+        ("", "light"),
+        pytest.param("", "dark", marks=pytest.mark.nightly),
+        pytest.param(OF_A_RUN, "light", marks=pytest.mark.nightly),
+        (OF_A_RUN, "dark"),
+    ],
+)
 def test_axe_finds_nothing(browser: Any, path: Path, scheme: str, fragment: str) -> None:
     axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
     library = Path(axe.__file__).with_name("axe.min.js").read_text()

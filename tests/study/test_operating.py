@@ -507,7 +507,7 @@ def test_ten_thousand_points_take_seconds_and_little_memory(
         command, cwd=many, capture_output=True, text=True, timeout=120, check=True
     )
     seconds, mebibytes = map(float, result.stdout.split())
-    assert seconds < 6
+    assert seconds < 12, "far below what looking at each point for each other one takes"
     assert mebibytes < 500
     assert expected in (many / "said").read_text()
 

@@ -13,9 +13,9 @@ import numpy as np
 
 import bsweep
 from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.next_run import (
     Grid,
-    Key,
     Next,
     Offer,
     first_run,
@@ -24,7 +24,7 @@ from bsweep.analysis.prediction.next_run import (
     still_open,
 )
 from bsweep.analysis.prediction.objectives import parse_objective
-from bsweep.analysis.prediction.selection import CELL, Observed, observed
+from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.target import target_of
 from bsweep.runlog.records import Status
@@ -54,7 +54,7 @@ class Played:
     begun: dict[Key, tuple[int, float, Path]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        cells = [(batch, workers, 1) for workers in WORKERS for batch in BATCHES]
+        cells = [(batch, workers, 1, "") for workers in WORKERS for batch in BATCHES]
         examples = [self.truth.steps(b) * b for b in BATCHES if self.truth.reaches(b)]
         self.examples = 2 * max(examples)  # the planned length of all runs
         self.grid = Grid(
@@ -65,14 +65,14 @@ class Played:
         self.timings: list[Timing] = []
         most = cache(lambda: self.grid.share(fit_step_time(self.timings, DRAWS), None))
         while (cell := next_probe(cells, costs, most)) is not None:
-            batch, workers, _ = cell
+            batch, workers, *_ = cell
             seconds = self.step_seconds(cell) * self.truth.of_run(rng, workers) / self.drift
             costs[cell] = 10 * seconds * workers
             self.timings.append(Timing(Cell(batch / workers, workers), seconds))
         self.spent = self.probed = sum(costs.values())
 
     def step_seconds(self, cell: Key) -> float:
-        batch, workers, passes = cell
+        batch, workers, passes, _ = cell
         return self.truth.step_seconds(batch / workers / passes, workers, passes)
 
     def search(self) -> Prediction | None:
@@ -93,7 +93,7 @@ class Played:
             fits = fit(seen, self.timings, DRAWS, searched=BATCHES)
             prediction = predict_from(
                 seen, fits, parse_objective(self.objective),
-                [(*cell, "") for cell in self.grid.cells], None, tuple(self.timings),
+                self.grid.cells, None, tuple(self.timings),
             )  # fmt: skip
             step_time = fits.step_time
         else:
@@ -124,7 +124,7 @@ class Played:
         """Write a run of a cell: to its end, or until so many worker-seconds or twice the upper
         end of its predicted time have passed. It is interrupted then.
         """
-        batch, workers, _ = cell
+        batch, workers, *_ = cell
         if cell in self.begun:
             number, done, folder = self.begun.pop(cell)
             shutil.rmtree(folder)
@@ -133,7 +133,7 @@ class Played:
         self.used[cell] = number
         limit = left / workers
         if prediction is not None:
-            upper = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
+            upper = prediction.cells["seconds_high"].iloc[keys_of(prediction.cells).index(cell)]
             limit = min(limit, _OVERTIME * float(upper))
         within = (done + limit) / self.step_seconds(cell) * batch
         status: Status

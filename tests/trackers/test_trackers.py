@@ -18,7 +18,7 @@ from bsweep import trackers
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import live, records
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, bsweep, compose, imported_first
 
 POINT = (
     *TINY,
@@ -35,12 +35,10 @@ LOSS = "epoch/test_loss"
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that all trackers were told of while they went on."""
-    from mlflow import MlflowClient
-
     folder = tmp_path_factory.mktemp("tracked")
-    (folder / "results/s").mkdir(parents=True)
-    # On a busy machine, MLflow takes longer to make its tables than a run waits for it.
-    MlflowClient(tracking_uri=f"sqlite:///{folder}/results/s/mlflow.db").search_experiments()
+    # On a busy machine, MLflow and W&B take longer than a sweep waits for them.
+    patient = "import bsweep.trackers.live as live\nlive._PATIENCE_SECONDS = 600\n"
+    (folder / "sitecustomize.py").write_text(patient)
     result = bsweep(
         "run",
         "-m",
@@ -49,6 +47,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "study=s",
         "trackers=[tensorboard,mlflow,wandb]",
         cwd=folder,
+        env=imported_first(folder),
     )
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr

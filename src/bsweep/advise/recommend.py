@@ -9,19 +9,24 @@ import json
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, RATE, Search, named
 from bsweep.analysis.numbers import different_texts, number
 from bsweep.analysis.prediction import Prediction
-from bsweep.analysis.prediction.next_run import Key, Next
+from bsweep.analysis.prediction.forecast import Key
+from bsweep.analysis.prediction.next_run import Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
+from bsweep.analysis.prediction.ways import names_of_points
 from bsweep.compose import hydra_grid, overrides
+from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
+from bsweep.config.strategies import OwnStrategyConfig
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError, flatten, parse_seconds, show
 from bsweep.core import terminal
@@ -119,11 +124,15 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
             f"--objective {objective.text}: every point of the grid has more workers than this "
             "objective allows. Allow more workers, or add smaller worker counts to the grid."
         )
+    configs = list({config.run_id: config for config in configs}.values())
     cells: dict[Key, list[RunConfig]] = {}
-    for config in {config.run_id: config for config in configs}.values():
-        cells.setdefault(_key(config), []).append(config)
+    for config, way in zip(
+        configs, names_of_points([config.strategy for config in configs]), strict=True
+    ):
+        cells.setdefault(_key(config, way), []).append(config)
     problems = dict.fromkeys(text for config in configs for text in _problems(config))
     problems |= dict.fromkeys(_other_axes(configs))
+    problems |= dict.fromkeys(_other_steps(configs))
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
         problems[
             "--objective joules: the processors of this machine do not report their energy, or you "
@@ -143,27 +152,53 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
 
 def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield messages about keys and groups that have several values in a grid, although only batch
-    size, workers, accumulation steps, learning rate and seed may have several.
+    size, workers, accumulation steps, learning rate, seed and strategy may have several.
 
-    If a group such as `strategy` has several variants, the message names the group and not the keys
-    of its variants. `_problems` refuses allocations.
+    If a group such as `model` has several variants, the message names the group and not the keys of
+    its variants. `_problems` refuses allocations, and `_other_steps` some strategies.
     """
     settings = [flatten(asdict(config)) for config in configs]
+    others: tuple[str, ...] = ("allocation.", "strategy.")
+    if len({config.strategy.name for config in configs}) > 1:  # which choose the launcher
+        others += ("launch.",)
     values: dict[str, dict[str, None]] = {}
     for key in dict.fromkeys(key for one in settings for key in one):
         found = dict.fromkeys(show(one.get(key)) for one in settings)
-        if len(found) > 1 and key not in AXES and not key.startswith("allocation."):
+        if len(found) > 1 and key not in AXES and not key.startswith(others):
             values[key] = found
     groups = {key.removesuffix(".name") for key in values if key.endswith(".name")}
-    if "strategy" in groups:  # which chooses the launcher
-        values = {key: found for key, found in values.items() if not key.startswith("launch.")}
     for key, found in values.items():
         group = key.removesuffix(".name")
         if group in groups or key.partition(".")[0] not in groups:
             yield (
                 f"{group} has several values ({', '.join(found)}), but only batch size, workers, "
-                f"accumulation_steps, {RATE} and seed may have several. Choose one: "
+                f"accumulation_steps, {RATE}, seed and strategy may have several. Choose one: "
                 f"{group}={next(iter(found))}."
+            )
+
+
+def _other_steps(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield messages about the strategies of a grid, if it has several whose runs may not take the
+    same steps to a target.
+    """
+    strategies: list[StrategyConfig] = []
+    for config in configs:
+        strategies += [] if config.strategy in strategies else [config.strategy]
+    if len(strategies) < 2:
+        return
+    numbers = Counter(str(one.name) for one in strategies)
+    for one in strategies:
+        if isinstance(one, OwnStrategyConfig) or not one.can.takes_mean:
+            yield (
+                f"strategy={one.name}: its steps may differ from those of the grid's other "
+                "strategies, but a search counts the steps of all of them together. Search it "
+                "alone."
+            )
+        elif numbers[str(one.name)] > 1 and not one.can.splits_model:
+            yield (
+                f"strategy={one.name} has several settings, but only a strategy that splits the "
+                "model may have several, such as strategy=sharded strategy.replicas=1,2. Choose "
+                "one."
             )
 
 
@@ -220,8 +255,8 @@ def _problems(config: RunConfig) -> list[str]:
     return found
 
 
-def _key(config: RunConfig) -> Key:
-    return config.examples_per_step, config.num_workers, config.accumulation_steps
+def _key(config: RunConfig, way: str) -> Key:
+    return config.examples_per_step, config.num_workers, config.accumulation_steps, way
 
 
 def _led(search: Search, as_json: bool, is_verbose: bool) -> int:

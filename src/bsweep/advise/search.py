@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from operator import attrgetter
@@ -28,9 +28,9 @@ from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import Prediction, fit, predict_from
+from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.next_run import (
     Grid,
-    Key,
     Next,
     Offer,
     first_run,
@@ -43,13 +43,13 @@ from bsweep.analysis.prediction.next_run import (
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.result import cell_name
-from bsweep.analysis.prediction.selection import CELL, Observed, observed
+from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import WHOLE, Way
+from bsweep.analysis.prediction.ways import TimedStep, Way, timed_way
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
-from bsweep.config.values import Count, Name, Processes
+from bsweep.config.values import Count, Name, Processes, show
 from bsweep.core import terminal
 from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted, duration
@@ -78,6 +78,8 @@ _SHARE = "5 % of the predicted cost of the grid or three typical runs, whichever
 class _Probe:
     """The measured seconds of a step in one cell, or the error with which the cell ran out of
     memory (`problem`).
+
+    `num_parameters` are those of the model, and `sent_bytes` what a worker sent in a step.
     """
 
     kind: str
@@ -85,6 +87,8 @@ class _Probe:
     step_seconds: Amount
     wall_seconds: Amount
     problem: str = ""
+    num_parameters: Count | None = None
+    sent_bytes: Amount = 0.0
 
     def __post_init__(self) -> None:
         if not self.problem and not self.step_seconds:
@@ -133,7 +137,8 @@ class Search:
     The results of runs are not kept here: they are read from the study each time.
 
     Attributes:
-        cells: The points of the grid by cell: global batch, workers and accumulation steps.
+        cells: The points of the grid by cell: global batch, workers, accumulation steps, and the
+            name of the way of sharing the model.
         doubts: Warnings about the points, by run id.
         overrides: The command's overrides, from which the commands of single points are made.
         target: The accuracy or loss that runs are to reach.
@@ -151,14 +156,17 @@ class Search:
     price: float | None
 
     def __post_init__(self) -> None:
-        first = next(iter(self.cells.values()))[0]
-        self.study_dir, self.kind = first.study_dir, commands.planned(first).kind
-        is_split = first.strategy.can.splits_model
-        # Until a run tells, what workers of a split model send has units of its own.
-        self.way = Way("", first.strategy, 1.0, 1.0) if is_split else WHOLE
+        firsts: dict[str, RunConfig] = {}
+        for (_, _, _, way), points in self.cells.items():
+            firsts.setdefault(way, points[0])
+        self.study_dir = next(iter(firsts.values())).study_dir
+        self.strategies = {way: config.strategy for way, config in firsts.items()}
+        self.way_names = {c.run_id: cell[3] for cell, of in self.cells.items() for c in of}
+        self.kinds = {way: commands.planned(config).kind for way, config in firsts.items()}
+        ways = {kind: way for way, kind in self.kinds.items()}
         kept = _read_kept(self._path)
-        self.probes = {one.cell: one for one in kept.probes if one.kind == self.kind}
-        self.others = [one for one in kept.probes if one.kind != self.kind]
+        self.probes = {(*one.cell, ways[one.kind]): one for one in kept.probes if one.kind in ways}
+        self.others = [one for one in kept.probes if one.kind not in ways]
         self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids = [*kept.runs]
         self.num_train = kept.num_train if self.probes else None
@@ -230,8 +238,8 @@ class Search:
         into memory is left out, and the next one is timed. Once a run was made, no further cells
         are timed.
         """
-        for probe in self.probes.values():
-            self._leave_out_what_does_not_fit(probe)
+        for cell in self.probes:
+            self._leave_out_what_does_not_fit(cell)
 
         @cache
         def most() -> float:
@@ -239,10 +247,10 @@ class Search:
                 return 0.0
             if self.budget is not None:
                 return self.budget
-            return self.grid.share(fit_step_time(self.timings, _DRAWS), None)
+            return self.grid().share(fit_step_time(self._timings(self.ways()), _DRAWS), None)
 
-        while (cell := next_probe(self.cells, self._probe_costs(), most)) is not None:
-            self._time_steps(cell)
+        while (coming := next_probe(self.cells, self._probe_costs(), most)) is not None:
+            self._time_steps(coming)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
             raise ValueError(
@@ -273,8 +281,12 @@ class Search:
         timings_or_problem = side_runs.try_out(self.cells[cell][0], logger.info)
         took = time.monotonic() - began
         if not isinstance(timings_or_problem, str):
-            self.probes[cell] = _Probe(self.kind, cell, timings_or_problem.step_seconds, took)
-            self._learn_num_train(timings_or_problem.num_train)
+            found = timings_or_problem
+            self.probes[cell] = _Probe(
+                self.kinds[cell[3]], cell[:3], found.step_seconds, took,
+                num_parameters=found.num_parameters, sent_bytes=found.sent_bytes,
+            )  # fmt: skip
+            self._learn_num_train(found.num_train)
         elif timings_or_problem.startswith("out_of_memory"):
             self._does_not_fit(cell, took, timings_or_problem)
         else:
@@ -286,14 +298,15 @@ class Search:
             f"{named(cell)}: {problem.splitlines()[0]}; this cell and cells with as many workers "
             "and equal or larger passes are left out"
         )
-        self.probes[cell] = _Probe(self.kind, cell, 0.0, seconds, problem)
-        self._leave_out_what_does_not_fit(self.probes[cell])
+        self.probes[cell] = _Probe(self.kinds[cell[3]], cell[:3], 0.0, seconds, problem)
+        self._leave_out_what_does_not_fit(cell)
 
-    def _leave_out_what_does_not_fit(self, probe: _Probe) -> None:
-        batch, workers, passes = probe.cell
-        if probe.problem:
+    def _leave_out_what_does_not_fit(self, cell: Key) -> None:
+        batch, workers, passes, way = cell
+        if self.probes[cell].problem:
             fits = {
-                key: key[1] != workers or key[0] / key[2] < batch / passes for key in self.cells
+                key: (key[1], key[3]) != (workers, way) or key[0] / key[2] < batch / passes
+                for key in self.cells
             }
             self.cells = {key: of for key, of in self.cells.items() if fits[key]}
 
@@ -318,17 +331,28 @@ class Search:
         kept = _Kept(probes=probes, runs=tuple(self.run_ids), num_train=self.num_train)
         write_json(self._path, asdict(kept))
 
-    @property
-    def timings(self) -> list[Timing]:
+    def _timings(self, ways: Mapping[str, Way]) -> list[Timing]:
         return [
-            Timing(self.way.cell(*cell), probe.step_seconds)
+            Timing(ways[cell[3]].cell(*cell[:3]), probe.step_seconds)
             for cell, probe in self.probes.items()
             if not probe.problem
         ]
 
+    def ways(self, seen: Observed | None = None) -> dict[str, Way]:
+        """Return the ways of the grid by their names, as far as runs or timed steps tell them."""
+        timed: dict[str, list[TimedStep]] = {way: [] for way in self.strategies}
+        for cell, one in self.probes.items():
+            if one.num_parameters is not None and not one.problem:
+                step = TimedStep(*cell[:3], one.num_parameters, one.sent_bytes)
+                timed[cell[3]].append(step)
+        found = {
+            way: timed_way(way, strategy, timed[way]) for way, strategy in self.strategies.items()
+        }
+        return found | (dict(seen.ways) if seen else {})
+
     def observed(self) -> Observed | None:
-        """Return the measurements of the runs of this grid, such as their steps to the target; None
-        if there are no such runs yet.
+        """Return the measurements of the runs of this grid, such as their steps to the target, with
+        all ways of the grid; None if there are no such runs yet.
         """
         begun = [
             run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
@@ -339,9 +363,8 @@ class Search:
         runs = known.runs[known.runs["run_id"].isin(begun)]
         if runs.empty:
             return None
-        seen = observed(replace(known, runs=runs), self.target)
-        self.way = seen.ways[""]  # the timed steps must have the same facts as the runs
-        return seen
+        seen = observed(replace(known, runs=runs), self.target, ways=self.way_names)
+        return replace(seen, ways=self.ways(seen))
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
         """Return the predicted time and cost of reaching the target for the cells of the grid; None
@@ -357,24 +380,18 @@ class Search:
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
             return None
-        fits = fit(seen, self.timings, num_draws, searched=[batch for batch, _, _ in self.cells])
-        return predict_from(
-            seen,
-            fits,
-            objective,
-            [(*cell, "") for cell in sorted(self.cells)],
-            self.price,
-            tuple(self.timings),
-        )
+        timings = self._timings(seen.ways)
+        fits = fit(seen, timings, num_draws, searched=[cell[0] for cell in self.cells])
+        return predict_from(seen, fits, objective, sorted(self.cells), self.price, tuple(timings))
 
     def _next(self, prediction: Prediction | None) -> Next:
         seen = self.observed()
-        grid = self.grid  # after `observed`, which sets its way
+        grid = self.grid(seen)
         offers = with_rates(self._offers(grid), self.rates, seen)
         step_time = (
             prediction.fitted.step_time
             if prediction
-            else fit_step_time(self._all_timings(), _DRAWS)
+            else fit_step_time(self._all_timings(seen), _DRAWS)
         )
         left = self._left(grid, step_time, prediction)
         if prediction is None:
@@ -387,25 +404,23 @@ class Search:
             return first_run(grid, offers, step_time, left)
         return next_run(grid, offers, prediction, left)
 
-    def _all_timings(self) -> list[Timing]:
-        seen = self.observed()
-        return [*(seen.timings() if seen else []), *self.timings]
+    def _all_timings(self, seen: Observed | None) -> list[Timing]:
+        return [*(seen.timings() if seen else []), *self._timings(self.ways(seen))]
 
-    @property
-    def grid(self) -> Grid:
+    def grid(self, seen: Observed | None = None) -> Grid:
         points = {cell: len(configs) for cell, configs in self.cells.items()}
         most = {
             cell: _most_steps(self.planned[configs[0].run_id])
             for cell, configs in self.cells.items()
         }
         others: dict[int, list[float]] = {}
-        for (_, workers, _), probe in self.probes.items():
+        for (_, workers, _, _), probe in self.probes.items():
             if probe.problem:
                 continue
             # Nearly all of this time goes to the start and to evaluations.
             others.setdefault(workers, []).append(probe.wall_seconds)
         beside = {workers: median(seconds) for workers, seconds in others.items()}
-        return Grid(points, most, beside, self.way)
+        return Grid(points, most, beside, self.ways(seen))
 
     def _left(
         self, grid: Grid, step_time: StepTimeFit, prediction: Prediction | None
@@ -416,7 +431,7 @@ class Search:
         A given budget is wall time, so a run on more workers may take more worker-seconds. Without
         a given budget, the budget is `Grid.share`.
         """
-        workers = {count for _, count, _ in self.cells}
+        workers = {cell[1] for cell in self.cells}
         if self.budget is not None:
             return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
         timed = sum(probe.wall_seconds * cell[1] for cell, probe in self.probes.items())
@@ -472,15 +487,12 @@ class Search:
         if not points:  # another process has taken the point meanwhile
             return
         config, done = points[0]
-        seconds = (
-            self._left(self.grid, fit_step_time(self._all_timings(), _DRAWS), prediction)[cell[1]]
-            / cell[1]
-        )
+        seen = self.observed()
+        grid, step_time = self.grid(seen), fit_step_time(self._all_timings(seen), _DRAWS)
+        seconds = self._left(grid, step_time, prediction)[cell[1]] / cell[1]
         if prediction is not None:
-            most = prediction.cells.set_index(CELL)["seconds_high"].to_dict()[cell]
-            seconds = min(
-                seconds, _OVERTIME * float(most) + self.grid.other_seconds.get(cell[1], 0.0)
-            )
+            most = prediction.cells["seconds_high"].iloc[keys_of(prediction.cells).index(cell)]
+            seconds = min(seconds, _OVERTIME * float(most) + grid.other_seconds.get(cell[1], 0.0))
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
         why, rate_text = self._reason(coming, prediction), ""
         if len(self.rates) > 1:
@@ -508,7 +520,7 @@ class Search:
     def _reason(self, coming: Next, prediction: Prediction | None) -> str:
         """Return why the search makes its next run, and how long the run takes."""
         assert coming.offer is not None
-        batch, workers, _ = coming.offer.cell
+        batch, workers, *_ = coming.offer.cell
         takes = duration(coming.worker_seconds / workers)
         if prediction is None:
             return f"no run has reached the target yet; this run takes at most {takes}"
@@ -547,9 +559,10 @@ def _in_short(prediction: Prediction) -> str:
 
 
 def named(cell: Key) -> str:
-    batch, workers, passes = cell
+    batch, workers, passes, way = cell
     in_passes = f" in {passes} passes" if passes > 1 else ""
-    return f"global batch {batch} on {counted(workers, 'worker')}{in_passes}"
+    in_way = f" with {way}" if way else ""
+    return f"global batch {batch} on {counted(workers, 'worker')}{in_passes}{in_way}"
 
 
 def _most_steps(point: commands.Planned) -> float:
@@ -561,9 +574,18 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     """Return the arguments with which the command `bsweep run` trains the given point of
     the grid.
     """
-    others = [text for text in overrides if text.lstrip("+").partition("=")[0] not in AXES]
+    typed = {text: text.lstrip("+").partition("=")[0] for text in overrides}
+    others = [text for text, key in typed.items() if key not in AXES and not _of_way(key)]
     own = {key: attrgetter(key)(config) for key in AXES}
-    return [*others, *(f"{key}={'null' if value is None else value}" for key, value in own.items())]
+    for key in filter(_of_way, typed.values()):  # another strategy may have no such key
+        name = "strategy.name" if key == "strategy" else key
+        if hasattr(config.strategy, name.partition(".")[2]):
+            own[key] = attrgetter(name)(config)
+    return [*others, *(f"{key}={show(value)}" for key, value in own.items())]
+
+
+def _of_way(key: str) -> bool:
+    return key.partition(".")[0] == "strategy"
 
 
 def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:

@@ -18,11 +18,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeAlias
 
 import pandas as pd
 import psutil
@@ -146,23 +146,17 @@ def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str,
     num_processes = min(len(psutil.Process().cpu_affinity()), len(names)) if _IS_LINUX else 1
     if num_processes < 2:
         return dict(map(draw, names))
-    forks = ProcessPoolExecutor(num_processes, get_context("fork"), _keep, (draw,))
-    with forks:
-        return dict(forks.map(_draw_kept, names))
+    # A fork has what draws a figure without pickling it.
+    with ProcessPoolExecutor(num_processes, get_context("fork"), _draw.set, (draw,)) as forks:
+        return dict(forks.map(_drawn, names))
 
 
 _IS_LINUX = sys.platform == "linux"
-_Draw: TypeAlias = Callable[[str], tuple[str, str]]
-_kept: list[_Draw] = []
+_draw: ContextVar[Callable[[str], tuple[str, str]]] = ContextVar("what a fork draws")
 
 
-def _keep(draw: _Draw) -> None:
-    """Keep the function that draws a figure in a new fork, which gets it without pickling."""
-    _kept[:] = [draw]
-
-
-def _draw_kept(name: str) -> tuple[str, str]:
-    return _kept[0](name)
+def _drawn(name: str) -> tuple[str, str]:
+    return _draw.get()(name)
 
 
 def _write_figure(study: Study, folder: Path, paper: Style | None, name: str) -> tuple[str, str]:

@@ -188,8 +188,9 @@ class Times:
         Args:
             num_examples: The number of its examples. The tail of an epoch has fewer.
         """
-        # On a GPU, the host's time is that at which the work was submitted, not begun.
-        host, begin = time.perf_counter(), mark(self._device)
+        begin = mark(self._device)
+        # Two readings may be apart. On a GPU, the host's is when the work was submitted, not begun.
+        host = begin if isinstance(begin, float) else time.perf_counter()
         yield
         self._steps.append(_Step(num_examples, host, begin, self._computed, mark(self._device)))
         self._computed = []

@@ -65,13 +65,17 @@ class Tried:
     """The measured times of a point that trained for a few steps, and its training examples.
 
     `other_seconds` is the time that the whole point would take besides its steps. `peak_bytes` is
-    the peak memory of the worker that took most; None if no worker recorded it.
+    the peak memory of the worker that took most; None if no worker recorded it. `num_parameters`
+    are those of the model, None if only the user's own program knows it, and `sent_bytes` what a
+    worker sent in a step, 0 if that was not recorded.
     """
 
     step_seconds: float
     other_seconds: float
     num_train: int
     peak_bytes: int | None = None
+    num_parameters: int | None = None
+    sent_bytes: float = 0.0
 
 
 def try_out(
@@ -113,6 +117,8 @@ def try_out(
         start_seconds + config.epochs * evaluation_seconds,
         start["num_train"] if config.program.is_own else data.prepare(config.data).num_train,
         max(peaks, default=0) or None,
+        start["num_parameters"],
+        (epochs[0].get("sent_bytes") or 0) / steps,
     )
 
 

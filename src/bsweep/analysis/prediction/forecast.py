@@ -50,6 +50,14 @@ the model, which is empty if the runs have one.
 """
 
 
+def keys_of(cells: pd.DataFrame) -> list[Key]:
+    """Return the cells of a table that has the columns `CELL` and `way`."""
+    rows = cells[[*CELL, "way"]].itertuples(index=False, name=None)
+    return [
+        (int(batch), int(workers), int(passes), str(way)) for batch, workers, passes, way in rows
+    ]
+
+
 def default_grid(seen: Observed) -> list[Key]:
     """Return the default grid of a prediction: the worker counts of the runs, each with the batch
     sizes of the runs and with doublings of the smallest one, as far as `grid` keeps the pairs.

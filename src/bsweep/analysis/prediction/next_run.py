@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from bsweep.analysis.prediction.fitting import Fits
-from bsweep.analysis.prediction.forecast import are_unreached
+from bsweep.analysis.prediction.forecast import Key, are_unreached, keys_of
 from bsweep.analysis.prediction.objectives import (
     LEAST_GAIN,
     SURE,
@@ -34,7 +34,7 @@ from bsweep.analysis.prediction.objectives import (
     log_objective,
 )
 from bsweep.analysis.prediction.result import Prediction
-from bsweep.analysis.prediction.selection import CELL, Observed, exact_batches
+from bsweep.analysis.prediction.selection import Observed, exact_batches
 from bsweep.analysis.prediction.step_time import StepTimeFit
 from bsweep.analysis.prediction.ways import WHOLE, Way
 
@@ -46,9 +46,6 @@ _PROBED_FIRST = 2  # cells of each worker count that are timed whatever they cos
 _FEWEST_BATCHES = 2  # with known steps, before a search recommends a cell
 # Standard deviation of the log steps at a learning rate, less those at the best one beside it.
 _RATE_EFFECT = 0.3
-
-Key = tuple[int, int, int]
-"""A cell as three numbers in the order of `CELL`: global batch, workers, passes of a step."""
 
 End = Literal["sure", "budget", "gain", "runs", ""]
 """The reason why a search for the best cell trains no further run; empty if it trains one.
@@ -83,13 +80,13 @@ class Grid:
 
     `points` is the number of runs of each cell, and `most_steps` the most steps of each of them.
     `other_seconds`, by worker count, are the seconds of a run beside its steps: to start, and to
-    evaluate. `way` is how all workers share the model.
+    evaluate. `ways` are the ways in which workers share the model, by the names in the cells.
     """
 
     points: Mapping[Key, int]
     most_steps: Mapping[Key, float]
     other_seconds: Mapping[int, float]
-    way: Way = WHOLE
+    ways: Mapping[str, Way] = field(default_factory=lambda: {"": WHOLE})
 
     @property
     def cells(self) -> list[Key]:
@@ -111,8 +108,7 @@ class Grid:
         """
         needed = dict.fromkeys(self.cells, np.inf)
         if prediction is not None:
-            rows = prediction.cells[[*CELL, "steps"]].itertuples(index=False, name=None)
-            needed |= {(int(b), int(n), int(p)): float(steps) for b, n, p, steps in rows}
+            needed |= dict(zip(keys_of(prediction.cells), prediction.cells["steps"], strict=True))
         costs = {
             cell: self.run_worker_seconds(Offer(cell, most), needed[cell], step_time)
             for cell, most in self.most_steps.items()
@@ -127,7 +123,7 @@ class Grid:
         """
         workers = offer.cell[1]
         left = max(0.0, min(steps, offer.most_steps) - offer.done_steps)
-        step_seconds = median_step(step_time, offer.cell, self.way)
+        step_seconds = median_step(step_time, offer.cell, self.ways[offer.cell[3]])
         seconds = left * step_seconds + self.other_seconds.get(workers, 0.0)
         return seconds * workers
 
@@ -149,7 +145,7 @@ class Next:
 
 
 def median_step(step_time: StepTimeFit, cell: Key, way: Way = WHOLE) -> float:
-    return float(np.exp(np.median(step_time.log_seconds(way.cell(*cell)))))
+    return float(np.exp(np.median(step_time.log_seconds(way.cell(*cell[:3])))))
 
 
 def next_probe(
@@ -157,10 +153,11 @@ def next_probe(
 ) -> Key | None:
     """Return the cell whose steps a search times next; None if it times no further cell.
 
-    On each number of workers, the smallest pass comes first, then the largest, and then the pass
-    whose size is farthest from all that are timed. Worker counts with fewer than `_PROBED_FIRST`
-    timed cells precede the others. Once all have so many, a cell is timed only if timing steps
-    then costs at most `_PROBED_SHARE` of what the search may spend, all in all.
+    On each number of workers and with each way of sharing the model, the smallest pass comes first,
+    then the largest, and then the pass whose size is farthest from all that are timed. Those with
+    fewer than `_PROBED_FIRST` timed cells precede the others. Once all have so many, a cell is
+    timed only if timing steps then costs at most `_PROBED_SHARE` of what the search may spend, all
+    in all.
 
     Args:
         cells: The cells that can be timed.
@@ -169,8 +166,8 @@ def next_probe(
         most: Returns what the search may spend, in the unit of `costs`.
     """
     best, highest = None, (0, 0.0)
-    for cell in sorted(cells, key=lambda cell: (cell[1], cell[0] / cell[2], cell[2])):
-        own = [one for one in costs if one[1] == cell[1] and one in cells]
+    for cell in sorted(cells, key=lambda cell: (cell[1], cell[3], cell[0] / cell[2], cell[2])):
+        own = [one for one in costs if (one[1], one[3]) == (cell[1], cell[3]) and one in cells]
         away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
         rank = max(0, _PROBED_FIRST - len(own)), min(away, default=math.inf)
         if cell not in costs and rank[1] > 0 and rank > highest:
@@ -199,10 +196,10 @@ def first_run(
     middle = float(np.exp(np.mean(np.log(sorted({one.cell[0] for one in offers})))))
 
     def rank(one: Offer) -> tuple[bool, float, float]:
-        batch, workers, _ = one.cell
+        batch, workers, _, way = one.cell
         away = round(abs(float(np.log(batch / middle))), 6)  # equal on both sides
         # As if the middle were the critical batch.
-        cost = (1 + middle / batch) * median_step(step_time, one.cell, grid.way) * workers
+        cost = (1 + middle / batch) * median_step(step_time, one.cell, grid.ways[way]) * workers
         return not one.done_steps, away, cost
 
     offer = min(offers, key=rank)
@@ -339,11 +336,12 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
     fits: Fits = prediction.fitted
     objective: Objective = prediction.objective
     known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)
-    runs = known[known["kind"] == "run"].set_index(CELL)["gain"]
-    steps = prediction.cells.set_index(CELL)["steps"]
+    known = known[known["kind"] == "run"]
+    runs = dict(zip(keys_of(known), known["gain"], strict=True))
+    steps = dict(zip(keys_of(prediction.cells), prediction.cells["steps"], strict=True))
     batches = {*prediction.seen.runs["global_batch"]}
     means = log_objective(prediction.forecast, objective).mean(axis=0)
-    slower = dict(zip(runs.index, means - means[prediction.choice.place], strict=True))
+    slower = dict(zip(runs, means - means[prediction.choice.place], strict=True))
     rows = [
         (
             offer,

@@ -158,9 +158,21 @@ def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:
     )
 
 
-def observed(study: Study, target: Target, where: Mapping[str, str] | None = None) -> Observed:
+def observed(
+    study: Study,
+    target: Target,
+    where: Mapping[str, str] | None = None,
+    ways: Mapping[str, str] | None = None,
+) -> Observed:
     """Select the runs of a study from which the time to a target can be predicted, and return them
     with the steps and seconds that each took.
+
+    Args:
+        study: The study.
+        target: The target.
+        where: Columns of the runs, and the value to select in each.
+        ways: The names of the ways in which workers share a model, by run id. None: the names tell
+            in what the runs differ.
 
     Raises:
         ValueError: If `where` fits no run, no runs are left, their workers do not take every step
@@ -180,10 +192,10 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
         .join(reached, on="run_id")
         .join(_step_seconds(study), on="run_id")
     )
-    names, ways = ways_of(runs, study.epochs)
+    names, found = ways_of(runs, study.epochs, ways)
     facts = zip(names, joined["global_batch"], joined["num_workers"], joined["passes"], strict=True)
     joined = joined.assign(
-        way=names, local_batch=[ways[name].local_batch(*numbers) for name, *numbers in facts]
+        way=names, local_batch=[found[name].local_batch(*numbers) for name, *numbers in facts]
     )
     is_continued = continues(joined)
     if is_continued.all():
@@ -199,7 +211,7 @@ def observed(study: Study, target: Target, where: Mapping[str, str] | None = Non
     optimism = chosen_too_low(known, chosen)
     if chosen:
         known = known[known["lr"] == known["global_batch"].map(chosen)]
-    return Observed(study, target, known, joined[is_continued], ways, chosen, optimism)
+    return Observed(study, target, known, joined[is_continued], found, chosen, optimism)
 
 
 def continues(runs: pd.DataFrame) -> pd.Series[bool]:

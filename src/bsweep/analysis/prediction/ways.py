@@ -8,7 +8,7 @@ compares the seconds of their steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,14 +98,17 @@ WHOLE = Way()
 """The way of workers that each hold the whole model."""
 
 
-def ways_of(runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[pd.Series[str], dict[str, Way]]:
+def ways_of(
+    runs: pd.DataFrame, epochs: pd.DataFrame, names: Mapping[str, str] | None = None
+) -> tuple[pd.Series[str], dict[str, Way]]:
     """Return the name of each run's way, and all ways by their names.
 
     Args:
         runs: The runs of a prediction.
         epochs: The epochs of the study.
+        names: The name of each run's way by run id. None: the names tell in what the runs differ.
     """
-    shown = _names(runs)
+    shown = _names(runs) if names is None else runs["run_id"].map(names)
     sums_of = ["sent_bytes", "num_steps", "bubble"]
     of_runs = epochs.reindex(columns=sums_of).astype(float).groupby(epochs["run_id"])
     sums = of_runs.sum(min_count=1).reindex(runs["run_id"]).set_index(runs.index)
@@ -143,6 +146,48 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
             if texts.nunique() > 1:
                 found[of.index] += f" {column.removeprefix(_PREFIX)}=" + texts
     return found if found.nunique() > 1 else pd.Series("", runs.index)
+
+
+def names_of_points(strategies: Sequence[StrategyConfig]) -> list[str]:
+    """Return the name of the way of each of several points, given by its strategy: the names tell
+    in what the points differ.
+    """
+    rows = [
+        {f"{_PREFIX}{key}": _text(value) for key, value in asdict(one).items()}
+        for one in strategies
+    ]
+    table = pd.DataFrame(rows).fillna("")
+    return list(_names(table.rename(columns={f"{_PREFIX}name": "strategy"})))
+
+
+def timed_way(name: str, strategy: StrategyConfig, steps: Sequence[TimedStep]) -> Way:
+    """Return a way of which no run has told yet, but a few timed steps may have.
+
+    Args:
+        name: Its name.
+        strategy: Its strategy, with its settings.
+        steps: Steps of its workers.
+    """
+    if not strategy.can.splits_model:
+        return Way(name)
+    if not steps:  # then what workers send has units of its own
+        return Way(name, strategy, 1.0, 1.0)
+    parameters = max(one.num_parameters for one in steps) * _PARAMETER_BYTES
+    facts = pd.DataFrame([one[:3] for one in steps], columns=TimedStep._fields[:3])
+    sent = pd.Series([one.sent_bytes for one in steps]) / facts["accumulation_steps"]
+    return Way(name, strategy, parameters, _example_bytes(strategy, facts, sent, parameters))
+
+
+class TimedStep(NamedTuple):
+    """A cell whose steps were timed, with the parameters of the model and the bytes that a worker
+    sent in a step.
+    """
+
+    global_batch: int
+    num_workers: int
+    accumulation_steps: int
+    num_parameters: int
+    sent_bytes: float
 
 
 class Probed(NamedTuple):
@@ -233,7 +278,7 @@ def _unlike(probed: Mapping[str, Any], runs: pd.DataFrame) -> str:
 
 def _text(value: Any) -> str:
     """Return a setting as the table of runs shows it: lists as texts, and of a path its name."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(setting_text, value))
     if value is None or value != value:  # NaN
         return ""
