@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -60,6 +62,31 @@ def test_the_page_of_three_thousand_runs_is_small(tmp_path: Path) -> None:
         f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB"
     )
     assert page.stat().st_size < 5e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="one process draws all")
+def test_figures_are_the_same_however_many_processes_draw_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,))
+    names = list(plots.figures(bsweep.load(study)))[:3]
+    monkeypatch.setattr(plots, "figures", lambda _: {name: plots.FIGURES[name] for name in names})
+    told = {}
+    for most in (1, 2):
+        monkeypatch.setattr(report, "_MOST_PROCESSES", most)
+        folder = report.write(study, tmp_path / str(most)).parent
+        files = [folder / f"{name}.{suffix}" for name in names for suffix in ("png", "svg", "pdf")]
+        told[most] = [file.read_bytes() for file in files]
+    assert told[1] == told[2]
+
+    def broken(*_: object) -> None:
+        raise OSError(f"no room, as process {os.getpid()} found")
+
+    monkeypatch.setattr(plots, "save", broken)
+    with pytest.raises(OSError, match="no room") as error:
+        report.write(study, tmp_path / "none")
+    assert str(os.getpid()) not in str(error.value), "another process drew"
+    assert not any((tmp_path / "none").iterdir()), "half a report"
 
 
 TABLES = [

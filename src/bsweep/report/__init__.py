@@ -143,7 +143,8 @@ def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str,
     """
     names = list(plots.figures(study))
     draw = partial(_write_figure, study, folder, paper)
-    num_processes = min(len(psutil.Process().cpu_affinity()), len(names)) if _IS_LINUX else 1
+    num_cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else 1
+    num_processes = min(num_cores, len(names), _MOST_PROCESSES)
     if num_processes < 2:
         return dict(map(draw, names))
     # A fork has what draws a figure without pickling it.
@@ -151,7 +152,7 @@ def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str,
         return dict(forks.map(_drawn, names))
 
 
-_IS_LINUX = sys.platform == "linux"
+_MOST_PROCESSES = 4  # each takes the memory of matplotlib, and more save little
 _draw: ContextVar[Callable[[str], tuple[str, str]]] = ContextVar("what a fork draws")
 
 
