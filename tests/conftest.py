@@ -26,6 +26,9 @@ from tests.support.running import HOSTS, Forks
 __all__ = ["browser"]  # a fixture, of which a process can have one
 
 _LONGEST = (
+    # Not long, but in a process that has run many other files its downloads can crash, which ends
+    # all of pytest-xdist's work in a wait.
+    "data",
     "interactive",
     "slurm",
     "resume",
