@@ -472,6 +472,32 @@ def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path:
         assert said.endswith("target_accuracy=0.9 study=asked")
 
 
+def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
+    browser: Any, path: Path
+) -> None:
+    with opened(browser, path, "target=0.9999") as page:
+        assert {row["seconds"] for row in rows(page, "map")} == {None}
+        x, y = page.evaluate(_PLACE_OF_A_CELL)
+        page.mouse.click(x, y)
+        drawn(page)
+        assert page.input_value("#cell")
+        widths = page.evaluate(
+            """() => {
+              const found = [];
+              const visit = (item) => {
+                if (item.mark?.marktype === "text" && item.text?.length) {
+                  found.push(item.bounds.width());
+                }
+                (item.items ?? []).forEach(visit);
+              };
+              visit(charts.map.view.scenegraph().root);
+              return found;
+            }"""
+        )
+        band = page.evaluate("charts.map.view.scale('x').bandwidth()")
+        assert 0 < max(widths) < band
+
+
 def test_links_restore_views(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         go(page, **{"x": "steps", "logx": "1", "lang": "ko", "cell": "256x4", "find": "_w4_",

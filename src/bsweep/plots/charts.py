@@ -41,6 +41,7 @@ _TEXTS: list[Spec] = [
             {"fontWeight": 600, "dy": {"expr": "room < 62 ? 0 : -7"}},
         ),
         ("interval", "room < 90 ? 9 : 10.5", {"dy": 10}),
+        ("said", "11", {"lineBreak": "\n", "lineHeight": 12, "baseline": "middle"}),
     )
 ]
 _COLOR: Spec = {
@@ -50,7 +51,7 @@ _COLOR: Spec = {
     "legend": None,
 }
 _FIELD: Spec = {
-    "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer"},
+    "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer", "invalid": "show"},
     "encoding": {
         "color": {"condition": {"test": _HAS_TIME, **_COLOR}, "value": "transparent"},
         "stroke": {
@@ -79,8 +80,9 @@ def time_map() -> Spec:
     the parameter `hovered` gives a thick frame too.
     """
     has_interval = f"{_HAS_TIME} && isValid(datum.seconds_low) && room >= 62"
-    needed = "8 * length(toString(datum.problem))"  # pixels
-    problem = f"(room < 12 ? '' : room < {needed} ? '\u00d7' : datum.problem)"
+    text = "toString(datum.problem)"
+    lines = f"(room < 8 * length({text}) ? replace({text}, ' ', '\\n') : {text})"  # pixels
+    said = f"(room < 12 ? '' : room < 5 * length({text}) ? '\u00d7' : {lines})"
     star = "(datum.is_recommended ? '★' : datum.is_alternative && room > 24 ? '☆' : '')"
     star += " + (room >= 62 && (datum.is_recommended || datum.is_alternative) ? ' ' : '')"
     seconds, low, high = (
@@ -100,7 +102,8 @@ def time_map() -> Spec:
         "width": "container",
         "height": 180,
         "transform": [
-            {"calculate": f"{_HAS_TIME} ? {star} + {seconds} : {problem}", "as": "label"},
+            {"calculate": f"{_HAS_TIME} ? {star} + {seconds} : ''", "as": "label"},
+            {"calculate": f"datum.problem ? {said} : ''", "as": "said"},
             {"calculate": f"{has_interval} ? {low} + '\u2013' + {high} : ''", "as": "interval"},
         ],
         "encoding": {
@@ -111,7 +114,11 @@ def time_map() -> Spec:
         "config": {
             "axisX": {"labelAngle": 0, "labelOverlap": True},
             "axis": {"ticks": False, "domain": False, "grid": False},
-            "scale": {"bandPaddingInner": 0.05, "bandPaddingOuter": 0.02},
+            "scale": {
+                "bandPaddingInner": 0.05,
+                "bandPaddingOuter": 0.02,
+                "invalid": {"color": {"value": "transparent"}},  # of cells without a time
+            },
         },
     }
 

@@ -29,7 +29,7 @@ from bsweep.report.interactive import html_of
 from bsweep.report.page import static
 from bsweep.study.watching import Watched
 
-_LOOK_SECONDS = 1.2  # between two looks at a study; a new record is shown at most this much later
+_LOOK_SECONDS = 1.5  # between two looks at a study; a new record is shown at most this much later
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent

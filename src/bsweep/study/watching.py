@@ -20,7 +20,6 @@ from bsweep.study.overview import Row
 from bsweep.study.states import NEW, State
 
 _ESTIMATE_SECONDS = 10.0  # between two estimates of the time that is left
-_FINAL = -1  # in place of the time of a run that has a result
 _Stamp = tuple[int, ...]
 
 
@@ -44,7 +43,8 @@ class Watched:
         self._rows: dict[str, Row] = {}
         self._changed: dict[str, int] = {}  # the version of a point's last change
         self._found: dict[str, State] = {}
-        self._stamps: dict[str, _Stamp] = {}
+        self._stamps: dict[str, _Stamp] = {}  # of runs without a result
+        self._final: dict[str, int] = {}  # the folder's inode, of runs with a result
         self._commands: _Stamp = ()
         self._by = Estimate([])
         self._estimated = -_ESTIMATE_SECONDS
@@ -109,8 +109,7 @@ class Watched:
         changed, there = set(), 0
         for entry in os.scandir(self.folder):
             name = entry.name
-            stamp = self._stamps.get(name)
-            if stamp and stamp == (entry.inode(), _FINAL):
+            if self._final.get(name) == entry.inode():
                 there += 1
                 continue
             is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
@@ -119,18 +118,25 @@ class Watched:
             there += 1
             before = self._found.get(name, NEW)
             status = entry.stat()
-            if before.status != "running" and stamp == (status.st_ino, status.st_mtime_ns):
+            stamp = (status.st_ino, status.st_mtime_ns)
+            if before.status != "running" and self._stamps.get(name) == stamp:
                 continue
             # What changes while the run is read is read again next time.
             now = states.state_of_run(Path(entry))
-            is_final = now.status in states.RESULTS
-            self._stamps[name] = (status.st_ino, _FINAL if is_final else status.st_mtime_ns)
+            self._final.pop(name, None)
+            self._stamps.pop(name, None)
+            if now.status in states.RESULTS:
+                self._final[name] = status.st_ino
+            else:
+                self._stamps[name] = stamp
             if now != before:
                 self._found[name] = now
                 changed.add(name)
-        if there < len(self._stamps):
-            for name in self._stamps.keys() - {path.name for path in self.folder.iterdir()}:
-                del self._stamps[name]
+        if there < len(self._stamps) + len(self._final):
+            names = {path.name for path in self.folder.iterdir()}
+            for name in (self._stamps.keys() | self._final.keys()) - names:
+                self._stamps.pop(name, None)
+                self._final.pop(name, None)
                 if self._found.pop(name, None):
                     changed.add(name)
         self._is_outdated |= bool(changed)
