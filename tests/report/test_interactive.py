@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import replace
@@ -26,6 +27,7 @@ from bsweep.plots.drawing import PALE
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import drawn, go, opened, rows
+from tests.support.running import compose
 from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -470,6 +472,44 @@ def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path:
             assert f" {word} " in said
         assert said.startswith("bsweep run ")
         assert said.endswith("target_accuracy=0.9 study=asked")
+
+
+def test_the_energy_to_the_target_is_that_of_python(
+    browser: Any, tmp_path: Path, study: analysis.Study
+) -> None:
+    """By 50 W of a worker, and 0.3 J an example."""
+    runs, last = study.runs, study.evaluations.groupby("run_id").last()
+    last = last.reindex(runs["run_id"]).reset_index()
+    devices = 50.0 * runs["num_workers"] * last["train_seconds"]
+    examples = last["num_steps"] * runs["global_batch"]
+    runs = runs.assign(
+        train_seconds=last["train_seconds"], energy_joules=devices + 0.3 * examples
+    )
+    study = replace(study, runs=runs)
+    cells = bsweep.predict(study, TARGET, objective="joules").cells
+    expected = cells.set_index(["global_batch", "num_workers"])["joules"].to_dict()
+    best = cells.loc[cells["joules"].idxmin()]
+    path = tmp_path / "page.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, path, "objective=joules") as page:
+        found = {(row["global_batch"], row["num_workers"]): row for row in rows(page, "map")}
+        energies = {key: row["seconds"] for key, row in found.items()}
+        assert energies == pytest.approx(expected, rel=1e-6)
+        assert found[best["global_batch"], best["num_workers"]]["is_recommended"]
+        assert "takes the least energy" in page.inner_text("#question")
+        assert " --objective joules" in page.inner_text(".first")
+
+
+def test_a_command_is_copied_and_composes(browser: Any, path: Path) -> None:
+    with opened(browser, path, "cell=256x4") as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click("#reading button")
+        page.wait_for_selector("#reading button:text('Copied')")
+        copied = page.evaluate("navigator.clipboard.readText()")
+    program, verb, *words = shlex.split(copied)
+    assert (program, verb) == ("bsweep", "run")
+    config = compose(*[word for word in words if word != META["command"].split()[-1]])
+    assert (config.num_workers, config.local_batch, config.seed) == (4, 64, SEEDS)
 
 
 def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
