@@ -482,9 +482,7 @@ def test_the_energy_to_the_target_is_that_of_python(
     last = last.reindex(runs["run_id"]).reset_index()
     devices = 50.0 * runs["num_workers"] * last["train_seconds"]
     examples = last["num_steps"] * runs["global_batch"]
-    runs = runs.assign(
-        train_seconds=last["train_seconds"], energy_joules=devices + 0.3 * examples
-    )
+    runs = runs.assign(train_seconds=last["train_seconds"], energy_joules=devices + 0.3 * examples)
     study = replace(study, runs=runs)
     cells = bsweep.predict(study, TARGET, objective="joules").cells
     expected = cells.set_index(["global_batch", "num_workers"])["joules"].to_dict()
