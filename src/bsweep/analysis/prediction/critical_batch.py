@@ -75,7 +75,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
     return CriticalBatch(
-        "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
+        said("steps to target"), float(value), float(low), float(high), few if width > _TOLD else ""
     )
 
 
@@ -96,7 +96,7 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
         records: The records, with the columns of `Study.noise_scales`.
         seed: The seed of the resampling.
     """
-    source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
+    source, known = said("noise scale"), records.dropna(subset=["variance", "gradient_square"])
     runs = [
         of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")
     ]
@@ -199,7 +199,7 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
             from the evaluations since the checkpoint. Steps are counted from the checkpoint.
         num_draws: The number of draws from the posterior.
     """
-    source = "branched runs"
+    source = said("branched runs")
     if branches.empty:
         return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
     reached = branches[branches["reached"].astype(bool)]

@@ -339,6 +339,8 @@ const SENTENCES = {
     "{n:round}": "{n}라운드",
     "{n:epoch}": "{n}에포크",
     "out of memory": "메모리 부족",
+    "noise scale": "노이즈 스케일",
+    "branched runs": "갈라진 실행",
     "diverged": "발산",
     "not reached": "도달 못 함",
     "{items} and {last}": "{items}, {last}",
