@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from bsweep import models
+from bsweep.config import own
 from bsweep.config.values import ConfigError
+from bsweep.models import plans
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
     DIVIDED,
     TEXT_CONTRACT,
@@ -84,8 +86,27 @@ def test_a_parameter_between_shared_layers_is_refused(tmp_path: Path) -> None:
     target = f"model.target={ROOT}/tests/support/divided_network.py:learning_slope"
     point = (*TINY, "model=own", target, "strategy=tensor", "num_workers=2", "local_batch=8")
     result = bsweep("run", *point, cwd=tmp_path)
-    assert result.returncode == 1
-    assert "different gradients of 3.weight" in result.stderr, result.stderr
+    assert result.returncode == 2
+    assert "3.weight of the model lies between layers" in result.stderr, result.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        DROPPING,
+        ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:Joined"),
+        ("model=llama_tiny", "data=text", "data.path=x"),
+    ],
+)
+def test_no_parameter_of_a_sound_plan_lies_between(words: tuple[str, ...]) -> None:
+    is_text = "data=text" in words
+    card = own.resolve(compose("data=synthetic", *words, "local_batch=8")).model
+    shape = (16,) if is_text else (3, 8, 8)
+    inputs = torch.zeros(2, *shape, dtype=torch.long) if is_text else torch.randn(2, *shape)
+    model = models.build(card, num_classes=256, shape=shape)
+    plans.refuse_between(card, model, inputs)
+    assert model(inputs).requires_grad, "the hooks are gone"
 
 
 def test_values_are_dropped_as_on_one_worker() -> None:

@@ -367,8 +367,9 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
         whole = max(config.local_batches)
         problems = []
         for number in dict.fromkeys((min(_MOST_TRIED, whole), whole)):
-            is_cut = config.strategy.can.cuts_model
-            problem = _problem_with(config.model, info, number, runs_here, is_cut)
+            can = config.strategy.can
+            how = (can.cuts_model, can.splits_layers)
+            problem = _problem_with(config.model, info, number, runs_here, *how)
             if problem is None:
                 return
             problems.append(problem)
@@ -377,11 +378,16 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
 
 @functools.cache  # a sweep asks for every point
 def _problem_with(
-    card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool, is_cut: bool
+    card: ModelConfig,
+    info: DataInfo,
+    number: int,
+    refuses_errors: bool,
+    is_cut: bool,
+    is_divided: bool,
 ) -> str | None:
-    """Return why a model cannot learn from `number` examples of a data set, or be cut into stages
-    if it `is_cut`; None if a trial finds no reason, or if the trial fails where workers may have
-    other hardware.
+    """Return why a model cannot learn from `number` examples of a data set, be cut into stages if
+    it `is_cut`, or be divided by its plan if it `is_divided`; None if a trial finds no reason, or
+    if the trial fails where workers may have other hardware.
     """
     import torch
 
@@ -398,6 +404,10 @@ def _problem_with(
             outputs = model(inputs)
             if is_cut and device.type == "cpu":
                 refuse_other_outputs(pieces(card, model), model, inputs)
+            if is_divided and device.type == "cpu":
+                from bsweep.models import plans
+
+                plans.refuse_between(card, model, inputs)
         except ConfigError as error:
             return str(error)
         except Exception as error:

@@ -11,6 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -157,6 +158,52 @@ def check(card: ModelConfig, model: nn.Module, num_workers: int) -> None:
     problems = list(_problems(of(card, model), model, num_workers))
     if problems:
         raise ConfigError(*problems)
+
+
+def refuse_between(card: ModelConfig, model: nn.Module, inputs: Tensor) -> None:
+    """Raise ConfigError if a parameter lies between layers that the plan of a model divides, so
+    that each worker would compute only a share of its gradient.
+
+    A forward pass finds the parameters on which the inputs of a layer by rows depend, other than
+    through a divided layer.
+
+    Args:
+        card: The card of the model.
+        model: The model.
+        inputs: The inputs of some examples.
+    """
+    between: list[Tensor] = []
+
+    def cut(module: nn.Module, given: tuple[Tensor, ...], outputs: Tensor, by_rows: bool) -> Tensor:
+        if by_rows and given[0].requires_grad:
+            between.append(given[0].sum())
+        return outputs.detach()
+
+    hooks = [
+        module.register_forward_hook(functools.partial(cut, by_rows=_takes_parts(style)))
+        for pattern, style in of(card, model).items()
+        if isinstance(style, ColwiseParallel | RowwiseParallel | ColumnsOfEach)
+        for module in modules_named(model, pattern)
+    ]
+    model(inputs)
+    for hook in hooks:
+        hook.remove()
+    if not between:
+        return
+    named = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    gradients = torch.autograd.grad(between, [*named.values()], allow_unused=True)
+    found = zip(named, gradients, strict=True)
+    if names := [name for name, gradient in found if gradient is not None]:
+        raise ConfigError(
+            f"strategy=tensor: {', '.join(names)} of the model "
+            f"{'lies' if len(names) == 1 else 'lie'} between layers that its plan divides, so that "
+            "each worker would compute a share of the gradient. Divide other layers in "
+            "tensor_plan, or use strategy=sharded."
+        )
+
+
+def _takes_parts(style: ParallelStyle) -> bool:
+    return isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),)
 
 
 def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:

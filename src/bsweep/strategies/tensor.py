@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import TensorConfig
-from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.models import plans
 from bsweep.numerics.sharded_vector import ShardedVector, of_layers
@@ -57,7 +54,6 @@ class TensorParallel(Split):
         # Cross-entropy of logits of which each worker has some, and its backward pass.
         self._for_losses.enter_context(loss_parallel())
         model.register_forward_pre_hook(self._count_pass)
-        self._within = mesh.get_group("part")
         return ShardedVector(of_layers(model, mesh["part"], self._shapes))
 
     @contextmanager
@@ -74,30 +70,9 @@ class TensorParallel(Split):
             self._optimizer.step()
 
     def rehearse(self) -> None:
-        self._refuse_shares()
         self._sum_between_replicas(self._parts.gradients)
         super().rehearse()
         self.meter = Meter()
-
-    def _refuse_shares(self) -> None:
-        """Raise ConfigError if workers of a replica have different gradients of a parameter that
-        the plan does not divide: each has computed a share of it.
-        """
-        for part, tensor in zip(self._parts.slices, self._parts.tensors, strict=True):
-            assert isinstance(tensor, DTensor)
-            if not tensor.placements[0].is_replicate():
-                continue
-            own = self._parts.gradients[part.start : part.stop]
-            mean = own / self.num_parts
-            with worker_lost():
-                dist.all_reduce(mean, group=self._within)
-            off = torch.stack([(own - mean).norm(), 1e-2 * mean.norm()])
-            if bool(off[0] > off[1]):
-                raise ConfigError(
-                    f"strategy=tensor: the workers of a replica have different gradients of "
-                    f"{part.name}, because it lies between layers that the plan divides. Divide "
-                    "other layers in tensor_plan, or use strategy=sharded."
-                )
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = super().weights(model)
