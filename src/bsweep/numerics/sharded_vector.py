@@ -165,16 +165,8 @@ class ShardedVector(Vector):
         return math.prod(size for size, placed in sizes if placed.is_replicate())
 
     def whole(self, flat: Tensor, part: Slice, start: int = 0) -> DTensor:
-        """Return the tensor of one slice as a DTensor, whose part on this worker is a view.
-
-        Args:
-            flat: A tensor with an element for each of `parameters` from `start` on, such as a state
-                of the optimizer.
-            part: One of `slices`.
-            start: The index in `parameters` of the first element of `flat`.
-
-        Returns:
-            A DTensor with the shape of the whole parameter.
+        """Return the tensor of one slice as `Vector.whole` does: a DTensor with the shape of the
+        whole parameter, whose part on this worker is a view.
         """
         like = self.tensors[self.slices.index(part)]
         assert isinstance(like, DTensor)

@@ -123,19 +123,22 @@ def time_map() -> Spec:
     }
 
 
-_WEIGHT: Spec = {
-    "opacity": {
-        "condition": [
-            {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
-            {"test": "datum.strength == 0", "value": 0.12},
-        ],
-        "value": 0.8,
-    },
-    "strokeWidth": {
-        "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
-        "value": 1.5,
-    },
-}
+def _weight(opacity: float, faint: float, width: float) -> Spec:
+    """Return the encodings by which selected and hovered runs stand out from others, which have
+    this opacity and line width, and the opacity `faint` while some runs are selected.
+    """
+    stands_out = f"datum.strength == 2 || {_IS_HOVERED}"
+    is_behind = {"test": "datum.strength == 0", "value": faint}
+    return {
+        "opacity": {
+            "condition": [{"test": stands_out, "value": 1}, is_behind],
+            "value": opacity,
+        },
+        "strokeWidth": {"condition": {"test": stands_out, "value": 3}, "value": width},
+    }
+
+
+_WEIGHT: Spec = _weight(0.8, 0.12, 1.5)
 _GROUP: Spec = {
     "field": "color",
     "type": "nominal",
@@ -212,17 +215,7 @@ _ACROSS: Spec = {
             "legend": None,
             "scale": {"range": PALETTE},
         },
-        "opacity": {
-            "condition": [
-                {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 1},
-                {"test": "datum.strength == 0", "value": 0.08},
-            ],
-            "value": 0.55,
-        },
-        "strokeWidth": {
-            "condition": {"test": f"datum.strength == 2 || {_IS_HOVERED}", "value": 3},
-            "value": 1.3,
-        },
+        **_weight(0.55, 0.08, 1.3),
     },
 }
 _TICKS: list[Spec] = [  # a halo, then the text
@@ -314,13 +307,42 @@ def steps_along() -> Spec:
     }
 
 
-_WAY: Spec = {"field": "way", "type": "nominal", "sort": None, "title": None}
-_WAY_COLOR: Spec = {
-    **_WAY,
-    "scale": {"range": PALETTE},
-    "legend": {"orient": "bottom", "columns": 4, "labelLimit": 300},
-}
-_WAY_SHAPE: Spec = {**_WAY, "legend": {"orient": "bottom", "columns": 4, "labelLimit": 300}}
+def _series(field: str, num_columns: int) -> Spec:
+    """Return the encodings by colour and by shape of the texts in a field, with one legend."""
+    shape: Spec = {
+        "field": field,
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "legend": {"orient": "bottom", "columns": num_columns, "labelLimit": 300},
+    }
+    return {"color": {**shape, "scale": {"range": PALETTE}}, "shape": shape}
+
+
+_WAYS: Spec = _series("way", 4)
+
+
+def _lines(x: str, y: str, series: Spec, *behind: Spec) -> Spec:
+    """Return lines with points over the values of a field, and the layers behind them."""
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {"field": x, "type": "ordinal", "axis": {"labelAngle": 0}},
+            "y": {"field": y, "type": "quantitative"},
+            "color": series["color"],
+        },
+        "layer": [
+            *behind,
+            {"mark": {"type": "line", "interactive": False, "strokeWidth": 1.5}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 70},
+                "encoding": {"shape": series["shape"]},
+            },
+        ],
+    }
 
 
 def times_of_ways() -> Spec:
@@ -328,24 +350,7 @@ def times_of_ways() -> Spec:
 
     Fields of its table `cells`: `num_workers`, `seconds` and `way` (a text).
     """
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "cells"},
-        "width": "container",
-        "height": 260,
-        "encoding": {
-            "x": {"field": "num_workers", "type": "ordinal", "axis": {"labelAngle": 0}},
-            "y": {"field": "seconds", "type": "quantitative"},
-            "color": _WAY_COLOR,
-        },
-        "layer": [
-            {"mark": {"type": "line", "interactive": False, "strokeWidth": 1.5}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 70},
-                "encoding": {"shape": _WAY_SHAPE},
-            },
-        ],
-    }
+    return _lines("num_workers", "seconds", _WAYS)
 
 
 def memory_and_time() -> Spec:
@@ -367,8 +372,7 @@ def memory_and_time() -> Spec:
     point: Spec = {
         "mark": {"type": "point", "filled": True},
         "encoding": {
-            "color": _WAY_COLOR,
-            "shape": _WAY_SHAPE,
+            **_WAYS,
             "size": {"condition": {"test": "datum.is_on_front", "value": 110}, "value": 45},
             "opacity": {"condition": {"test": "datum.is_on_front", "value": 1}, "value": 0.6},
         },
@@ -416,42 +420,12 @@ def bubbles() -> Spec:
     Fields of its table `cells`: `microbatches`, `percent`, `percent_by_formula` (may be null) and
     `line` (a text).
     """
-    color: Spec = {
-        "field": "line",
-        "type": "nominal",
-        "sort": None,
-        "title": None,
-        "scale": {"range": PALETTE},
-        "legend": {"orient": "bottom", "columns": 3, "labelLimit": 300},
-    }
     formula: Spec = {
         "transform": [{"filter": "isValid(datum.percent_by_formula)"}],
         "mark": {"type": "line", "strokeDash": [4, 4], "interactive": False, "strokeWidth": 1.2},
         "encoding": {"y": {"field": "percent_by_formula", "type": "quantitative"}},
     }
-    measured: Spec = {"y": {"field": "percent", "type": "quantitative"}}
-    shape = {name: value for name, value in color.items() if name != "scale"}
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "cells"},
-        "width": "container",
-        "height": 260,
-        "encoding": {
-            "x": {"field": "microbatches", "type": "ordinal", "axis": {"labelAngle": 0}},
-            "color": color,
-        },
-        "layer": [
-            formula,
-            {
-                "mark": {"type": "line", "interactive": False, "strokeWidth": 1.5},
-                "encoding": measured,
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 70},
-                "encoding": {**measured, "shape": shape},
-            },
-        ],
-    }
+    return _lines("microbatches", "percent", _series("line", 3), formula)
 
 
 TIMELINE = {  # the colours of what a worker does

@@ -165,6 +165,21 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
     return summed
 
 
+class InEachPass(InBackward):
+    """A strategy whose workers exchange in each pass, because no worker can compute one alone."""
+
+    passes_together = True
+
+    def before_last_pass(self) -> None:
+        """Do nothing: the last pass is like the others."""
+
+    def passes(self) -> AbstractContextManager[None]:
+        return exchange_lost()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return exchange_lost()
+
+
 @contextmanager
 def exchange_lost() -> Iterator[None]:
     """Turn the error of an exchange that failed in the `with` block into `WorkerLost`, and raise

@@ -8,7 +8,7 @@ parameters too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import deepspeed
@@ -27,15 +27,14 @@ from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import InBackward, Meter
-from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.base import Meter
+from bsweep.strategies.ddp import InEachPass, exchange_lost
 from bsweep.strategies.process_group import TorchStrategy
 
 _FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint
 
 
-class DeepSpeed(TorchStrategy, InBackward):
-    passes_together = True
+class DeepSpeed(TorchStrategy, InEachPass):
     saves_model = True
 
     def __init__(
@@ -75,15 +74,6 @@ class DeepSpeed(TorchStrategy, InBackward):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return cast(nn.Module, self._engine)
-
-    def before_last_pass(self) -> None:
-        """Do nothing: the engine exchanges in each pass, or in its step."""
-
-    def passes(self) -> AbstractContextManager[None]:
-        return exchange_lost()
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return exchange_lost()
 
     def step(self) -> None:
         with exchange_lost():

@@ -6,7 +6,6 @@ is not measured.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -25,17 +24,15 @@ from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import InBackward, Meter
-from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.base import Meter
+from bsweep.strategies.ddp import InEachPass
 from bsweep.strategies.parts import InParts
 
 
-class Split(InParts, InBackward):
+class Split(InParts, InEachPass):
     """A strategy whose workers form `num_replicas` groups of `num_parts` neighbouring ranks, each
     with one model.
     """
-
-    passes_together = True
 
     def __init__(
         self, config: RunConfig, strategy: SplitConfig, place: Place, paths: RunPaths
@@ -63,15 +60,6 @@ class Split(InParts, InBackward):
         assert isinstance(vector, ShardedVector)
         self._vector = self._parts = vector
         self._optimizer = optimizer
-
-    def before_last_pass(self) -> None:
-        """Do nothing: each pass exchanges, because no worker can compute one alone."""
-
-    def passes(self) -> AbstractContextManager[None]:
-        return exchange_lost()
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return exchange_lost()
 
     def step(self) -> None:
         self._optimizer.step()

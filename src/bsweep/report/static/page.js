@@ -710,7 +710,7 @@ async function renderSplits(shown) {
   await drawSplit("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: String(row.strategy) })));
   const bubbles = structuredClone(study.charts.split_bubbles);
   bubbles.encoding.x.title = words("microbatches");
-  bubbles.layer[1].encoding.y.title = bubbles.layer[0].encoding.y.title = bubbles.layer[2].encoding.y.title = words("bubble_percent");
+  bubbles.encoding.y.title = bubbles.layer[0].encoding.y.title = words("bubble_percent");
   bubbles.encoding.color.legend = bubbles.layer[2].encoding.shape.legend = legend;
   const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
   byId("bubbles").hidden = !found.length;
