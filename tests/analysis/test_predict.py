@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config.target import target_of
 from bsweep.config.values import parse_seconds
+from bsweep.runlog.probe_file import Probe, ProbedBatch, ProbedWorker
 from bsweep.runlog.records import Status
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_branch, write_target_run
@@ -676,14 +677,19 @@ def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
-    batches = [{"local_batch": b, "step_seconds": TRUTH.step_seconds(b, 1)} for b in (8, 32, 128)]
-    slow = [{**one, "step_seconds": one["step_seconds"] * 1.01} for one in batches]
-    probed = {
-        "schema": 1, "probed": {"accumulation_steps": 1}, "exchange_seconds": TRUTH.sync_seconds,
-        "workers": [{"batches": batches}, {"batches": slow}],
-    }  # fmt: skip
+    workers = tuple(
+        ProbedWorker(
+            "h", "cpu", "fp32", memory_bytes=None, peak_flops=1e9,
+            batches=tuple(
+                ProbedBatch(b, slowness * TRUTH.step_seconds(b, 1)) for b in (8, 32, 128)
+            ),
+            largest_batch=128, stopped_by="examples",
+        )
+        for slowness in (1, 1.01)
+    )  # fmt: skip
+    probed = Probe(1, {"accumulation_steps": 1}, workers, TRUTH.sync_seconds)
     path = tmp_path / "probe.json"
-    path.write_text(json.dumps(probed))
+    path.write_text(json.dumps(asdict(probed)))
     width = {}
     for name, probe in (("without", None), ("with", path)):
         found = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2], probe=probe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bsweep.analysis.prediction.selection import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, card_of, probed, ways_of
 from bsweep.config.target import target_of
+from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -293,7 +294,8 @@ def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
 
 def test_probes_of_whole_models_belong_to_their_own_strategy(tmp_path: Path) -> None:
     runs = pd.DataFrame({"model": ["resnet18"], "data": ["imagefolder"]})
-    worker = {"batches": [{"local_batch": 8, "step_seconds": 0.1}]}
+    batches = (ProbedBatch(8, 0.1),)
+    worker = asdict(ProbedWorker("h", "cpu", "fp32", None, 1e9, batches, 8, "examples"))
 
     def kinds(strategy: str, model: str = "resnet18") -> list[tuple[str, str]]:
         told = {"strategy.name": strategy, "model.name": model}

@@ -2,7 +2,7 @@
 workers of unequal speed or memory.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
-functions in `policies`. It uses what a probe measured (`probe_file`) or the nominal values of
+functions in `policies`. It uses what a probe measured (`probes`) or the nominal values of
 `devices`. The output is the point with `local_batches`, `local_steps` or both filled in.
 
 This package measures nothing itself and imports no torch, because it runs in the parent process
@@ -23,13 +23,7 @@ from bsweep.allocation.policies import (
     steps_by_flops,
     steps_by_speed,
 )
-from bsweep.allocation.probe_file import (
-    PROBE_SCHEMA,
-    Probe,
-    ProbedBatch,
-    ProbedSplit,
-    ProbedWorker,
-    SplitBatch,
+from bsweep.allocation.probes import (
     kept_probe,
     probe_path,
     probed_of,
@@ -45,6 +39,14 @@ from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.sentences import said
+from bsweep.runlog.probe_file import (
+    PROBE_SCHEMA,
+    Probe,
+    ProbedBatch,
+    ProbedSplit,
+    ProbedWorker,
+    SplitBatch,
+)
 
 __all__ = [
     "PROBE_SCHEMA",

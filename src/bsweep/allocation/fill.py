@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bsweep.allocation import devices, policies
-from bsweep.allocation.probe_file import probe_path, read_probe
+from bsweep.allocation.probes import probe_path, read_probe
 from bsweep.config.allocation import (
     BatchByFlopsConfig,
     BatchByMemoryConfig,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bsweep.allocation.probe_file import ProbedWorker
+from bsweep.runlog.probe_file import ProbedWorker
 
 
 def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:

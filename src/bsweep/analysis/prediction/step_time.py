@@ -42,21 +42,20 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
 from scipy.special import ndtr
 
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.cells import Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
-from bsweep.config.values import Count
 from bsweep.core import pollux
-from bsweep.core.regular_files import read_regular
+from bsweep.runlog import probe_file
+from bsweep.runlog.probe_file import Probe, counts
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
@@ -365,64 +364,19 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
 
 
 def read_probe(path: str | Path) -> Probe:
-    """Return the measurements in a file of `bsweep probe` that a prediction needs.
+    """Return the measurements in a file of `bsweep probe`.
 
     Raises:
         ValueError: If the file is no probe.
     """
     try:
-        found: Probe = _PROBE.validate_json(read_regular(Path(path)))
+        found = probe_file.read(Path(path))
         if not found.workers and not found.splits:
             raise ValueError("it has no measurements")
     except (OSError, ValueError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise ValueError(f"{path} is not a probe ({reason}). Run `bsweep probe` first.") from None
+        why = probe_file.reason(error)
+        raise ValueError(f"{path} {why}. Run `bsweep probe` first.") from None
     return found
-
-
-@dataclass(frozen=True)
-class _Batch:
-    local_batch: Count
-    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
-
-
-@dataclass(frozen=True)
-class _Worker:
-    batches: tuple[_Batch, ...]
-
-
-@dataclass(frozen=True)
-class _Split:
-    probed: dict[str, Any]
-    batches: tuple[_Batch, ...]
-    largest_batch: Count
-    stopped_by: str
-
-    def __post_init__(self) -> None:
-        counts(self.probed)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """The measurements in a file of `bsweep probe` that a prediction needs."""
-
-    workers: tuple[_Worker, ...] = ()
-    probed: dict[str, Any] = field(default_factory=dict)
-    exchange_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 0.0
-    splits: tuple[_Split, ...] = ()
-
-    def __post_init__(self) -> None:
-        counts(self.probed)
-
-
-def counts(probed: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the workers and the passes of a step for which a probe holds."""
-    workers, passes = (probed.get(key, 1) for key in ("num_workers", "accumulation_steps"))
-    return _COUNT.validate_python(workers), _COUNT.validate_python(passes)
-
-
-_PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
-_COUNT: TypeAdapter[int] = TypeAdapter(Count)
 
 
 def _seconds(

@@ -23,7 +23,6 @@ from bsweep.analysis.prediction.step_time import (
     Cell,
     Form,
     Timing,
-    counts,
     probe_timings,
     read_probe,
 )
@@ -31,6 +30,7 @@ from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import names, variants
 from bsweep.core.words import counted
+from bsweep.runlog.probe_file import counts
 
 _PREFIX = "strategy."
 # Their code may do something else in each step.

@@ -1,118 +1,27 @@
-"""The file of measurements that `bsweep probe` writes. It holds the speed of each worker at several
-batches, its largest measured batch, and the time of an exchange. For each way of splitting a model
-it holds the seconds of steps and the peaks of memory at several batches, and the largest batch.
+"""The probe file of a run: where it lies, for which configurations its measurements hold, and what
+is added to it.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from typing import Any
 
 from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError, Count, NonNegative, show
-from bsweep.core.regular_files import read_regular
+from bsweep.config.values import ConfigError, show
 from bsweep.runlog.files import write_json
-
-PROBE_SCHEMA = 1
-_WITH_SPLITS = 2  # the schema of files that have split models, too
-
-
-@dataclass(frozen=True)
-class ProbedBatch:
-    local_batch: Count
-    # The time of a whole training step without its exchange.
-    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
-
-
-@dataclass(frozen=True)
-class ProbedWorker:
-    """The measurements of one worker in a probe. `peak_flops` is the measured FLOP/s of a large
-    matrix product. `batches` are in rising order, up to `largest_batch`.
-    """
-
-    host: str
-    device: str
-    precision: str
-    memory_bytes: Annotated[int, Field(ge=0)] | None
-    peak_flops: Annotated[float, Field(gt=0, lt=1e30)]
-    batches: Annotated[tuple[ProbedBatch, ...], Field(min_length=1)]
-    largest_batch: Count
-    stopped_by: str  # why no larger batch was measured: out_of_memory | examples | seconds
-
-    def __post_init__(self) -> None:
-        _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
-
-    def step_seconds(self, local_batch: int) -> float:
-        """Return this worker's seconds per step at a local batch, by linear interpolation between
-        the local batches that the probe measured.
-        """
-        assert self.batches[0].local_batch <= local_batch <= self.largest_batch, local_batch
-        for before, after in zip(self.batches, self.batches[1:], strict=False):
-            if local_batch <= after.local_batch:
-                part = (local_batch - before.local_batch) / (after.local_batch - before.local_batch)
-                return before.step_seconds + part * (after.step_seconds - before.step_seconds)
-        return self.batches[-1].step_seconds
-
-
-def _refuse_disorder(batches: Sequence[int], largest: int) -> None:
-    if any(before >= after for before, after in itertools.pairwise([*batches, largest + 1])):
-        raise ValueError(
-            f"the local batches of the probe are not in rising order, or exceed the largest batch "
-            f"that was measured, {largest}"
-        )
-
-
-@dataclass(frozen=True)
-class SplitBatch:
-    """The measurements of a few steps of a split model at one local batch.
-
-    `peak_bytes` is the peak memory of the worker that took most; None if it is not known.
-    """
-
-    local_batch: Count
-    # The mean time of a whole training step with its exchanges.
-    step_seconds: Annotated[float, Field(gt=1e-9, lt=1e9)]
-    peak_bytes: Annotated[int, Field(ge=0)] | None
-
-
-@dataclass(frozen=True)
-class ProbedSplit:
-    """The measurements of a model that is split over workers in one way. `probed` says for which
-    configuration they hold, see `probed_of_split`. `batches` are in rising order, up to
-    `largest_batch`.
-    """
-
-    probed: dict[str, Any]
-    batches: Annotated[tuple[SplitBatch, ...], Field(min_length=1)]
-    largest_batch: Count
-    # Why no larger batch was tried: out_of_memory | memory | examples | seconds | failed
-    stopped_by: str
-
-    def __post_init__(self) -> None:
-        _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """The results of `bsweep probe`. `probed` says for which configuration those of workers with
-    the whole model hold, see `probed_of`. There are no workers if only split models were probed.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    schema: int
-    probed: dict[str, Any] = field(default_factory=dict)
-    workers: tuple[ProbedWorker, ...] = ()
-    # The time of one exchange of the whole vector with its codec, without waiting for others.
-    exchange_seconds: NonNegative = 0.0
-    splits: tuple[ProbedSplit, ...] = ()  # of each way of splitting the model
+from bsweep.runlog.probe_file import (
+    PROBE_SCHEMA,
+    WITH_SPLITS,
+    NewerError,
+    Probe,
+    ProbedSplit,
+    read,
+    reason,
+)
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -176,7 +85,7 @@ def write_probe(config: RunConfig, found: dict[str, Any]) -> None:
         ConfigError: See `kept_probe`.
     """
     splits = [asdict(one) for one in kept_probe(config).splits]
-    _write(config, {**found, **({"schema": _WITH_SPLITS, "splits": splits} if splits else {})})
+    _write(config, {**found, **({"schema": WITH_SPLITS, "splits": splits} if splits else {})})
 
 
 def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
@@ -188,7 +97,7 @@ def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
     """
     kept = kept_probe(config)
     others = [one for one in kept.splits if one.probed != found.probed]
-    _write(config, asdict(replace(kept, schema=_WITH_SPLITS, splits=(*others, found))))
+    _write(config, asdict(replace(kept, schema=WITH_SPLITS, splits=(*others, found))))
 
 
 def kept_probe(config: RunConfig) -> Probe:
@@ -199,40 +108,14 @@ def kept_probe(config: RunConfig) -> Probe:
     """
     path = probe_path(config)
     try:
-        return _read(path)
+        return read(path)
     except FileNotFoundError:
         return Probe(PROBE_SCHEMA)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} {_reason(error)}: move or remove the file, in which the new probe has its "
+            f"{path} {reason(error)}: move or remove the file, in which the new probe has its "
             "place beside those of other ways of splitting a model."
         ) from None
-
-
-def _read(path: Path) -> Probe:
-    """Return the content of a probe file.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is no probe, or a newer bsweep wrote it.
-    """
-    content = read_regular(path)
-    found = from_json(content)
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if isinstance(schema, int) and schema > _WITH_SPLITS:
-        raise _NewerError(f"a newer bsweep wrote this file (probe schema {schema})")
-    return _PROBE.validate_json(content)
-
-
-class _NewerError(ValueError):
-    """A newer bsweep wrote a file."""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, _NewerError):
-        return f"is no file for this version: {error}"
-    told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-    return f"is not a probe of this version ({told})"
 
 
 def _write(config: RunConfig, found: dict[str, Any]) -> None:
@@ -254,20 +137,18 @@ def read_probe(config: RunConfig) -> Probe:
         ", or name the GPUs in allocation.devices" if config.allocation.takes_devices else ""
     )
     try:
-        probe = _read(path)
+        probe = read(path)
     except FileNotFoundError:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, but there is no {path}: {remedy} "
             f"first{or_devices}."
         ) from None
-    except _NewerError as error:
+    except NewerError as error:
         raise ConfigError(
             f"{path}: {error}: update bsweep, or remove the file and {remedy}."
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} {_reason(error)}: remove the file, and {remedy} again."
-        ) from None
+        raise ConfigError(f"{path} {reason(error)}: remove the file, and {remedy} again.") from None
     if probe.splits and not probe.workers:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe of workers that hold the whole "
@@ -290,9 +171,6 @@ def read_probe(config: RunConfig) -> Probe:
             f"{remedy} again."
         )
     return probe
-
-
-_PROBE: TypeAdapter[Probe] = TypeAdapter(Probe)
 
 
 def table(probe: Probe) -> str:
