@@ -115,6 +115,20 @@ def test_strategies_and_codecs_hold_vectors(words: tuple[str, ...], num_vectors:
     assert one.fullest.strategy_bytes == pytest.approx(num_vectors * whole, rel=0.05)
 
 
+@pytest.mark.parametrize(("stage", "parts"), [(1, (1, 1, 4)), (2, (1, 4, 4)), (3, (4, 4, 4))])
+def test_each_stage_of_deepspeed_divides_more(stage: int, parts: tuple[int, ...]) -> None:
+    how = ("model=tiny_cnn", "optimizer=adamw", "local_batch=8", "precision=fp32", "num_workers=4")
+    points = (("strategy=allreduce",), ("strategy=deepspeed", f"strategy.stage={stage}"))
+    whole, own = (one.fullest for one in estimates([compose(*TINY, *how, *p) for p in points]))
+    assert whole
+    assert own
+    for part, number in zip(("parameter", "gradient", "optimizer"), parts, strict=True):
+        expected = getattr(whole, f"{part}_bytes") / number
+        assert getattr(own, f"{part}_bytes") == pytest.approx(expected, rel=0.05)
+    passes = (3 if stage == 3 else 2) * whole.parameter_bytes
+    assert own.strategy_bytes == pytest.approx(passes + whole.parameter_bytes / 2, rel=0.05)
+
+
 def test_points_that_cannot_fit_are_named_with_a_remedy() -> None:
     few = ("model=tiny_cnn", "strategy=single")
     limited, vast, fits = estimates(
@@ -154,6 +168,7 @@ def test_a_model_that_needs_values_is_not_estimated(tmp_path: Path) -> None:
         pytest.param(("strategy=tensor",), marks=pytest.mark.nightly),
         pytest.param(("strategy=pipeline", "strategy.schedule=gpipe"), marks=pytest.mark.nightly),
         ("strategy=pipeline", "strategy.schedule=1f1b"),
+        ("strategy=pipedream",),
     ],
 )
 def test_estimates_of_parts_are_near_what_workers_measure(
@@ -209,7 +224,7 @@ def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
     kind: Any = get_schedule_class(SCHEDULES[schedule])
     for part in range(workers):
         orders = kind._calculate_single_rank_operations(stub, part)
-        assert card.in_flight(part, workers) == _most_kept(orders)
+        assert card.in_flight(part, workers, 1) == _most_kept(orders)
 
 
 def _most_kept(orders: list[Any]) -> tuple[int, ...]:

@@ -82,9 +82,6 @@ class Capabilities:
     `bsweep.models.pieces`.
     """
 
-    knows_memory: bool = True
-    """True if bsweep can tell what memory a worker needs before it starts."""
-
     calibrates: bool = True
     """True if each worker may time steps of the whole model by itself, to choose the precision and
     the memory format; False if the whole model may not fit.

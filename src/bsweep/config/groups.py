@@ -369,19 +369,32 @@ class StrategyConfig(Card):
         """
         return 0.0
 
-    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
+    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
         """Return of how many micro-batches a worker that holds stages of a model keeps activations
         when it keeps most.
 
         Args:
             part: The index of the worker among those of its replica.
             num_workers: The number of all workers.
+            num_passes: The passes of a step.
 
         Returns:
             The number of micro-batches for each stage of the worker, in the order of its stages;
-            empty if this is not known before a run.
+            empty if it holds none.
         """
         return ()
+
+    def weight_copies(self, part: int, num_workers: int) -> int:
+        """Return the most copies of its parameters that a worker with stages of a model keeps.
+
+        Args:
+            part: The index of the worker among those of its replica.
+            num_workers: The number of all workers.
+
+        Returns:
+            The number of copies.
+        """
+        return 0
 
     @property
     def in_probe(self) -> StrategyConfig:
@@ -420,6 +433,18 @@ class StrategyConfig(Card):
             The number of workers of one replica; 1 if each worker holds the whole model.
         """
         return 1
+
+    def parts_held(self, num_workers: int) -> tuple[int, int, int]:
+        """Return into how many parts, of which each worker holds one, a replica's workers divide
+        the parameters, the gradients and the optimizer's state.
+
+        Args:
+            num_workers: The number of all workers.
+
+        Returns:
+            The three numbers; by default all are `num_parts`.
+        """
+        return (self.num_parts(num_workers),) * 3
 
     def new_gradient_share(self, num_workers: int) -> float:
         """Return the share of each new gradient that a worker keeps until the passes end.

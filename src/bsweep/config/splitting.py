@@ -169,7 +169,6 @@ class DeepSpeedConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = replace(
         SplitConfig.kind_can,
         loads_any_parts=False,
-        knows_memory=False,
         why_no_noise=(
             "DeepSpeed sums gradients within the passes, so that no worker has a gradient of its "
             "own, whose noise could be measured. Use strategy=allreduce"
@@ -178,6 +177,30 @@ class DeepSpeedConfig(StrategyConfig):
 
     def num_parts(self, num_workers: int) -> int:
         return num_workers
+
+    def parts_held(self, num_workers: int) -> tuple[int, int, int]:
+        of_gradients = num_workers if self.stage >= 2 else 1
+        return num_workers if self.stage == 3 else 1, of_gradients, num_workers
+
+    @property
+    def vectors_held(self) -> int:
+        """The copy of its part of the parameters that a worker updates, and that part's gradient
+        in one piece.
+        """
+        return 2
+
+    @property
+    def vectors_of_first_step(self) -> int:
+        return 1
+
+    def new_gradient_share(self, num_workers: int) -> float:
+        return 0.0  # they move into a bucket
+
+    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
+        """Return the bytes of the bucket of gradients and the copy of it that is summed, and in
+        stage 3 of the parameters: DeepSpeed keeps them gathered until the pass ends, up to 10^9.
+        """
+        return sum(blocks) * (3 if self.stage == 3 else 2)
 
     @property
     def in_probe(self) -> StrategyConfig:
@@ -256,15 +279,6 @@ class StagedConfig(SplitConfig):
         return stage % self.num_parts(num_workers)
 
     def textbook_bubble(self, num_workers: int) -> float | None:
-        """Return the share of a step in which a worker has nothing to do, if all stages take the
-        same time and messages take none.
-
-        Args:
-            num_workers: The number of all workers.
-
-        Returns:
-            The share; None if there is no formula for it.
-        """
         return None
 
     def problems_of_workers(self, num_workers: int) -> Iterator[str]:
@@ -356,7 +370,7 @@ class PipelineConfig(StagedConfig):
         borders = self.num_stages(num_workers) - 1 - self.is_v
         return self._between_replicas(num_workers) / num_passes, borders / num_parts
 
-    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
+    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
         num_parts, number = self.num_parts(num_workers), self.microbatches
         if self.schedule == "gpipe":
             return (number,)
@@ -457,6 +471,16 @@ class PipeDreamConfig(StagedConfig):
             "stages make each step together"
         ),
     )
+
+    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
+        return ((self.num_parts(num_workers) - 1 - part) * num_passes + 1,)
+
+    def weight_copies(self, part: int, num_workers: int) -> int:
+        """Return the number of copies: one for each batch in flight, and none on the last worker,
+        which goes backward at once. With `vertical_sync` all keep those that the first one needs.
+        """
+        lag = self.num_parts(num_workers) - 1 - part
+        return part + lag if self.vertical_sync and part else lag + (lag > 0)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

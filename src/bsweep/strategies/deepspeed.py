@@ -31,6 +31,7 @@ from bsweep.strategies.base import Meter
 from bsweep.strategies.ddp import InEachPass, exchange_lost
 from bsweep.strategies.process_group import TorchStrategy
 
+_MOST_IN_BUCKET = 500_000_000  # DeepSpeed's default
 _FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint
 
 
@@ -57,7 +58,11 @@ class DeepSpeed(TorchStrategy, InEachPass):
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # for its own reports alone
             "managed_gradient_accumulation": False,  # each step of the engine ends a step here
-            "zero_optimization": {"stage": self._config.stage},
+            "zero_optimization": {
+                "stage": self._config.stage,
+                # Memory of so many elements is taken, even for a smaller model.
+                "reduce_bucket_size": min(_MOST_IN_BUCKET, vector.num_parameters),
+            },
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         }

@@ -16,7 +16,7 @@ import psutil
 from bsweep import data, models
 from bsweep.config.groups import ModelConfig, StrategyConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.splitting import PipelineConfig
+from bsweep.config.splitting import StagedConfig
 from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
 from bsweep.data import DataInfo
@@ -133,10 +133,6 @@ def _why_not(config: RunConfig) -> str:
         return "only the program knows its model"
     if config.optimizer.vectors_of_state is None:
         return "only your own optimizer knows its state"
-    if not config.strategy.can.knows_memory:
-        return f"only the library of strategy={config.strategy.name} knows what it keeps"
-    if config.strategy.can.cuts_model and not config.strategy.in_flight(0, config.num_workers):
-        return f"only strategy={config.strategy.name} itself knows what its stages keep"
     return ""
 
 
@@ -160,7 +156,11 @@ def _passes(config: RunConfig) -> _Passes:
 
 @functools.cache  # a sweep asks for every point
 def _stages(
-    card: ModelConfig, info: DataInfo, strategy: StrategyConfig, num_workers: int
+    card: ModelConfig,
+    info: DataInfo,
+    strategy: StrategyConfig,
+    num_workers: int,
+    num_passes: int,
 ) -> tuple[tuple[StageKept, ...], ...]:
     """Return the stages of each worker of a replica. Without configured cuts, the stages have
     nearly equal numbers of operations.
@@ -168,14 +168,14 @@ def _stages(
     from bsweep.models.activations import StageKept, flops_of_pieces  # imports torch
     from bsweep.strategies.stages import balanced
 
-    pipeline = cast("PipelineConfig", strategy)
+    staged = cast("StagedConfig", strategy)
     flops = flops_of_pieces(card, info, _COUNTED_EXAMPLES)
-    num_stages = pipeline.num_stages(num_workers)
-    borders = [0, *(pipeline.cuts or balanced(flops, num_stages)), len(flops)]
+    num_stages = staged.num_stages(num_workers)
+    borders = [0, *(staged.cuts or balanced(flops, num_stages)), len(flops)]
     every: list[tuple[StageKept, ...]] = []
-    for part in range(pipeline.num_parts(num_workers)):
-        own = [one for one in range(num_stages) if pipeline.part_of(one, num_workers) == part]
-        kept = pipeline.in_flight(part, num_workers)
+    for part in range(staged.num_parts(num_workers)):
+        own = [one for one in range(num_stages) if staged.part_of(one, num_workers) == part]
+        kept = staged.in_flight(part, num_workers, num_passes)
         every.append(
             tuple(
                 StageKept(borders[one], borders[one + 1], number)
@@ -227,20 +227,25 @@ def _memory(config: RunConfig, local_batch: int, batches: set[int]) -> Memory:
     blocks = [element_bytes * size for size in _sizes_of_blocks(model, info)]
     # This comes before passes are counted, for which torch imports what no worker needs.
     process = 0 if gpus.num_gpus(config.device) else _process_bytes()
-    of_workers = _stages(model, info, strategy, workers) if strategy.can.cuts_model else ((),)
+    of_workers: tuple[tuple[StageKept, ...], ...] = ((),)
+    if strategy.can.cuts_model:
+        of_workers = _stages(model, info, strategy, workers, config.accumulation_steps)
     found = []
-    for stages in of_workers:
-        num_parts = strategy.num_parts(workers)
-        held = element_bytes * _num_elements(model, info, num_parts, passes.num_parts, stages)
+    for part, stages in enumerate(of_workers):
+        parameters, gradients, held = (
+            element_bytes * _num_elements(model, info, num_parts, passes.num_parts, stages)
+            for num_parts in strategy.parts_held(workers)
+        )
         early = (strategy.vectors_held - strategy.vectors_of_first_step) * held
         early += config.compression.vectors_held * held
         later = strategy.vectors_of_first_step * held + strategy.bytes_in_passes(blocks)
+        later += strategy.weight_copies(part, workers) * parameters
         optimizer = (config.optimizer.vectors_of_state or 0) * held
         activations = _activation_bytes(config, passes, stages, local_batch, batches)
         found.append(
             Memory(
-                parameter_bytes=held,
-                gradient_bytes=held,
+                parameter_bytes=parameters,
+                gradient_bytes=gradients,
                 optimizer_bytes=optimizer,
                 strategy_bytes=early + later,
                 activation_bytes=activations,
@@ -261,12 +266,14 @@ def _activation_bytes(
     from bsweep.models import activations  # imports torch
 
     card, info, numerics = config.model, passes.info, passes.numerics
+    parts = number = passes.num_microbatches
+    if stages and not config.strategy.can.in_step:  # batches follow one another without a pause
+        number = stages[0].in_flight + config.accumulation_steps
     how: Any = {"precision": numerics.precision, "channels_last": numerics.channels_last}
-    parts = passes.num_microbatches
 
     def count(batch: int) -> int:
         if stages:
-            return activations.bytes_of_stages(card, info, stages, batch // parts, parts, **how)
+            return activations.bytes_of_stages(card, info, stages, batch // parts, number, **how)
         return activations.bytes_of_passes(
             card,
             info,
