@@ -6,6 +6,7 @@ trains fastest.
     bsweep.plots.accuracy_by_epoch(study)        # a matplotlib Figure
     bsweep.report.write("results/quickstart")    # writes tables, figures and one HTML page
     bsweep.predict(study, target_accuracy=0.9)   # the predicted best batch size and worker count
+    bsweep.simulate(study, network="25gbit,10us")    # steps on more workers than were measured
     bsweep.explore(study)                        # the interactive page, within a notebook
     bsweep.compare("results/a", "results/b")     # what differs, and which is faster in each cell
     bsweep.load_model("results/mine/RUN_ID")     # the trained model of a run with keep_weights=true
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
-    from bsweep.analysis import compare, load, predict
+    from bsweep.analysis import compare, load, predict, simulate
     from bsweep.measure.noise_monitor import NoiseScale
     from bsweep.models.final_file import load_model
     from bsweep.programs.joined import join
@@ -42,6 +43,7 @@ __all__ = [
     "plots",
     "predict",
     "report",
+    "simulate",
 ]
 
 _MODULES = {
@@ -51,6 +53,7 @@ _MODULES = {
     "load": "bsweep.analysis",
     "load_model": "bsweep.models.final_file",
     "predict": "bsweep.analysis",
+    "simulate": "bsweep.analysis",
     "NoiseScale": "bsweep.measure.noise_monitor",
 }
 

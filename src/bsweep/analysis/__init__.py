@@ -72,6 +72,7 @@ from bsweep.analysis.sharding import (
     sharding_fit,
     sharding_gains,
 )
+from bsweep.analysis.simulation import Simulation, simulate
 from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tables import (
     METRICS,
@@ -112,6 +113,7 @@ __all__ = [
     "IdleModel",
     "Line",
     "Prediction",
+    "Simulation",
     "Study",
     "Target",
     "accuracy_by_time",
@@ -176,6 +178,7 @@ __all__ = [
     "settings",
     "sharding_fit",
     "sharding_gains",
+    "simulate",
     "step_parts",
     "step_times",
     "step_unit",

@@ -36,6 +36,8 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep profile [key=value ...]               time the parts of a step, name the bottleneck
        bsweep predict STUDY --target-accuracy 0.9   find the best batch size and worker count
                                                     from some cells of a grid
+       bsweep simulate STUDY --workers 1..4096 --network 25gbit,10us
+                                                    simulate steps on more workers than measured
        bsweep compare STUDY_A STUDY_B ... [--page FILE.html] [--fail-if-slower 5%]
                                                     show what differs, and what is faster
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]
@@ -102,6 +104,7 @@ _COMMANDS = {
     "probe": "bsweep.cli.measure:probe",
     "profile": "bsweep.cli.measure:profile",
     "predict": "bsweep.cli.predict:run",
+    "simulate": "bsweep.cli.simulate:run",
     "compare": "bsweep.cli.compare:run",
     "recommend": "bsweep.advise.recommend:run",
     "replay": "bsweep.advise.replay:main",
@@ -112,9 +115,9 @@ _COMMANDS = {
     "-sc": "bsweep.cli.completion:run",
     "--shell-completion": "bsweep.cli.completion:run",
 }
-_END_WITH_READER = ("compare", "predict", "replay", "report")
+_END_WITH_READER = ("compare", "predict", "replay", "report", "simulate")
 # The user can mend every error that these commands raise. `report` prints its own.
-_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay", "watch")
+_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay", "simulate", "watch")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ class FP16Config(CodecConfig):
     name: Literal["fp16"]
 
     builds: ClassVar[str] = "bsweep.compression.fp16:FP16"
+    summed_share: ClassVar[float | None] = 0.5
 
     def problems(self, point: Point) -> Iterator[str]:
         if point.precision == "fp64":

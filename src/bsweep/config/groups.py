@@ -537,6 +537,11 @@ class CodecConfig(Card):
     vectors_held: ClassVar[int] = 0
     """The number of gradient-sized vectors that the codec keeps between steps."""
 
+    summed_share: ClassVar[float | None] = None
+    """Which part of the bytes of an fp32 gradient remains, if compressed gradients are summed
+    during the exchange and this part is the same for all models.
+    """
+
     def payload_share(self, epochs: int) -> float | None:
         """Return about which part of the bytes of an fp32 gradient remains after compression, as a
         mean over the epochs. Return None if compressed gradients are summed during the exchange, if

@@ -179,7 +179,7 @@ def observed(
             together, or they differ in settings that matter. The message says why, and how to
             choose runs.
     """
-    runs = _chosen(study.runs, where or {})
+    runs = selected(study.runs, where or {})
     target = replace(target, part=evaluated_part(runs))
     _refuse_unsynchronised(study, runs)
     _refuse_mixed(study.runs, runs)
@@ -225,7 +225,7 @@ def continues(runs: pd.DataFrame) -> pd.Series[bool]:
     )
 
 
-def _chosen(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
+def selected(runs: pd.DataFrame, where: Mapping[str, str]) -> pd.DataFrame:
     shown = keyed(runs)
     kept = runs
     for name, value in where.items():

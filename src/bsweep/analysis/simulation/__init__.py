@@ -1,0 +1,256 @@
+"""The simulation of clusters that are larger than what was measured: how long a training step takes
+with each strategy, on so many workers and such a network.
+
+A simulation has constants (`constants`, `machines`), links (`network`), exchanges as their messages
+(`collectives`), and steps as programs or graphs (`strategies`, `passes`, `servers`), whose events
+SimPy orders (`engine`). `simulate` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.loading import load
+from bsweep.analysis.simulation import constants as constants_of
+from bsweep.analysis.simulation import machines, result
+from bsweep.analysis.simulation.constants import Constants
+from bsweep.analysis.simulation.failures import Failures
+from bsweep.analysis.simulation.network import Network, parse_network
+from bsweep.analysis.simulation.result import Simulation
+from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
+from bsweep.analysis.simulation.words import Way, ways_of
+
+__all__ = ["Constants", "Failures", "Simulation", "simulate", "simulate_from"]
+
+STRATEGIES = "horovod,parameter_server,diloco"
+_MOST_WORKERS = 65_536
+
+
+def simulate(
+    study: Study | str | Path | None = None,
+    *,
+    workers: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    network: str = "measured",
+    strategies: str = STRATEGIES,
+    local_batch: int | None = None,
+    global_batch: int | None = None,
+    measured_network: str | None = None,
+    parameters: float | None = None,
+    probe: str | Path | None = None,
+    bench: str | Path | None = None,
+    bench_model: str = "",
+    machine: str | None = None,
+    flops_per_example: float | None = None,
+    speeds: Sequence[float] = (),
+    failures: Failures | None = None,
+    price_per_worker_hour: float | None = None,
+    where: Mapping[str, str] | None = None,
+    num_steps: int = 100,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Simulation:
+    """Simulate training steps on clusters that are larger than what was measured.
+
+    Args:
+        study: A study or its folder, from whose records the constants come.
+        workers: The numbers of workers.
+        network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
+            links as the study's own exchanges had them.
+        strategies: Names of strategies, see `ways_of`.
+        local_batch: The examples of a worker's pass; None: the most frequent in the study.
+        global_batch: The examples of a step of all workers, in place of a local batch.
+        measured_network: The links on which the study was measured. What its exchanges took beyond
+            them is then the hosts', and is added to any `network`.
+        parameters: The number of the model's parameters, if no study says it.
+        probe: A file of `bsweep probe`, in place of a study.
+        bench: A file of `scripts/bench.py`, in place of a study, and the name of its model.
+        bench_model: The name of the model in that file, if it has several.
+        machine: A machine of `conf/machines.yaml` or a YAML file, in place of a study.
+        flops_per_example: What a training step computes for an example, needed with a machine.
+        speeds: Relative speeds of uneven workers; they repeat if there are more workers.
+        failures: How often workers fail, and what that costs.
+        price_per_worker_hour: The price of an hour of one worker, in any currency.
+        where: Columns of the study's runs, and the value to select in each.
+        num_steps: The steps to simulate.
+        seed: The seed of the random numbers.
+        progress: A function that is told what is simulated next.
+
+    Returns:
+        The seconds of a step for each strategy and number of workers, and notes.
+
+    Raises:
+        ValueError: If a word is unknown, constants are missing, or workers have less than one
+            example each. The message says what to do.
+        FileNotFoundError: If there is no such folder of a study.
+    """
+    known = load(study, mix=True) if isinstance(study, str | Path) else study
+    found, of = _constants(
+        known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
+    )
+    if speeds:
+        if min(speeds) <= 0:
+            raise ValueError(f"speeds {', '.join(map(str, speeds))}: give numbers above 0.")
+        found = replace(found, speeds=tuple(speeds))
+    if measured_network:
+        found = constants_of.with_measured(found, parse_network(measured_network))
+    links = _links(found, network, known)
+    if of is not None:
+        links = machines.within(links, of)
+    ways = ways_of(strategies, known.runs if known else pd.DataFrame())
+    return simulate_from(
+        found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
+        failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
+        seed=seed, progress=progress,
+    )  # fmt: skip
+
+
+def simulate_from(
+    constants: Constants,
+    network: Network,
+    ways: Sequence[Way],
+    workers: Sequence[int],
+    *,
+    local_batch: int | None = None,
+    global_batch: int | None = None,
+    failures: Failures | None = None,
+    price_per_worker_hour: float | None = None,
+    num_steps: int = 100,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Simulation:
+    """Simulate training steps from constants and links that are known; see `simulate`.
+
+    Args:
+        constants: The constants.
+        network: The links.
+        ways: The ways to exchange.
+        workers: The numbers of workers.
+        local_batch: See `simulate`.
+        global_batch: See `simulate`.
+        failures: See `simulate`.
+        price_per_worker_hour: See `simulate`.
+        num_steps: See `simulate`.
+        seed: See `simulate`.
+        progress: See `simulate`.
+
+    Returns:
+        The seconds of a step for each way and number of workers, and notes.
+
+    Raises:
+        ValueError: If workers have less than one example each, or a way cannot be simulated.
+    """
+    _check_counts(workers, num_steps)
+    local = local_batch or constants.local_batch
+    rows, timelines = [], []
+    for way, count in ((way, count) for way in ways for count in sorted(set(workers))):
+        progress(f"{way.name} on {count}")
+        own = with_replicas(way, count)
+        if problem := next(iter(own.card.problems_of_workers(count)), ""):
+            raise ValueError(f"--strategies {way.name}: {problem}")
+        batch = _local_batch(own, count, local, global_batch)
+        case = Case(constants, network, own, count, batch, num_steps, seed)
+        steps = outcome(own.card, case)
+        factor = failures.factor(count, seed) if failures else 1.0
+        rows.append(result.row_of(case, steps, factor))
+        timelines.append(result.timeline(case, steps.spans))
+    alone = local / float(pd.Series(constants.busy_seconds(local)).median())
+    rows += result.measured_rows(constants, pd.DataFrame(rows))
+    table = result.compared(rows, alone, price_per_worker_hour)
+    told = [one for one in timelines if len(one)]
+    return Simulation(
+        table,
+        pd.concat(told, ignore_index=True) if told else pd.DataFrame(),
+        tuple(_notes(constants, ways)),
+    )
+
+
+def _check_counts(workers: Sequence[int], num_steps: int) -> None:
+    if not workers or min(workers) < 1 or max(workers) > _MOST_WORKERS:
+        raise ValueError(
+            f"--workers {', '.join(map(str, workers))}: give numbers from 1 to {_MOST_WORKERS:,}, "
+            "such as 1,2,4,8 or 1..4096."
+        )
+    if num_steps < constants_of.NUM_DRAWS:
+        raise ValueError(f"--steps {num_steps}: simulate {constants_of.NUM_DRAWS} or more.")
+
+
+def _local_batch(way: Way, count: int, local: int, global_batch: int | None) -> float:
+    """Return the examples of a pass of each worker, or group of workers with the same examples."""
+    if global_batch is None:
+        return local
+    groups = way.card.data_parallel_size(count)
+    if global_batch < groups:
+        raise ValueError(
+            f"--global-batch {global_batch} on {count} workers leaves less than one example for "
+            f"each: use --workers up to {global_batch}, or a larger --global-batch."
+        )
+    return global_batch / groups
+
+
+def _constants(
+    study: Study | None, where: Mapping[str, str] | None, parameters: float | None,
+    probe: str | Path | None, bench: str | Path | None, bench_model: str, machine: str | None,
+    flops_per_example: float | None, local_batch: int | None,
+) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
+    """Return the constants of the one source that was given, and the machine, if it is one."""
+    sources = {"a study": study, "--probe": probe, "--bench": bench, "--machine": machine}
+    given = [name for name, one in sources.items() if one is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
+            "a study's folder, --probe FILE, --bench FILE, or --machine NAME."
+        )
+    if study is not None:
+        return constants_of.of_study(study, where, parameters), None
+    if parameters is None:
+        raise ValueError(f"{given[0]} does not say how large the model is: give --parameters 11e6.")
+    num_bytes = parameters * constants_of.PARAMETER_BYTES
+    if probe is not None:
+        return constants_of.of_probe(probe, num_bytes), None
+    if bench is not None:
+        return constants_of.of_bench(bench, num_bytes, bench_model), None
+    of = machines.machine(str(machine))
+    if flops_per_example is None:
+        raise ValueError(
+            f"--machine {machine}: say what a training step computes for an example, as in "
+            "--flops-per-example 12e9. It is 6 times the parameters for each token of a text."
+        )
+    return machines.of_machine(of, flops_per_example, num_bytes, local_batch or 32), of
+
+
+def _links(constants: Constants, network: str, study: Study | None) -> Network:
+    """Return the links that are simulated, with what hosts need beside them."""
+    measured = constants.network
+    if network != "measured":
+        found = parse_network(network)
+        if measured is None:
+            return found
+        return replace(
+            found,
+            message_seconds=measured.message_seconds,
+            byte_seconds=measured.byte_seconds,
+        )
+    if measured is None:
+        name = study.name if study else "the source of the constants"
+        raise ValueError(
+            f"{name} has no exchange that was timed: describe the links with --network, as in "
+            "--network 25gbit,10us."
+        )
+    return Network(measured.link)
+
+
+def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
+    notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
+    if constants.network is None:
+        notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
+    if any(way.card.can.splits_model for way in ways) and not constants.example_bytes:
+        notes.append(
+            "The size of activations is not known: what tensor and pipeline workers send of them "
+            "takes no time here."
+        )
+    return notes

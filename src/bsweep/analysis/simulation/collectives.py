@@ -1,0 +1,174 @@
+"""Exchanges among workers as the rounds of messages that they consist of: ring, tree,
+halving-doubling, hierarchical, and parts of them.
+
+All workers begin a round together. A ring of N workers has 2 (N - 1) alike rounds, which count as
+one round and the number of its repetitions. The rounds are those of
+`bsweep.strategies.collectives`, whose `native` exchange is a ring between CPUs, and the quickest of
+ring, double tree and hierarchical between GPUs, as NCCL chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers, ToAll
+
+
+class Round(NamedTuple):
+    """Messages that start together, and how many such rounds follow one another.
+
+    `hops` is the number of latencies that such a round takes, if its messages travel in many parts
+    along a chain of workers.
+    """
+
+    messages: Messages | ToAll
+    repeat: int = 1
+    hops: int = 1
+
+
+def seconds(rounds: list[Round], network: Network) -> float:
+    """Return how long rounds take on a network, one after another."""
+    return sum(one.repeat * network.seconds(one.messages, one.hops) for one in rounds)
+
+
+def ring(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return the rounds of a ring all-reduce in each row of `groups`, which has workers' numbers.
+
+    Each worker sends a part of the vector to its neighbour in 2 (N - 1) rounds.
+    """
+    return _ring_rounds(groups, num_bytes, 2)
+
+
+def gather(groups: Numbers, num_bytes: float) -> list[Round]:
+    """Return the rounds in which each worker gets all parts of a vector of `num_bytes`, of which
+    each has one: an all-gather in a ring. A reduce-scatter has the same rounds.
+    """
+    return _ring_rounds(groups, num_bytes, 1)
+
+
+def _ring_rounds(groups: Numbers, num_bytes: float, times: int) -> list[Round]:
+    number_of = groups.shape[1]
+    if number_of < 2:
+        return []
+    messages = _messages(groups, groups, np.roll(groups, -1, axis=1), num_bytes / number_of)
+    return [Round(messages, times * (number_of - 1))]
+
+
+def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return the rounds of an all-reduce along a binomial tree: up to its root, and down again."""
+    number_of, found = groups.shape[1], []
+    for level in range((number_of - 1).bit_length()):
+        distance = 2**level
+        senders = np.arange(distance, number_of, 2 * distance)
+        messages = _messages(groups, groups[:, senders], groups[:, senders - distance], num_bytes)
+        found.append(Round(messages, 2))  # the way down has the same messages, turned round
+    return found
+
+
+def halving_doubling(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return the rounds of recursive halving and doubling. Workers beyond the largest power of two
+    send their vector to a partner at the beginning, and receive the sum at the end.
+    """
+    number_of, found = groups.shape[1], []
+    power = 2 ** (number_of.bit_length() - 1)
+    if number_of > power:
+        beyond = np.arange(power, number_of)
+        messages = _messages(groups, groups[:, beyond], groups[:, beyond - power], num_bytes)
+        found.append(Round(messages, 2))
+    distance, size = power // 2, num_bytes / 2
+    while distance:
+        partners = np.arange(power) ^ distance
+        messages = _messages(groups, groups[:, :power], groups[:, partners], size)
+        found.append(Round(messages, 2))
+        distance, size = distance // 2, size / 2
+    return found
+
+
+def double_tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return an all-reduce along two binary trees that each carry half of the vector, as NCCL has
+    it: an inner worker of one tree is a leaf of the other. The vector travels in small parts, so
+    that all links work at once.
+    """
+    number_of = groups.shape[1]
+    if number_of < 2:
+        return []
+    children = np.arange(1, number_of)
+    parents = _parents(number_of)
+    depth = max(1, int(np.ceil(np.log2(number_of))))
+    both = [
+        (groups[:, (children + turn) % number_of], groups[:, (parents + turn) % number_of])
+        for turn in (0, 1)
+    ]
+    begin, end = (np.concatenate(side, axis=1) for side in zip(*both, strict=True))
+    return [Round(_messages(groups, begin, end, num_bytes / 2), 2, depth)]
+
+
+def _parents(number_of: int) -> Numbers:
+    """Return the parent of each worker but worker 0 in a binary tree in which every other worker is
+    a leaf, with worker 0 at its root.
+    """
+    children = np.arange(1, number_of)
+    low = children & -children  # the lowest bit that is set
+    parents = np.where(children & (low << 1), children - low, children + low)
+    beyond = parents >= number_of
+    while beyond.any():
+        step = children[beyond] & (children[beyond] - 1)
+        parents[beyond] = step
+        beyond = parents >= number_of
+    return parents
+
+
+def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return a ring within each node, then rings of the workers of the same place in all nodes,
+    each for its part of the vector, and a ring within each node again.
+
+    If the workers do not fill nodes, it is a plain ring.
+    """
+    rows, number_of = groups.shape
+    per_node = network.per_node
+    if per_node == 1 or number_of <= per_node or number_of % per_node:
+        return ring(groups, num_bytes, network)
+    of_node = groups.reshape(-1, per_node)
+    across = groups.reshape(rows, -1, per_node).swapaxes(1, 2).reshape(rows * per_node, -1)
+    inside = gather(of_node, num_bytes)
+    outside = ring(across, num_bytes / per_node, network)
+    return [*inside, *outside, *inside]
+
+
+def native(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return the quickest of ring, double tree and hierarchical on a network, as NCCL chooses."""
+    found = [one(groups, num_bytes, network) for one in (ring, double_tree, hierarchical)]
+    return min(found, key=lambda rounds: seconds(rounds, network))
+
+
+ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
+    "ring": ring,
+    "tree": tree,
+    "halving_doubling": halving_doubling,
+    "double_tree": double_tree,
+    "hierarchical": hierarchical,
+    "native": native,
+}
+
+
+def incast(workers: int, servers: Numbers, num_bytes: float, shares: Array) -> Round:
+    """Return the messages of workers that each send a vector to parameter servers at one time, and
+    get it back.
+
+    Args:
+        workers: The number of workers.
+        servers: The place of each server. A server beside a worker has that worker's number.
+        num_bytes: The bytes of the vector.
+        shares: The share of the vector on each server.
+    """
+    number_of = max(workers, int(servers.max()) + 1)
+    sizes = np.full(workers, num_bytes)
+    return Round(ToAll(number_of, np.arange(workers), servers, sizes, shares), 2)
+
+
+def _messages(groups: Numbers, sources: Numbers, targets: Numbers, size: float) -> Messages:
+    begin, end = sources.ravel(), targets.ravel()
+    return Messages(int(groups.max()) + 1, begin, end, np.full(len(begin), size))

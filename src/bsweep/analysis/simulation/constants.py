@@ -1,0 +1,315 @@
+"""The constants of a simulated cluster: how long a worker computes, how much steps differ, what an
+exchange takes beside its time on the wire, and the bytes of the model.
+
+They come from a study's records, from a file of `bsweep probe` or `scripts/bench.py`, or from what
+a vendor has published of a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.prediction.selection import selected
+from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time, probe_timings
+from bsweep.analysis.prediction.ways import capabilities_of
+from bsweep.analysis.simulation import spread
+from bsweep.analysis.simulation.network import Array, Link, Network
+from bsweep.analysis.simulation.spread import Spread
+from bsweep.core.regular_files import read_regular
+
+NUM_DRAWS = 20
+"""The number of draws of the constants. Each simulates its part of the steps."""
+
+PARAMETER_BYTES = 4
+_FITTED_DRAWS = 400
+_UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
+_SAME = ("model", "data", "hardware", "device", "precision", "placement", "threads")
+_RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
+_SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds", "codec_seconds"]
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """What is known of workers and their model before a cluster of them is simulated.
+
+    A pass of a worker takes `pass_seconds` plus `example_seconds` for each example, one value for
+    each draw. `exchange_factors` are by how much an exchange may differ from the model.
+    `example_bytes` is what the messages of an example take between workers that split the model.
+    """
+
+    pass_seconds: Array
+    example_seconds: Array
+    parameter_bytes: float
+    local_batch: int
+    source: str
+    spread: Spread = field(default_factory=Spread)
+    example_bytes: float = 0.0
+    exchange_factors: Array = field(default_factory=lambda: _factors(_UNSURE))
+    network: Network | None = None  # as measured, between the workers of the study
+    codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
+    codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
+    speeds: tuple[float, ...] = (1.0,)  # of workers, again and again
+    backward: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    """Parts of the backward pass in its order: their shares of the gradient's bytes and of the
+    time.
+    """
+    layer_shares: tuple[float, ...] = ()  # of the parameters, for servers that hold whole layers
+    num_blocks: int = 12  # of the model, which sharded and tensor workers exchange one by one
+    is_gpu: bool = False
+    measured: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def busy_seconds(self, local_batch: float, passes: int = 1) -> Array:
+        """Return the seconds that a worker computes in a step, one value for each draw."""
+        return passes * (self.pass_seconds + self.example_seconds * local_batch)
+
+
+def of_study(
+    study: Study, where: Mapping[str, str] | None = None, parameters: float | None = None
+) -> Constants:
+    """Return the constants that a study's records have.
+
+    Args:
+        study: The study.
+        where: Columns of the runs, and the value to select in each.
+        parameters: The number of the model's parameters; None: as recorded.
+
+    Raises:
+        ValueError: If runs differ in model, data, hardware or alike, no steps were timed, or the
+            size of the model is unknown. The message says what to do.
+    """
+    runs = selected(study.runs, where or {})
+    runs = runs[runs["status"].isin(["completed", "interrupted", "timeout", "diverged"])]
+    for name in (one for one in _SAME if one in runs):
+        if name != "placement" and runs[name].astype(str).nunique() > 1:
+            values = ", ".join(sorted(set(runs[name].astype(str))))
+            raise ValueError(
+                f"{study.name}: a simulation needs runs with one {name}, but these have {values}. "
+                f"Choose with --where {name}=VALUE."
+            )
+    steps = _steps(study, runs)
+    timed = steps[steps["compute_seconds"] > 0]
+    if timed.empty:
+        raise ValueError(
+            f"{study.name} has no run whose steps were timed, alone on one worker or with its "
+            "exchange. Train a run on one worker, or give --probe or --machine."
+        )
+    timings = [
+        Timing(Cell(batch / passes, 1, int(passes)), seconds, "compute")
+        for batch, passes, seconds in zip(
+            timed["worker_batch"], timed["passes"], timed["compute_seconds"], strict=True
+        )
+    ]
+    alone = study.epochs["run_id"].isin(timed.loc[timed["num_workers"] == 1, "run_id"])
+    spread_of = study.epochs[alone] if alone.any() else study.epochs
+    spread_of = spread_of[spread_of["run_id"].isin(timed["run_id"])]
+    network, factors = _measured_network(steps)
+    whole = None if parameters is None else parameters * PARAMETER_BYTES
+    return Constants(
+        **_fitted(timings),
+        parameter_bytes=whole or _parameter_bytes(study, steps),
+        local_batch=int(runs["local_batch"].mode()[0]),
+        source=f"measured in {study.name}",
+        spread=spread.of_epochs(spread_of),
+        network=network,
+        exchange_factors=factors,
+        codec_seconds=_by_codec(steps, "codec_seconds"),
+        codec_shares=_codec_shares(steps),
+        is_gpu=not runs["device"].eq("cpu").all(),
+        measured=steps,
+    )
+
+
+def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
+    """Return the constants in a file of `bsweep probe`.
+
+    Raises:
+        ValueError: If the file is no probe, or no batch was probed on all workers.
+    """
+    timings = [one for one in probe_timings(path) if one.kind == "compute"]
+    alone = [one._replace(cell=one.cell._replace(num_workers=1)) for one in timings]
+    batches = [round(one.cell.local_batch) for one in alone]
+    return Constants(
+        **_fitted(alone),
+        parameter_bytes=parameter_bytes,
+        local_batch=max(batches),
+        source=f"measured in {path}",
+    )
+
+
+def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Constants:
+    """Return the constants in a file of `scripts/bench.py` that timed steps of a lone worker.
+
+    Args:
+        path: The file.
+        parameter_bytes: The bytes of the model's parameters.
+        model: The name that the file gives to the model; empty if the file has one model.
+
+    Raises:
+        ValueError: If the file has no such steps, or those of several models.
+    """
+    try:
+        alone: Mapping[str, Any] = json.loads(read_regular(Path(path)))["alone"]
+        found = {re.fullmatch(r"(.+), batch (\d+)", name): of for name, of in alone.items()}
+        series = [(name[1], int(name[2]), of["default"]) for name, of in found.items() if name]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} has no steps of a lone worker ({error}). Measure them with `python "
+            "scripts/bench.py --json FILE alone`."
+        ) from None
+    models = sorted({name for name, _, _ in series})
+    if (model or len(models) > 1) and model not in models:
+        raise ValueError(f"{path} has the models {', '.join(models)}: give one with --bench-model.")
+    own = [(batch, steps) for name, batch, steps in series if name == (model or models[0])]
+    timings = [Timing(Cell(batch, 1), each, "compute") for batch, of in own for each in of]
+    ratios = [np.std(np.log(of)) for _, of in own]
+    return Constants(
+        **_fitted(timings),
+        parameter_bytes=parameter_bytes,
+        local_batch=max(batch for batch, _ in own),
+        source=f"measured in {path}",
+        spread=Spread(float(np.median(ratios))),
+    )
+
+
+def _fitted(timings: list[Timing]) -> dict[str, Array]:
+    """Return draws of the seconds of a pass and of an example, fitted to timings of lone workers.
+
+    They include what the fit misses at a cell, and the scatter between runs.
+    """
+    fit = fit_step_time(timings, _FITTED_DRAWS)
+    places = np.linspace(0, _FITTED_DRAWS - 1, NUM_DRAWS).astype(int)
+    order = np.argsort(fit.pass_seconds + fit.example_seconds * timings[0].cell.local_batch)
+    chosen_draws = np.random.default_rng(0).permutation(order[places])
+    scatter = np.hypot(fit.tau, fit.sigma)[chosen_draws]
+    missed = np.exp(scatter * np.random.default_rng(1).permutation(_NORMAL))
+    return {
+        "pass_seconds": fit.pass_seconds[chosen_draws] * missed,
+        "example_seconds": fit.example_seconds[chosen_draws] * missed,
+    }
+
+
+def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each run with the seconds of its steps and of their parts, the bytes that a
+    worker sent in a step, and the messages that followed one another.
+
+    `compute_seconds` is NaN if the exchange of several workers was not timed, or hidden by
+    computing, and for models that are split.
+    """
+    names = [*_SUMS, "exchange_seconds", "sent_bytes", "exchange_steps"]
+    epochs = study.epochs.reindex(columns=names).astype(float)
+    sums = epochs.groupby(study.epochs["run_id"]).sum(min_count=1)
+    mean = sums.div(sums["num_steps"], axis="index").add_suffix("_of_step")
+    table = runs.join(mean, on="run_id")
+    is_alone = table["num_workers"] == 1
+    spent = table["exposed_exchange_seconds_of_step"] + table["wait_seconds_of_step"].fillna(0)
+    spent = spent.where(~is_alone, 0.0) + table["codec_seconds_of_step"].fillna(0)
+    can = capabilities_of(runs)
+    is_plain = np.array([not one.splits_model and one.exchanges_in_passes is False for one in can])
+    is_even = table["local_batches"].fillna("").eq("")
+    passes = pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1)
+    whole = table["train_seconds_of_step"]
+    return table.assign(
+        passes=passes,
+        worker_batch=table["local_batch"] * passes,
+        step_seconds=whole,
+        compute_seconds=(whole - spent).where((is_alone | is_plain) & is_even),
+        codec_seconds=table["codec_seconds_of_step"],
+    )
+
+
+def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
+    """Return the bytes of the model's parameters, as recorded, or by what a ring sends."""
+    recorded = pd.to_numeric(steps.get("num_parameters", pd.Series(dtype=float)))
+    if recorded.notna().any():
+        return float(recorded.max()) * PARAMETER_BYTES
+    rings = steps[
+        steps["strategy"].isin(_RINGS)
+        & steps["compression"].isin(["none"])
+        & (steps["num_workers"] > 1)
+    ]
+    if rings.empty:
+        raise ValueError(
+            f"{study.name} does not say how large the model is. Give its number of parameters: "
+            "--parameters 11e6."
+        )
+    workers = rings["num_workers"]
+    return float((rings["sent_bytes_of_step"] * workers / (2 * (workers - 1))).median())
+
+
+def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
+    """Return the network on which a study exchanged, and by how much exchanges differ from it.
+
+    The seconds of an exchange are fitted as a latency for each message and seconds for each byte.
+    """
+    names = ["exchange_seconds_of_step", "exchange_steps_of_step", "sent_bytes_of_step"]
+    of_ring = (2 * (steps["num_workers"] - 1)).where(steps["strategy"].isin(_RINGS))
+    steps = steps.assign(exchange_steps_of_step=steps["exchange_steps_of_step"].fillna(of_ring))
+    known = steps.loc[steps["num_workers"] > 1, names].dropna().astype(float)
+    known = known[(known > 0).all(axis=1)]
+    if known.empty:
+        return None, _factors(_UNSURE)
+    seconds, messages, sent = known.to_numpy().T
+    has_both = len(np.unique(np.round(sent / messages, -3))) > 1
+    columns = np.stack([messages * has_both, sent]).T
+    latency, byte_seconds = nnls(columns / seconds[:, None], np.ones(len(seconds)))[0]
+    if not byte_seconds > 0:
+        return None, _factors(_UNSURE)
+    off = np.log(seconds / (columns @ [latency, byte_seconds]))
+    link = Link(1 / byte_seconds, float(latency))
+    return Network(link), _factors(float(np.clip(np.std(off), 0.02, 0.5)))
+
+
+def _factors(spread_of_logs: float) -> Array:
+    rng = np.random.default_rng(2)
+    return np.exp(spread_of_logs * rng.permutation(_NORMAL))
+
+
+# The middles of as many equally likely parts of a normal distribution, so that few draws have its
+# quantiles.
+_NORMAL = np.array([
+    -1.96, -1.44, -1.15, -0.93, -0.76, -0.60, -0.45, -0.32, -0.19, -0.06,
+    0.06, 0.19, 0.32, 0.45, 0.60, 0.76, 0.93, 1.15, 1.44, 1.96,
+])  # fmt: skip
+assert len(_NORMAL) == NUM_DRAWS
+
+
+def _by_codec(steps: pd.DataFrame, name: str) -> dict[str, float]:
+    known = steps.dropna(subset=[name])
+    return {
+        str(key): float(value) for key, value in known.groupby("compression")[name].median().items()
+    }
+
+
+def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
+    """Return for each codec what a worker sent of the bytes that it sends without one, of runs with
+    equally many workers.
+    """
+    of_workers = steps[steps["num_workers"] > 1].groupby(["num_workers", "compression"])
+    sent = of_workers["sent_bytes_of_step"].median().unstack()
+    if "none" not in sent:
+        return {}
+    shares = sent.div(sent["none"], axis="index").median()
+    return {str(name): float(share) for name, share in shares.items() if share == share}
+
+
+def with_measured(constants: Constants, wire: Network) -> Constants:
+    """Return the constants with what hosts need beside the wire, given the network on which the
+    study was measured.
+    """
+    if constants.network is None:
+        return constants
+    found = constants.network.link
+    per_byte = max(0.0, 1 / found.bytes_per_second - 1 / wire.link.bytes_per_second)
+    per_message = max(0.0, found.latency_seconds - wire.link.latency_seconds)
+    host = replace(constants.network, message_seconds=per_message, byte_seconds=per_byte)
+    return replace(constants, network=host)

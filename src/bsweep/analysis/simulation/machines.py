@@ -1,0 +1,93 @@
+"""Machines that nobody here has measured, by what vendors publish of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.network import Network, parse_network
+from bsweep.analysis.simulation.spread import Spread
+from bsweep.config.parsing import conf_dir
+from bsweep.config.values import Count, Positive, did_you_mean
+from bsweep.core.regular_files import read_regular
+
+_UNSURE = 0.3  # of the logarithm of the share of a machine's speed that a model reaches
+_SPREAD = Spread(0.03)  # of steps, on a machine that nobody has measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine as its vendor describes it, and the share of its speed that models reach."""
+
+    tflops: Positive
+    reached: Annotated[float, Field(gt=0, le=1)]
+    memory_gb: Positive
+    workers: Count
+    inner: str
+    source: str
+
+
+def machine(name: str) -> Machine:
+    """Return a machine of `conf/machines.yaml`, or of a file of the user with the same keys.
+
+    Raises:
+        ValueError: If there is no such machine, or a key is wrong.
+    """
+    shipped: Mapping[str, Any] = yaml.safe_load((conf_dir() / "machines.yaml").read_text())
+    path = Path(name)
+    if name not in shipped and path.suffix not in (".yaml", ".yml"):
+        raise ValueError(
+            f"--machine {name}: no such machine.{did_you_mean(name, [*shipped])} Known: "
+            f"{', '.join(shipped)}; or give a YAML file with its keys, see docs/simulate.md."
+        )
+    try:
+        found = shipped[name] if name in shipped else yaml.safe_load(read_regular(path))
+        checked: Machine = TypeAdapter(Machine).validate_python(found)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"--machine {name}: the file cannot be read ({error}).") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"--machine {name}: {where}: {first['msg']}.") from None
+    return checked
+
+
+def of_machine(
+    of: Machine, flops_per_example: float, parameter_bytes: float, local_batch: int
+) -> Constants:
+    """Return the constants of a machine by what is published of it.
+
+    Args:
+        of: The machine.
+        flops_per_example: What a training step computes for an example, in floating-point
+            operations.
+        parameter_bytes: The bytes of the model's parameters.
+        local_batch: The examples of a worker's pass.
+    """
+    rng = np.random.default_rng(3)
+    reached = of.reached * np.exp(_UNSURE * rng.standard_normal(NUM_DRAWS))
+    seconds = flops_per_example / (of.tflops * 1e12 * np.clip(reached, 0.01, 1))
+    return Constants(
+        pass_seconds=np.full(NUM_DRAWS, 1e-3),
+        example_seconds=seconds,
+        parameter_bytes=parameter_bytes,
+        local_batch=local_batch,
+        source=f"published, not measured ({of.source})",
+        spread=_SPREAD,
+        is_gpu=True,
+    )
+
+
+def within(network: Network, of: Machine) -> Network:
+    """Return a network whose nodes are such machines, unless it already says what a node has."""
+    if network.per_node > 1 or of.workers == 1:
+        return network
+    inner = parse_network(of.inner).link
+    return replace(network, per_node=of.workers, inner=inner)

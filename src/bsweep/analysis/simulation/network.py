@@ -1,0 +1,255 @@
+"""The links of a cluster that is simulated: their bandwidths, latencies and who shares them, as a
+user describes them in words such as `25gbit,10us`.
+
+A message between two workers crosses, at most, the link of a node, that of a switch and that of a
+site. All messages of one round start together. Each link carries what all of them send through it,
+in both directions at once, so the round takes as long as the busiest link, plus the latency.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bsweep.config.values import did_you_mean
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+_GOODPUT = 0.95
+"""The share of a link's nominal bandwidth that payload can have. With Ethernet's frames of 1,500
+bytes, TCP and IP leave 1,448 of the 1,538 bytes that a frame takes on the wire.
+"""
+T = TypeVar("T")
+_EXAMPLE = "25gbit,10us, or 100gbit,5us,per_node=8,inner=2400gbit/2us"
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class Link(NamedTuple):
+    """The payload that a link carries in a second and each direction, and its latency."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+FREE = Link(np.inf, 0.0)
+"""A link that takes no time."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links between the workers of a cluster.
+
+    `link` is that of a node, which `per_node` workers share. Workers of one node exchange through
+    `inner`. A switch joins `per_switch` nodes, and its link to the other switches is
+    `oversubscription` times narrower than the links of its nodes together. Workers are at `sites`
+    places, each with one link `between` it and the others.
+
+    A worker's host needs `message_seconds` for each message and `byte_seconds` for each byte,
+    beside the time on the wire.
+    """
+
+    link: Link
+    per_node: int = 1
+    inner: Link = FREE
+    per_switch: int = 0
+    oversubscription: float = 1.0
+    sites: int = 1
+    between: Link = FREE
+    message_seconds: float = 0.0
+    byte_seconds: float = 0.0
+
+    def seconds(self, messages: Messages | ToAll, hops: int = 1) -> float:
+        """Return how long one round of messages takes until the last has arrived.
+
+        Args:
+            messages: The messages.
+            hops: The latencies that the round takes, if messages travel in many small parts along a
+                chain of workers.
+        """
+        slowest, latency = 0.0, self.message_seconds * messages.most
+        for groups, link in self._levels(messages.number_of):
+            load, crosses = messages.load(groups)
+            slowest = max(slowest, load / link.bytes_per_second)
+            latency += link.latency_seconds * crosses
+        of_host = self.byte_seconds * messages.load(np.arange(messages.number_of))[0]
+        return slowest + of_host + hops * latency
+
+    def _levels(self, number_of: int) -> Iterator[tuple[Numbers, Link]]:
+        """Yield for each level of links the group of each worker that shares one, and the link.
+
+        A message crosses a level if its two ends are in different groups.
+        """
+        workers = np.arange(number_of)
+        nodes = workers // self.per_node
+        yield nodes, self.link
+        if self.per_node > 1:  # each worker has links of its own to the others of its node
+            yield workers, self.inner
+        if self.per_switch:
+            width = self.per_switch * self.link.bytes_per_second / self.oversubscription
+            yield nodes // self.per_switch, Link(width, self.link.latency_seconds)
+        if self.sites > 1:
+            yield workers * self.sites // number_of, self.between
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of one round among `number_of` workers: `sizes` are the bytes from each of
+    `sources` to the same place of `targets`.
+    """
+
+    number_of: int
+    sources: Numbers
+    targets: Numbers
+    sizes: Array
+
+    @property
+    def most(self) -> int:
+        """The most messages that one worker sends."""
+        return int(np.bincount(self.sources).max())
+
+    def load(self, groups: Numbers) -> tuple[float, bool]:
+        """Return the most bytes that leave or enter one group of workers, and True if any message
+        crosses the border of a group.
+        """
+        begin, end = groups[self.sources], groups[self.targets]
+        crosses = begin != end
+        sizes = np.where(crosses, self.sizes, 0.0)
+        both = (np.bincount(side, sizes).max() for side in (begin, end))
+        return float(max(both)), bool(crosses.any())
+
+
+@dataclass(frozen=True)
+class ToAll:
+    """Messages from each of `sources` to each of `targets` among `number_of` workers and servers.
+    Source i sends the share j of its bytes `sizes[i]` to target j.
+    """
+
+    number_of: int
+    sources: Numbers
+    targets: Numbers
+    sizes: Array
+    shares: Array
+
+    @property
+    def most(self) -> int:
+        """The most messages that one target gets, or one source sends."""
+        return max(len(self.sources), len(self.targets))
+
+    def load(self, groups: Numbers) -> tuple[float, bool]:
+        """Return the most bytes that leave or enter one group, and True if any message crosses the
+        border of a group.
+        """
+        number_of = int(groups.max()) + 1
+        sent = np.bincount(groups[self.sources], self.sizes, number_of)
+        taken = np.bincount(groups[self.targets], self.shares, number_of)
+        most = max((sent * (taken.sum() - taken)).max(), (taken * (sent.sum() - sent)).max())
+        return float(most), bool(most > 0)
+
+
+def parse_network(text: str) -> Network:
+    """Return the network that a user describes, such as `25gbit,10us`.
+
+    Args:
+        text: Words joined by commas: the bandwidth and the latency of a node's link, and any of
+            `per_node=8`, `inner=2400gbit/2us`, `per_switch=16`, `oversubscription=4`, `sites=4`
+            and `between=1gbit/20ms`.
+
+    Returns:
+        The network; a latency that is not given is 50 microseconds.
+
+    Raises:
+        ValueError: If a word is unknown or missing, or contradicts another.
+    """
+    given: dict[str, object] = {}
+    plain: list[str] = []
+    for word in filter(None, (one.strip() for one in text.split(","))):
+        key, is_pair, value = word.partition("=")
+        if not is_pair:
+            plain.append(word)
+        elif key not in _KEYS:
+            near = did_you_mean(key, [*_KEYS])
+            raise ValueError(
+                f"--network {text}: unknown word {key!r}.{near} Known: {', '.join(_KEYS)}."
+            )
+        else:
+            given[key] = _read(text, word, value, _KEYS[key])
+    link = _read(text, "/".join(plain), "/".join(plain), _link)
+    found = Network(link, **given)  # type: ignore[arg-type]
+    if found.oversubscription > 1 and not found.per_switch:
+        raise ValueError(
+            f"--network {text}: oversubscription is of a switch's link to the other switches. Say "
+            "how many nodes a switch joins, as in per_switch=16."
+        )
+    if (found.sites > 1) != (found.between.bytes_per_second < np.inf):
+        raise ValueError(
+            f"--network {text}: sites and between belong together, as in "
+            "sites=4,between=1gbit/20ms."
+        )
+    if found.per_node > 1 and found.inner.bytes_per_second == np.inf:
+        raise ValueError(
+            f"--network {text}: say how workers of one node exchange, as in inner=2400gbit/2us."
+        )
+    return found
+
+
+def with_host(network: Network, message_seconds: float, byte_seconds: float) -> Network:
+    """Return the network with what a worker's host needs for each message and byte."""
+    return replace(network, message_seconds=message_seconds, byte_seconds=byte_seconds)
+
+
+def _read(text: str, word: str, value: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(value)
+    except ValueError:
+        raise ValueError(
+            f"--network {text}: {word or 'no bandwidth'} is not understood. Write a bandwidth in "
+            f"kbit, mbit, gbit or tbit and a latency in us, ms or s, such as {_EXAMPLE}."
+        ) from None
+
+
+def _link(text: str) -> Link:
+    """Return the link in a text such as `25gbit/10us`."""
+    rate, latency = None, 50e-6
+    for word in text.split("/"):
+        found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]+)", word.strip().lower())
+        if not found or float(found[1]) <= 0:
+            raise ValueError(word)
+        amount, unit = float(found[1]), found[2]
+        if unit in _RATES:
+            rate = amount * _RATES[unit] / 8 * _GOODPUT
+        elif unit in _TIMES:
+            latency = amount * _TIMES[unit]
+        else:
+            raise ValueError(word)
+    if rate is None:
+        raise ValueError(text)
+    return Link(rate, latency)
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
+
+
+def _factor(text: str) -> float:
+    if not 1 <= (value := float(text)) < np.inf:
+        raise ValueError(text)
+    return value
+
+
+_KEYS: Mapping[str, Callable[[str], object]] = {
+    "per_node": _count,
+    "inner": _link,
+    "per_switch": _count,
+    "oversubscription": _factor,
+    "sites": _count,
+    "between": _link,
+}

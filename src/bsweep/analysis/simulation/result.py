@@ -1,0 +1,194 @@
+"""The result of a simulation as people, notebooks and programs see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.numbers import number, plain
+from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.engine import Span
+from bsweep.analysis.simulation.network import Array
+from bsweep.analysis.simulation.strategies import Case, Outcome
+from bsweep.core.sentences import said
+
+SIMULATED, MEASURED = said("simulated"), said("measured")
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """The result of `bsweep.simulate`: the seconds of a step for each strategy and worker count.
+
+    `cells` has a row for each, with these columns:
+
+    - `kind`: `simulated`, or `measured` for cells of the study itself.
+    - `strategy`, `num_workers`, `local_batch` and `global_batch`.
+    - `step_seconds` with the ends of its 90 % interval, `_low` and `_high`: the seconds of an
+      optimizer step of a worker, with its share of the exchange.
+    - `exchange_share` and `waiting_share`: the parts of a step in which a worker waits for the
+      exchange, and for slower workers.
+    - `examples_per_second`, `speed_up` and `efficiency`, against one worker; `efficiency` is the
+      speed-up for each worker.
+    - `lost_share`: the part of the time that failures, restarts and checkpoints take.
+    - `hours` and `money`: to train on a million examples; NaN without a price.
+
+    `timelines` has what happened in one step: `strategy`, `num_workers`, `who`, `what` and the
+    times. `notes` say what the numbers rest on.
+    """
+
+    cells: pd.DataFrame
+    timelines: pd.DataFrame
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        table = self._shown().to_string(index=False)
+        return "\n".join([table, "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        return f"{self._shown().to_html(index=False)}{notes}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it in plain values, with None for what is not known.
+
+        Returns:
+            Mappings, lists, numbers and texts that JSON can hold.
+        """
+        told = {
+            "cells": self.cells.to_dict("records"),
+            "timelines": self.timelines.to_dict("records"),
+            "notes": list(self.notes),
+        }
+        found: dict[str, Any] = plain(told, in_english=True)
+        return found
+
+    def _shown(self) -> pd.DataFrame:
+        rows = []
+        for cell in self.cells.to_dict("records"):
+            low, high = cell["step_seconds_low"], cell["step_seconds_high"]
+            row = {
+                "workers": cell["num_workers"],
+                "strategy": cell["strategy"],
+                "batch": cell["global_batch"],
+                "step (s)": number(cell["step_seconds"]),
+                "90 % interval": "" if low != low else f"{number(low)} to {number(high)}",
+                "exchange": _percent(cell["exchange_share"]),
+                "waiting": _percent(cell["waiting_share"]),
+                "speed-up": number(cell["speed_up"]),
+                "efficiency": _percent(cell["efficiency"]),
+                "lost": _percent(cell["lost_share"]),
+                "money": number(cell["money"]),
+                "": cell["kind"],
+            }
+            rows.append(row)
+        table = pd.DataFrame(rows)
+        unknown = [name for name in ("lost", "money") if table[name].isin(["-", "0 %"]).all()]
+        return table.drop(columns=unknown)
+
+
+def _percent(value: float) -> str:
+    return "-" if value != value else f"{100 * value:.0f} %"
+
+
+def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
+    """Return a row of `Simulation.cells` without what compares it with other rows.
+
+    Args:
+        case: What was simulated.
+        found: Its steps.
+        factor: By what failures stretch the time.
+    """
+    number_of = len(found.step_seconds)
+    blocks = np.array_split(found.step_seconds / found.steps_each, min(NUM_DRAWS, number_of))
+    means = _of_draws(blocks) * factor
+    low, high = np.quantile(means, INTERVAL)
+    whole = float(found.step_seconds.sum())
+    exposed = 1 - float(found.slowest_seconds.sum()) / whole
+    waiting = float((found.slowest_seconds - found.mean_seconds).sum()) / whole
+    groups = case.way.card.data_parallel_size(case.num_workers)
+    batch = case.local_batch * groups
+    seconds = float(np.median(means))
+    return {
+        "kind": SIMULATED,
+        "strategy": case.way.name,
+        "num_workers": case.num_workers,
+        "local_batch": case.local_batch,
+        "global_batch": round(batch),
+        "step_seconds": seconds,
+        "step_seconds_low": float(low),
+        "step_seconds_high": float(high),
+        "exchange_share": max(0.0, exposed),
+        "waiting_share": max(0.0, waiting),
+        "examples_per_second": batch / seconds,
+        "lost_share": 1 - 1 / factor,
+    }
+
+
+def _of_draws(blocks: list[Array]) -> Array:
+    """Return the mean of each block of steps, one for each draw of the constants, without what
+    single steps add to the differences between blocks.
+    """
+    means = np.array([block.mean() for block in blocks])
+    noise = float(
+        np.mean([block.var(ddof=1) / len(block) for block in blocks if len(block) > 1] or [0.0])
+    )
+    whole = float(means.var(ddof=1)) if len(means) > 1 else 0.0
+    kept = np.sqrt(max(0.0, 1 - noise / whole)) if whole > 0 else 0.0
+    return np.asarray(means.mean() + (means - means.mean()) * kept)
+
+
+def measured_rows(constants: Constants, batches: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows of `Simulation.cells` for the runs of a study whose strategy, workers and local
+    batch were simulated, too.
+    """
+    steps = constants.measured
+    if steps.empty:
+        return []
+    steps = steps[(steps["compression"] == "none") & steps["step_seconds"].notna()]
+    keys = ["strategy", "num_workers", "local_batch"]
+    rows = []
+    for key, of in steps.groupby(keys):
+        if not (batches[keys] == list(key)).all(axis=1).any():
+            continue
+        seconds = of["step_seconds"].astype(float)
+        few = len(seconds) < 3
+        batch = float(of["global_batch"].iloc[0])
+        exposed = of["exposed_exchange_seconds_of_step"] / seconds
+        waiting = of["wait_seconds_of_step"] / seconds
+        rows.append({
+            "kind": MEASURED, **dict(zip(keys, key, strict=True)), "global_batch": round(batch),
+            "step_seconds": float(seconds.median()),
+            "step_seconds_low": np.nan if few else float(seconds.quantile(INTERVAL[0])),
+            "step_seconds_high": np.nan if few else float(seconds.quantile(INTERVAL[1])),
+            "exchange_share": float(exposed.mean()), "waiting_share": float(waiting.mean()),
+            "examples_per_second": batch / float(seconds.median()), "lost_share": np.nan,
+        })  # fmt: skip
+    return rows
+
+
+def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> pd.DataFrame:
+    """Return rows as a table, with what compares each with one worker.
+
+    Args:
+        rows: The rows.
+        alone: The examples that one worker alone trains on in a second.
+        price: The price of one worker for an hour; None if it is not known.
+    """
+    table = pd.DataFrame(rows)
+    table["speed_up"] = table["examples_per_second"] / alone
+    table["efficiency"] = table["speed_up"] / table["num_workers"]
+    table["hours"] = MILLION / table["examples_per_second"] / 3600
+    table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
+    order = ["strategy", "num_workers", "kind"]
+    return table.sort_values(order, ignore_index=True, kind="stable")
+
+
+def timeline(case: Case, spans: tuple[Span, ...]) -> pd.DataFrame:
+    """Return a table of what happened in one step of a case."""
+    table = pd.DataFrame(spans, columns=list(Span._fields))
+    return table.assign(strategy=case.way.name, num_workers=case.num_workers)

@@ -1,0 +1,388 @@
+"""The steps of each strategy as a program of computing and exchanges, or as a graph of passes, and
+the seconds that they take on a simulated cluster.
+
+One function simulates all strategies with a card of the same class. What a strategy's own keys
+mean is said on its card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, singledispatch
+from typing import Any
+
+import numpy as np
+
+from bsweep.analysis.simulation import collectives, engine, passes, servers
+from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
+from bsweep.analysis.simulation.network import Array, Network, Numbers
+from bsweep.analysis.simulation.words import Way
+from bsweep.config.allreduce import AllReduceConfig
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.parameter_server import ParameterServerConfig
+from bsweep.config.splitting import (
+    DeepSpeedConfig,
+    PipeDreamConfig,
+    PipelineConfig,
+    ShardedConfig,
+    TensorConfig,
+)
+from bsweep.config.strategies import (
+    DDPConfig,
+    DiLoCoConfig,
+    HorovodConfig,
+    LocalSGDConfig,
+    SingleConfig,
+)
+
+FORWARD_SHARE = 1 / 3
+"""The forward pass's share of a pass: a backward pass computes about twice as much."""
+
+_FEWEST_ROUNDS = 5  # of strategies whose rounds have many steps
+_MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One way on one number of workers: what is simulated at once.
+
+    `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
+    a pass. Steps are drawn by worker, so that classes of workers (`is_folded`) change no number.
+    """
+
+    constants: Constants
+    network: Network
+    way: Way
+    num_workers: int
+    local_batch: float
+    num_steps: int = 100
+    seed: int = 0
+    is_folded: bool = True
+
+    @cached_property
+    def draw_of_step(self) -> Numbers:
+        """The number of the draw of the constants in each step."""
+        return np.arange(self.num_steps) * NUM_DRAWS // self.num_steps
+
+    @cached_property
+    def speeds(self) -> Array:
+        """The speed of each worker, relative to that of the constants."""
+        return np.resize(np.array(self.constants.speeds), self.num_workers)
+
+    def busy(self, draws: Numbers, steps_each: int = 1, workers: int = 0) -> Array:
+        """Return the seconds that each worker computes, shape (rounds, workers).
+
+        Args:
+            draws: The number of the draw of the constants, for each round.
+            steps_each: The steps in a round.
+            workers: The number of workers; 0: all.
+        """
+        rng = np.random.default_rng([self.seed, steps_each])
+        number_of = workers or self.num_workers
+        batch = self.local_batch * self._batch_factor()[:number_of]
+        fixed, each = self.constants.pass_seconds, self.constants.example_seconds
+        found = np.empty((len(draws), number_of))
+        steps = self._local_steps(steps_each)[:number_of]
+        for place, draw in enumerate(draws if steps_each > 1 else ()):
+            factors = self.constants.spread.draw(int(steps.max()), number_of, rng)
+            sums = np.cumsum(factors, axis=0)[steps - 1, np.arange(number_of)]
+            found[place] = sums * (fixed[draw] + each[draw] * batch)
+        if steps_each == 1:
+            factors = self.constants.spread.draw(len(draws), number_of, rng)
+            found = factors * (fixed[draws][:, None] + each[draws][:, None] * batch)
+        return found / self.speeds[:number_of]
+
+    def _batch_factor(self) -> Array:
+        """Return by what each worker's batch is larger than the mean."""
+        if self.way.allocation != "by_speed":
+            return np.ones(self.num_workers)
+        return np.asarray(self.speeds / self.speeds.mean())
+
+    def _local_steps(self, steps_each: int) -> Numbers:
+        """Return the steps of each worker in a round. By speed, the slowest makes `steps_each`."""
+        if self.way.allocation != "steps_by_speed" or steps_each == 1:
+            return np.full(self.num_workers, steps_each)
+        return np.rint(steps_each * self.speeds / self.speeds.min()).astype(int)
+
+    def exchange(self, rounds: list[Round], draws: Numbers | None = None) -> Array:
+        """Return the seconds of rounds of messages in each step."""
+        draws = self.draw_of_step if draws is None else draws
+        seconds = collectives.seconds(rounds, self.network)
+        return np.asarray(seconds * self.constants.exchange_factors[draws])
+
+    @property
+    def everyone(self) -> Numbers:
+        """All workers as one group."""
+        return np.arange(self.num_workers)[None]
+
+    def all_reduce(self, num_bytes: float, groups: Numbers | None = None) -> list[Round]:
+        """Return the rounds of the way's all-reduce in groups of workers, one in each row."""
+        groups = self.everyone if groups is None else groups
+        if groups.shape[1] < 2:
+            return []
+        own = getattr(self.way.card, "algorithm", "native")
+        name = self.way.algorithm or own
+        if name in ("native", "horovod"):
+            name = "native" if self.constants.is_gpu else "ring"
+        return ALGORITHMS[name](groups, num_bytes, self.network)
+
+    def gradient(self) -> tuple[list[Round], float]:
+        """Return the rounds that sum the gradient of all workers by the way's codec, and the
+        seconds of the codec.
+        """
+        codec, constants = self.way.codec, self.constants
+        if not codec.builds:
+            return self.all_reduce(constants.parameter_bytes), 0.0
+        name = str(codec.name)
+        seconds = constants.codec_seconds.get(name, 0.0)
+        if (share := codec.payload_share(1_000)) is not None:
+            payload = share * constants.parameter_bytes * self.num_workers
+            return collectives.gather(self.everyone, payload), seconds
+        share = codec.summed_share or constants.codec_shares.get(name)
+        if share is None:
+            raise ValueError(
+                f"--strategies {self.way.name}: what compression={name} sends depends on the "
+                "model. Simulate from a study that has runs with it, and others without."
+            )
+        return self.all_reduce(share * constants.parameter_bytes), seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The simulated steps of a case: their seconds, those in which the slowest worker computed and
+    in which a worker computed in the mean, and what happened in the first step.
+    """
+
+    step_seconds: Array
+    slowest_seconds: Array
+    mean_seconds: Array
+    spans: tuple[Span, ...] = ()
+    steps_each: int = 1  # optimizer steps of a worker in what counts as a step above
+
+
+@singledispatch
+def outcome(card: StrategyConfig, case: Case) -> Outcome:
+    """Simulate the steps of a case, whose strategy has this card."""
+    raise ValueError(f"--strategies {case.way.name}: bsweep cannot simulate strategy={card.name}.")
+
+
+def _ran(case: Case, program: Program, busy: Array, steps_each: int = 1) -> Outcome:
+    # Workers that do not meet in each round have clocks of their own.
+    meets = all(not isinstance(one, Wait) or one.steps_before == 0 for one in program)
+    classes = engine.one_class if case.is_folded and meets else engine.unfolded
+    ran = engine.run(program, busy, classes(case.num_workers))
+    return Outcome(ran.step_seconds, busy.max(axis=1), busy.mean(axis=1), ran.spans, steps_each)
+
+
+def _then_exchange(case: Case, seconds: Array, name: str = "gradient") -> Outcome:
+    """Return the outcome of steps that compute, and then exchange."""
+    program = (Compute(1.0), Exchange(name, seconds), Wait(name))
+    return _ran(case, program, case.busy(case.draw_of_step))
+
+
+@outcome.register
+def _(card: SingleConfig, case: Case) -> Outcome:
+    if case.num_workers > 1:
+        raise ValueError("strategy=single has one worker: leave it out, or use --workers 1.")
+    return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step))
+
+
+@outcome.register
+def _(card: AllReduceConfig, case: Case) -> Outcome:
+    rounds, codec_seconds = case.gradient()
+    return _then_exchange(case, case.exchange(rounds) + codec_seconds)
+
+
+@outcome.register
+def _(card: HorovodConfig, case: Case) -> Outcome:
+    rounds, codec_seconds = case.gradient()
+    cycle = card.cycle_time_ms / 1000 / 2 if case.num_workers > 1 else 0.0
+    if card.buckets > 1:
+        return _in_buckets(case, case.constants.parameter_bytes / card.buckets, cycle)
+    return _then_exchange(case, case.exchange(rounds) + codec_seconds + cycle)
+
+
+@outcome.register
+def _(card: DDPConfig, case: Case) -> Outcome:
+    return _in_buckets(case, card.bucket_mb * _MEGABYTE, 0.0, 1.0 if card.hook == "none" else 0.5)
+
+
+def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.0) -> Outcome:
+    """Return the outcome of steps whose gradient is exchanged in parts while the rest of the
+    backward pass computes.
+    """
+    whole = case.constants.parameter_bytes
+    number_of = max(1, int(np.ceil(whole / bucket_bytes - 1e-9)))
+    ends = np.linspace(0, 1, number_of + 1)
+    shares, seconds = np.array(((0.0, 0.0), *case.constants.backward)).cumsum(axis=0).T
+    ready = np.interp(ends, shares / shares[-1], seconds / seconds[-1])
+    rounds = case.all_reduce(width * whole / number_of)
+    exchange = case.exchange(rounds) + delay
+    program: list[Any] = [Compute(FORWARD_SHARE)]
+    for number, share in enumerate(np.diff(ready)):
+        program += [Compute((1 - FORWARD_SHARE) * float(share))]
+        program += [Exchange(f"bucket {number}", exchange)] if case.num_workers > 1 else []
+    if case.num_workers > 1:
+        program += [Wait(f"bucket {number}") for number in range(number_of)]
+    return _ran(case, program, case.busy(case.draw_of_step))
+
+
+@outcome.register
+def _(card: LocalSGDConfig, case: Case) -> Outcome:
+    return _in_rounds(case, card.sync_every, case.all_reduce(case.constants.parameter_bytes), False)
+
+
+@outcome.register
+def _(card: DiLoCoConfig, case: Case) -> Outcome:
+    rounds, codec_seconds = case.gradient()
+    return _in_rounds(case, card.sync_every, rounds, card.overlap, codec_seconds)
+
+
+def _in_rounds(
+    case: Case, sync_every: int, rounds: list[Round], overlap: bool, codec_seconds: float = 0.0
+) -> Outcome:
+    """Return the outcome of rounds of local steps with an exchange after each, or, if they overlap,
+    an exchange beside the next round.
+    """
+    number_of = max(_FEWEST_ROUNDS, -(-case.num_steps // sync_every))
+    number_of = -(-number_of // _FEWEST_ROUNDS) * _FEWEST_ROUNDS
+    draws = np.arange(number_of) * NUM_DRAWS // number_of
+    seconds = case.exchange(rounds, draws) + codec_seconds
+    busy = case.busy(draws, sync_every)
+    wait = [Wait("outer", 1), Exchange("outer", seconds)] if overlap else []
+    blocking = [Exchange("outer", seconds), Wait("outer")]
+    return _ran(case, (Compute(1.0), *(wait or blocking)), busy, sync_every)
+
+
+@outcome.register
+def _(card: ParameterServerConfig, case: Case) -> Outcome:
+    number_of = card.num_shards(case.num_workers)
+    shares = servers.shares(card, number_of, case.constants)
+    places = np.arange(number_of) + (0 if card.colocated else case.num_workers)
+    rounds = [collectives.incast(case.num_workers, places, case.constants.parameter_bytes, shares)]
+    if card.can.in_step:
+        return _then_exchange(case, case.exchange(rounds), "push and pull")
+    busy = case.busy(case.draw_of_step)
+    network, whole = case.network, case.constants.parameter_bytes
+    rate = 1 / (1 / network.link.bytes_per_second + network.byte_seconds)
+    latency = network.link.latency_seconds + network.message_seconds
+    push = servers.PushSeconds(whole * float(shares.max()) / rate, whole / rate, latency)
+    lead = case.num_steps if card.staleness is None else card.staleness
+    ends = servers.asynchronous(busy, push, lead)
+    steps = np.diff(ends, prepend=0.0)
+    return Outcome(steps, busy.max(axis=1), busy.mean(axis=1))
+
+
+def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
+    """Return the workers of each replica in a row, and those of the same place in all replicas."""
+    whole = np.arange(case.num_workers).reshape(-1, card.num_parts(case.num_workers))
+    return whole, whole.T
+
+
+@outcome.register
+def _(card: ShardedConfig, case: Case) -> Outcome:
+    width = 0.5 if card.reduce == "bf16" else 1.0
+    blocks = case.constants.num_blocks if card.wrap == "blocks" else 1
+    return _gathering(case, _groups(case, card), blocks, card.reshard == "forward", width)
+
+
+@outcome.register
+def _(card: DeepSpeedConfig, case: Case) -> Outcome:
+    if card.stage < 3:  # a reduce-scatter and a gathering have the rounds of a ring
+        ring = collectives.ring(case.everyone, case.constants.parameter_bytes, case.network)
+        return _then_exchange(case, case.exchange(ring))
+    groups = case.everyone, case.everyone.T
+    return _gathering(case, groups, case.constants.num_blocks, True, 1.0)
+
+
+def _gathering(
+    case: Case, groups: tuple[Numbers, Numbers], blocks: int, again: bool, width: float
+) -> Outcome:
+    """Return the outcome of steps whose workers gather the parameters of one block after another,
+    the next while they compute with one, and scatter the sum of its gradients.
+
+    Args:
+        case: The case.
+        groups: The workers that share one model, in rows, and those with the same part.
+        blocks: The number of blocks.
+        again: True if the backward pass gathers, too.
+        width: The bytes of a travelling gradient relative to fp32.
+    """
+    part = case.constants.parameter_bytes / blocks
+    gather = case.exchange(collectives.gather(groups[0], part))
+    scatter = case.exchange(collectives.gather(groups[0], part * width))
+    parts = groups[0].shape[1]
+    between = case.exchange(case.all_reduce(width * part / parts, groups[1]))
+    program: list[Any] = []
+    for direction, share in (("forward", FORWARD_SHARE), ("backward", 1 - FORWARD_SHARE)):
+        gathers = direction == "forward" or again
+        names = [f"gather {direction} {block}" for block in range(blocks)] if gathers else []
+        program += [Exchange(names[0], gather)] if gathers else []
+        for block in range(blocks):
+            program += [Wait(names[block])] if gathers else []
+            program += [Exchange(one, gather) for one in names[block + 1 : block + 2]]
+            program += [Compute(share / blocks)]
+            if direction == "backward":
+                program += [Exchange(f"scatter {block}", scatter + between)]
+    program += [Wait(f"scatter {block}") for block in range(blocks)]
+    return _ran(case, program, case.busy(case.draw_of_step))
+
+
+@outcome.register
+def _(card: TensorConfig, case: Case) -> Outcome:
+    whole, same = _groups(case, card)
+    parts, blocks = whole.shape[1], case.constants.num_blocks
+    # `example_bytes` is all that the layers of an example sum, forward and backward.
+    bytes_of_sum = case.constants.example_bytes * case.local_batch / (2 * blocks)
+    sums = case.exchange(case.all_reduce(bytes_of_sum / 2, whole))
+    gradient = case.exchange(case.all_reduce(case.constants.parameter_bytes / parts, same))
+    program: list[Any] = []
+    for number, share in enumerate(
+        [FORWARD_SHARE / blocks] * blocks + [(1 - FORWARD_SHARE) / blocks] * blocks
+    ):
+        program += [Compute(share), Exchange(f"sum {number}", sums), Wait(f"sum {number}")]
+    program += [Exchange("gradient", gradient), Wait("gradient")]
+    busy = case.busy(case.draw_of_step) / parts
+    return _ran(case, program, busy)
+
+
+@outcome.register
+def _(card: PipelineConfig, case: Case) -> Outcome:
+    return _in_stages(card, case, card.microbatches)
+
+
+@outcome.register
+def _(card: PipeDreamConfig, case: Case) -> Outcome:
+    return _in_stages(card, case, 1)
+
+
+def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
+    """Return the outcome of a pipeline's steps. Replicas are columns of arrays."""
+    whole, same = _groups(case, card)
+    message_bytes = case.constants.example_bytes * case.local_batch / microbatches
+    message = case.network.link.latency_seconds + case.network.message_seconds
+    message += message_bytes * (1 / case.network.link.bytes_per_second + case.network.byte_seconds)
+    exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same))
+    busy = case.busy(case.draw_of_step)[:, whole]  # (steps, replicas, parts)
+    graph = passes.graph_of(card, case.num_workers, case.num_steps)
+    computed = passes.step_ends(graph, busy, message)
+    steps = np.diff(computed, prepend=0.0, axis=0).max(axis=1) + exchange
+    useful = busy.mean(axis=(1, 2)) / whole.shape[1]
+    spans = tuple(passes.spans(graph, busy[:1, :1], message))
+    return Outcome(steps, useful, useful, spans)
+
+
+def with_replicas(way: Way, num_workers: int) -> Way:
+    """Return a way with as many replicas as it takes to divide a model among at most eight workers,
+    if its card divides a model and has one replica; otherwise the way itself.
+    """
+    if not way.card.can.splits_model or getattr(way.card, "replicas", 0) != 1:
+        return way
+    for parts in (8, 4, 2):
+        if num_workers % parts == 0:
+            card = replace(way.card, replicas=num_workers // parts)  # type: ignore[call-arg]
+            if not any(card.problems_of_workers(num_workers)):
+                return replace(way, card=card)
+    return way

@@ -1,0 +1,142 @@
+"""Strategies as a user of a simulation names them: `horovod`, or with settings
+`diloco:sync_every=500:overlap=true`.
+
+Settings that are not given are those of the study's runs with this strategy, or else the defaults
+in `conf/strategy/`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from bsweep.analysis.simulation.collectives import ALGORITHMS
+from bsweep.config.groups import CodecConfig, StrategyConfig
+from bsweep.config.parsing import conf_dir
+from bsweep.config.run import names, variants
+from bsweep.config.values import did_you_mean
+
+Allocation = Literal["uniform", "steps_by_speed", "by_speed"]
+_UNKNOWN = ("own", "program")  # their code may exchange in any way
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which simulated workers exchange: a strategy, a codec, an algorithm, and how work
+    is shared among uneven workers.
+
+    `algorithm` is the user's choice for the exchange, or empty for the strategy's own.
+    """
+
+    name: str
+    card: StrategyConfig
+    codec: CodecConfig
+    algorithm: str = ""
+    allocation: Allocation = "uniform"
+
+
+def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
+    """Return the ways that a text such as `horovod,diloco:sync_every=500` names, each once.
+
+    Args:
+        text: Names of strategies joined by commas, each followed by its settings. Beside the keys
+            of a strategy, `compression`, `allocation` and, for any exchange, `algorithm` are
+            settings.
+        runs: The runs of a study, whose settings count; may be empty.
+
+    Raises:
+        ValueError: If a name, a key or a value is wrong.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    found = {word: _way(word, runs) for word in words}
+    if not found:
+        raise ValueError("--strategies names none: give some, as in --strategies horovod,diloco.")
+    return [*found.values()]
+
+
+def _way(word: str, runs: pd.DataFrame) -> Way:
+    name, *pairs = word.split(":")
+    known = [one for card in variants("strategy") for one in names(card) if one not in _UNKNOWN]
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ValueError(
+            f"--strategies {word}: unknown strategy {name!r}.{near} Known: {', '.join(known)}."
+        )
+    given = dict(_pair(word, pair) for pair in pairs)
+    codec = given.pop("compression", "none")
+    allocation = given.pop("allocation", "uniform")
+    if allocation not in (allowed := Allocation.__args__):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"--strategies {word}: allocation={allocation} is not simulated. Known: "
+            f"{', '.join(allowed)}."
+        )
+    kind = _kind("strategy", name)
+    keys = [one.name for one in fields(kind)]
+    algorithm = given.get("algorithm", "")
+    if algorithm and ("algorithm" not in keys or algorithm in ("hierarchical", "double_tree")):
+        if algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"--strategies {word}: unknown algorithm {algorithm!r}. Known: "
+                f"{', '.join(ALGORITHMS)}."
+            )
+        given.pop("algorithm")
+    for key in [one for one in given if one not in keys]:
+        near = did_you_mean(key, keys)
+        raise ValueError(f"--strategies {word}: strategy={name} has no key {key!r}.{near}")
+    own = runs[runs["strategy"] == name] if "strategy" in runs else runs
+    settings = {**_defaults("strategy", name), **_of_runs(own, keys), **given}
+    card = _card(word, kind, settings)
+    codec_card = _card(word, _kind("compression", codec), _defaults("compression", codec))
+    if codec_card.builds and not card.can.takes_codecs:
+        raise ValueError(
+            f"--strategies {word}: strategy={name} takes no compression. Leave it out."
+        )
+    return Way(word, card, codec_card, str(algorithm), allocation)  # type: ignore[arg-type]
+
+
+def _pair(word: str, pair: str) -> tuple[str, Any]:
+    key, is_pair, value = pair.partition("=")
+    if not is_pair:
+        raise ValueError(f"--strategies {word}: write key=value after a colon, not {pair!r}.")
+    return key, yaml.safe_load(value)
+
+
+def _kind(group: str, name: str) -> Any:
+    known = {one: card for card in variants(group) for one in names(card)}
+    if name not in known:
+        near = did_you_mean(str(name), [*known])
+        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
+    return known[name]
+
+
+@functools.cache
+def _defaults(group: str, name: str) -> Mapping[str, Any]:
+    found = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+    return {key: value for key, value in found.items() if key != "defaults"}
+
+
+def _of_runs(runs: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that all of some runs share."""
+    found = {}
+    for key in keys:
+        values = runs.get(f"strategy.{key}", pd.Series(dtype=object)).dropna().unique()
+        if len(values) == 1 and values[0] != "":
+            value = values[0]
+            is_whole = isinstance(value, float) and value.is_integer()
+            found[key] = int(value) if is_whole else value
+    return found
+
+
+def _card(word: str, kind: Any, settings: Mapping[str, Any]) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"--strategies {word}: {where}: {first['msg']}.") from None

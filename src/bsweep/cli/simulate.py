@@ -1,0 +1,122 @@
+"""The command `bsweep simulate`, which simulates steps on more workers than were measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from bsweep.core import terminal
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print how long a training step takes on clusters that were not measured; return the exit
+    code.
+    """
+    say = "Simulate training steps on more workers, and on other networks, than were measured."
+    parser = argparse.ArgumentParser(prog="bsweep simulate", description=say)
+    add = parser.add_argument
+    add("study", nargs="?", help="the study's folder, whose records give the constants")
+    add("--workers", default="1..64", help="worker counts, such as 1,2,4 or 1..4096 (doublings)")
+    add(
+        "--network",
+        default="measured",
+        help="bandwidth and latency of a node's link, such as 25gbit,10us, with per_node=, inner=, "
+        "per_switch=, oversubscription=, sites= and between= (default: as the study measured)",
+    )
+    add("--measured-network", help="the links on which the study was measured, such as 1gbit,100us")
+    add(
+        "--strategies",
+        help="such as horovod,diloco:sync_every=500 (default: horovod,parameter_server,diloco)",
+    )
+    add("--local-batch", type=int, help="examples of a worker's pass (default: the study's)")
+    add("--global-batch", type=int, help="examples of a step of all workers instead")
+    add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")
+    add("--parameters", type=float, help="the number of the model's parameters, such as 11e6")
+    add("--probe", help="a probe.json in place of a study")
+    add("--bench", help="a JSON file of scripts/bench.py in place of a study")
+    add("--bench-model", default="", help="the model in that file, such as 'resnet18 imagenet'")
+    add("--machine", help="a100, h100, h200, rtx4090 or a YAML file in place of a study")
+    add("--flops-per-example", type=float, help="operations of a training step for an example")
+    add("--speeds", help="relative speeds of uneven workers, such as 1,1,0.5")
+    add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
+    add("--hours-between-failures", type=float, help="of one worker")
+    add("--checkpoint-seconds", type=float, default=30.0, help="to save one (default: 30)")
+    add("--restart-seconds", type=float, default=120.0, help="after a failure (default: 120)")
+    add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
+    add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    add("--json", action="store_true", help="print everything as JSON")
+    _simulate(parser.parse_args(arguments))
+    return 0
+
+
+def _simulate(given: argparse.Namespace) -> None:
+    from bsweep.analysis.simulation import STRATEGIES, Failures, simulate
+
+    failures = None
+    if given.hours_between_failures is not None:
+        if given.hours_between_failures <= 0:
+            raise ValueError("--hours-between-failures: give a number above 0, such as 5000.")
+        failures = Failures(
+            given.hours_between_failures, given.checkpoint_seconds, given.restart_seconds
+        )
+    with terminal.console().status("simulating") as status:
+        found = simulate(
+            given.study,
+            workers=counts(given.workers),
+            network=given.network,
+            measured_network=given.measured_network,
+            strategies=given.strategies or STRATEGIES,
+            local_batch=given.local_batch,
+            global_batch=given.global_batch,
+            where=dict(_pair(text) for text in given.where),
+            parameters=given.parameters,
+            probe=given.probe,
+            bench=given.bench,
+            bench_model=given.bench_model,
+            machine=given.machine,
+            flops_per_example=given.flops_per_example,
+            speeds=_numbers(given.speeds) if given.speeds else (),
+            price_per_worker_hour=given.price_per_worker_hour,
+            failures=failures,
+            num_steps=given.steps,
+            seed=given.seed,
+            progress=lambda what: status.update(f"simulating {what}"),
+        )
+    print(json.dumps(found.as_json(), indent=2, allow_nan=False) if given.json else found)
+
+
+def counts(text: str) -> list[int]:
+    """Return the worker counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
+
+    Raises:
+        ValueError: If a part is no positive integer.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, is_range, last = part.partition("..")
+        try:
+            begin, end = int(first), int(last if is_range else first)
+        except ValueError:
+            begin, end = 0, 0
+        if not 1 <= begin <= end:
+            raise ValueError(f"--workers {text}: give counts such as 1,2,4 or 1..4096.")
+        while begin < end:
+            found.append(begin)
+            begin *= 2
+        found.append(end)
+    return found
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--speeds {text}: give numbers such as 1,1,0.5.") from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    column, found, value = text.partition("=")
+    if not found:
+        raise ValueError(f"--where {text}: give a column and its value, as in --where model=vgg16.")
+    return column, value

@@ -1,0 +1,419 @@
+"""Simulated clusters: exchanges by their closed forms, folding, hand-computed schedules, and what a
+user is told.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import bsweep
+from bsweep.analysis.simulation import collectives, passes, servers, spread, strategies, words
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.failures import Failures
+from bsweep.analysis.simulation.network import parse_network
+from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.simulation.strategies import Case, Outcome
+from bsweep.cli import simulate as command
+from tests.support.running import bsweep as run_bsweep
+from tests.support.synthetic_study import write_study
+
+BYTES = 8e7
+RATE, LATENCY = 1e9 / 8 * 0.95, 1e-4
+NETWORK = parse_network("1gbit,100us")
+NO_RUNS = pd.DataFrame()
+
+
+def constants(**others: Any) -> Constants:
+    """Constants without any chance, unless `others` have some."""
+    none = {"exchange_factors": np.ones(NUM_DRAWS), "source": "a test"}
+    return Constants(**{
+        "pass_seconds": np.full(NUM_DRAWS, 0.1), "example_seconds": np.full(NUM_DRAWS, 0.05),
+        "parameter_bytes": BYTES, "local_batch": 8, **none, **others,
+    })  # fmt: skip
+
+
+def steps(text: str, num_workers: int, of: Constants | None = None, **others: Any) -> Outcome:
+    (way,) = words.ways_of(text, NO_RUNS)
+    network = others.pop("network", NETWORK)
+    case = Case(of or constants(), network, way, num_workers, 8.0, **others)
+    return strategies.outcome(way.card, case)
+
+
+def seconds(name: str, num_workers: int, network: str = "1gbit,100us") -> float:
+    links = parse_network(network)
+    groups = np.arange(num_workers)[None]
+    return collectives.seconds(collectives.ALGORITHMS[name](groups, BYTES, links), links)
+
+
+# Links and exchanges
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 100])
+def test_a_ring_takes_its_closed_form(n: int) -> None:
+    assert seconds("ring", n) == pytest.approx(
+        2 * (n - 1) / n * BYTES / RATE + 2 * (n - 1) * LATENCY
+    )
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_trees_and_halving_take_their_closed_forms(levels: int) -> None:
+    n = 2**levels
+    assert seconds("tree", n) == pytest.approx(2 * levels * (LATENCY + BYTES / RATE))
+    halving = 2 * levels * LATENCY + 2 * (n - 1) / n * BYTES / RATE
+    assert seconds("halving_doubling", n) == pytest.approx(halving)
+    assert seconds("double_tree", n) <= 2 * (BYTES * 1.01 / RATE + levels * LATENCY)
+
+
+def test_workers_beyond_a_power_of_two_send_their_whole_vector() -> None:
+    more = 2 * (LATENCY + BYTES / RATE)
+    assert seconds("halving_doubling", 5) == pytest.approx(seconds("halving_doubling", 4) + more)
+
+
+def test_each_worker_but_one_has_one_parent_in_each_tree() -> None:
+    for n in range(2, 70):
+        parents = collectives._parents(n)
+        assert all(0 <= parent < n for parent in parents)
+        for child in range(1, n):  # each way leads to the root
+            seen, at = set(), child
+            while at:
+                assert at not in seen
+                seen.add(at)
+                at = int(parents[at - 1])
+            assert len(seen) <= n.bit_length() + 1
+
+
+def test_a_hierarchical_exchange_uses_the_links_of_nodes_less() -> None:
+    network = "1gbit,100us,per_node=4,inner=100gbit/1us"
+    inner = 2 * 3 * (BYTES / 4 / (100 * RATE) + 1e-6)
+    outer = 2 * 3 * (4 * BYTES / 4 / 4 / RATE + LATENCY)
+    assert seconds("hierarchical", 16, network) == pytest.approx(inner + outer, rel=1e-3)
+    assert seconds("hierarchical", 6, network) == seconds("ring", 6, network)
+
+
+def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None:
+    inside = "1gbit,100us,per_switch=8,oversubscription=16"
+    assert seconds("halving_doubling", 8, inside) == seconds("halving_doubling", 8)
+    # A ring crosses each switch's link once, with half of what a node's link carries.
+    narrow = 2 * 31 * (BYTES / 32 / (RATE / 2) + 2 * LATENCY)
+    assert seconds("ring", 32, inside) == pytest.approx(narrow)
+    apart = "1gbit,100us,sites=2,between=100mbit/20ms"
+    assert seconds("ring", 4, apart) == pytest.approx(
+        6 * (BYTES / 4 / (RATE / 10) + LATENCY + 0.02)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("", "no bandwidth is not understood"),
+        ("25gbits", "25gbits is not understood"),
+        ("10us", "10us is not understood"),
+        ("-1gbit", "is not understood"),
+        ("25gbit,per_nod=8", "Did you mean"),
+        ("25gbit,per_node=0", "per_node=0 is not understood"),
+        ("25gbit,per_node=8", "inner=2400gbit/2us"),
+        ("25gbit,oversubscription=4", "per_switch=16"),
+        ("25gbit,sites=4", "between=1gbit/20ms"),
+    ],
+)
+def test_unknown_words_of_a_network_are_refused(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        parse_network(text)
+
+
+# Folding
+
+UNEVEN = constants(
+    spread=Spread(0.2, 0.1, 7), speeds=(1.0, 0.5, 2.0),
+    exchange_factors=np.linspace(0.9, 1.1, NUM_DRAWS),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "horovod",
+        "horovod:buckets=4",
+        "ddp:bucket_mb=10",
+        "allreduce:algorithm=tree",
+        "allreduce:compression=topk",
+        "parameter_server:num_servers=2",
+        "local_sgd",
+        "diloco:sync_every=20:overlap=true",
+        "diloco:sync_every=20:allocation=steps_by_speed",
+        "sharded",
+        "sharded:replicas=2:reshard=step",
+        "tensor:replicas=2",
+        "deepspeed",
+    ],
+)
+def test_folding_alike_workers_changes_nothing(text: str) -> None:
+    folded, whole = (steps(text, 12, UNEVEN, is_folded=is_folded) for is_folded in (True, False))
+    np.testing.assert_array_equal(folded.step_seconds, whole.step_seconds)
+    assert folded.step_seconds.std() > 0
+
+
+def test_folding_replicas_of_a_pipeline_changes_nothing() -> None:
+    (way,) = words.ways_of("pipeline:replicas=3", NO_RUNS)
+    graph = passes.graph_of(way.card, 12, 5)
+    busy = np.random.default_rng(0).uniform(1, 2, (5, 3, 4))
+    whole = passes.step_ends(graph, busy, 0.1)[:, 0]
+    apart = np.zeros(5)
+    for step in range(5):
+        ends = [
+            passes.step_ends(graph, busy[step : step + 1, [replica]], 0.1)[0, 0]
+            for replica in range(3)
+        ]
+        apart[step] = max(ends)
+    np.testing.assert_allclose(np.diff(whole, prepend=0), apart)
+
+
+def test_synchronous_servers_are_those_that_nobody_may_lead() -> None:
+    busy = np.full((10, 6), 1.0)
+    push = servers.PushSeconds(0.1, 0.3, 0.01)
+    ends = servers.asynchronous(busy, push, 0)
+    # Six pushes one after another, the last answered at once: the answers follow the pushes.
+    assert np.diff(ends)[-1] == pytest.approx(1.0 + 0.6 + 0.1 + 0.02, abs=0.3)
+    assert np.diff(servers.asynchronous(busy, push, 99)).mean() <= np.diff(ends).mean() + 1e-9
+
+
+# Strategies, by hand
+
+
+def test_without_overlap_a_step_computes_and_then_exchanges() -> None:
+    exchange = seconds("ring", 4)
+    np.testing.assert_allclose(steps("allreduce", 4).step_seconds, 0.5 + exchange)
+    np.testing.assert_allclose(steps("allreduce", 1).step_seconds, 0.5)
+
+
+def test_buckets_hide_behind_the_backward_pass() -> None:
+    exchange = seconds("ring", 2)
+    of_bucket = exchange / 4 + 3 / 4 * 2 * LATENCY
+    # The first bucket is ready after the forward pass and a quarter of the backward pass.
+    first = 0.5 * (1 / 3 + 2 / 3 / 4)
+    whole = max(first + 4 * of_bucket, 0.5 + of_bucket)
+    cycle = 0.0005
+    found = steps("horovod:buckets=4", 2).step_seconds
+    np.testing.assert_allclose(found, whole + 4 * cycle, atol=4 * cycle)
+    narrow = replace(constants(), parameter_bytes=BYTES / 100)
+    np.testing.assert_allclose(steps("ddp:bucket_mb=0.1", 2, narrow).step_seconds, 0.5, rtol=0.01)
+
+
+def test_servers_queue_what_all_workers_push() -> None:
+    found = steps("parameter_server:num_servers=2", 8).step_seconds
+    exchange = 2 * (8 * BYTES / 2 / RATE + LATENCY)
+    np.testing.assert_allclose(found, 0.5 + exchange)
+    layers = constants(layer_shares=(0.75, 0.15, 0.1))
+    by_layer = steps("parameter_server:num_servers=2:sharding=layer", 8, layers).step_seconds
+    np.testing.assert_allclose(by_layer, 0.5 + 2 * (8 * BYTES * 0.75 / RATE + LATENCY))
+
+
+def test_rounds_pay_for_one_exchange_and_hide_it_if_they_overlap() -> None:
+    exchange = seconds("ring", 4)
+    plain, hidden = (
+        steps(f"diloco:sync_every=10:overlap={overlap}", 4) for overlap in ("false", "true")
+    )
+    np.testing.assert_allclose(plain.step_seconds, 5 + exchange)
+    np.testing.assert_allclose(hidden.step_seconds[:-1], 5)
+    assert plain.steps_each == 10
+
+
+def test_steps_by_speed_leave_little_waiting() -> None:
+    uneven = constants(speeds=(1.04, 1.0, 1.92, 1.19))
+    uniform, by_speed = (
+        steps(f"diloco:sync_every=100:allocation={name}", 4, uneven)
+        for name in ("uniform", "steps_by_speed")
+    )
+    idle = [(one.slowest_seconds - one.mean_seconds).mean() for one in (uniform, by_speed)]
+    assert idle[1] < 0.02 * idle[0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("parts", "microbatches"), [(2, 4), (4, 8), (8, 8)])
+def test_a_pipeline_has_the_bubble_of_the_textbook(
+    schedule: str, parts: int, microbatches: int
+) -> None:
+    text = f"pipeline:schedule={schedule}:microbatches={microbatches}"
+    free = parse_network("100tbit,1ns")
+    found = steps(text, parts, constants(parameter_bytes=1.0), network=free).step_seconds.mean()
+    bubble = (parts - 1) / (microbatches + parts - 1)
+    assert found == pytest.approx(0.5 / parts / (1 - bubble), rel=1e-4)
+
+
+def test_stages_of_hand_computed_length_end_when_they_should() -> None:
+    (way,) = words.ways_of("pipeline:schedule=gpipe:microbatches=2", NO_RUNS)
+    graph = passes.graph_of(way.card, 2, 1)
+    # Forward 1 s and 2 s, backward 2 s and 4 s a micro-batch; messages take 0.5 s.
+    ends = passes.step_ends(graph, np.array([[[12.0, 24.0]]]), 0.5)
+    # F: 0-1, 1-2 and 1.5-3.5, 3.5-5.5; B: 5.5-9.5, 9.5-13.5, then 14-16 on the first worker.
+    assert ends[0, 0] == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
+)
+def test_interleaved_and_divided_schedules_idle_less(schedule: str) -> None:
+    free = parse_network("100tbit,1ns")
+    light = constants(parameter_bytes=1.0)
+    plain, other = (
+        steps(f"pipeline:schedule={name}:microbatches=8", 4, light, network=free)
+        for name in ("1f1b", schedule)
+    )
+    assert 0.5 / 4 <= other.step_seconds.mean() < plain.step_seconds.mean()
+
+
+def test_pipedream_fills_its_pipeline_once() -> None:
+    free = parse_network("100tbit,1ns")
+    found = steps("pipedream", 4, constants(parameter_bytes=1.0), network=free).step_seconds
+    np.testing.assert_allclose(found[10:], 0.5 / 4)
+
+
+def test_gathering_is_hidden_by_computing_if_links_are_fast() -> None:
+    fast = parse_network("1tbit,1us")
+    assert steps("sharded", 4, network=fast).step_seconds.mean() == pytest.approx(0.5, rel=0.02)
+    slow = steps("sharded", 4).step_seconds.mean()
+    assert slow > 3 * 0.75 * BYTES / RATE
+
+
+# Spread
+
+
+def test_measured_steps_are_drawn_in_stretches() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(2000)
+    slow = np.convolve(noise, np.ones(30) / 30, "valid")
+    found = spread.of_steps(1 + 0.5 * slow)
+    assert 20 <= found.stretch <= 80
+    drawn = found.draw(400, 50, rng)
+    off = drawn - drawn.mean(axis=0)
+    alike = (off[:-5] * off[5:]).sum() / (off**2).sum()
+    assert alike > 0.5
+    assert drawn.mean() == pytest.approx(1, abs=0.02)
+
+
+def test_spread_of_epochs_follows_their_percentiles() -> None:
+    epochs = pd.DataFrame({
+        "run_id": ["a"] * 3, "num_steps": 50, "step_seconds_p50": [1.0, 1.1, 0.9],
+        "step_seconds_p95": [1.2, 1.3, 1.1],
+    })  # fmt: skip
+    found = spread.of_epochs(epochs)
+    drawn = found.draw(10_000, 1, np.random.default_rng(0))
+    assert np.quantile(drawn, 0.95) / np.median(drawn) > 1.15
+    assert drawn.mean() == pytest.approx(1, abs=0.05)
+
+
+# Failures
+
+
+def test_failures_cost_what_daly_says() -> None:
+    failures = Failures(1000, checkpoint_seconds=20, restart_seconds=100)
+    rate = 64 / 1000 / 3600
+    interval = np.sqrt(2 * 20 / rate)
+    daly = np.exp(rate * 100) / rate * (np.exp(rate * (interval + 20)) - 1) / interval
+    assert failures.factor(64) == pytest.approx(daly, rel=0.03)
+    with pytest.raises(ValueError, match="fewer workers"):
+        Failures(0.1, 600, 600, 600).factor(1000)
+
+
+# Studies and the command
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study") / "mine"
+    return write_study(folder, local_batches=(8, 64))
+
+
+def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
+    found = bsweep.simulate(study, workers=[1, 2, 256], strategies="horovod", local_batch=64)
+    cells = found.cells.set_index(["kind", "num_workers"])["step_seconds"]
+    assert set(found.cells["kind"]) == {"simulated", "measured"}
+    for workers in (1, 2):
+        assert cells["simulated", workers] == pytest.approx(cells["measured", workers], rel=0.15)
+    assert cells["simulated", 256] > cells["simulated", 2]
+    inside = found.cells.eval("step_seconds_low < step_seconds < step_seconds_high")
+    assert inside[found.cells["kind"] == "simulated"].all()
+    assert set(found.timelines["what"]) >= {"computing", "gradient"}
+
+
+def test_money_and_failures_are_in_the_table(study: Path) -> None:
+    plain, failing = (
+        bsweep.simulate(
+            study, workers=[64], strategies="horovod", failures=failures, price_per_worker_hour=2.0
+        ).cells.iloc[0]
+        for failures in (None, Failures(100))
+    )
+    assert failing["step_seconds"] > plain["step_seconds"]
+    assert failing["lost_share"] > 0
+    assert plain["money"] == pytest.approx(plain["hours"] * 64 * 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--network", "25gb"], "not understood"),
+        (["--network", "25gbit", "--strategies", "horovid"], "Did you mean"),
+        (["--network", "25gbit", "--strategies", "horovod:bucket=2"], "has no key 'bucket'"),
+        (["--network", "25gbit", "--strategies", "horovod:buckets=0"], "buckets"),
+        (["--network", "25gbit", "--global-batch", "32", "--workers", "64"], "less than one"),
+        (["--network", "25gbit", "--workers", "0..4"], "1,2,4 or 1..4096"),
+        (["--network", "25gbit", "--strategies", "single", "--workers", "2"], "one worker"),
+        (["--network", "25gbit", "--steps", "3"], "--steps 3"),
+        (["--network", "25gbit", "--machine", "h100"], "one source"),
+        (["--network", "25gbit", "--speeds", "0,1"], "above 0"),
+        (["--network", "25gbit", "--hours-between-failures", "0"], "above 0"),
+    ],
+)
+def test_wrong_words_get_a_message_with_the_remedy(
+    words: list[str], message: str, study: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        command.run([str(study), *words])
+
+
+def test_a_study_without_step_times_is_refused_with_code_2(tmp_path: Path) -> None:
+    folder = write_study(
+        tmp_path / "ddp", local_batches=(8,), num_workers=(2,), settings={"strategy": {
+            "name": "ddp", "hook": "none", "powersgd_rank": 1, "bucket_mb": 25.0,
+        }},
+    )  # fmt: skip
+    result = run_bsweep("simulate", str(folder), "--network", "1gbit", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Train a run on one worker" in result.stderr
+
+
+def test_machines_are_published_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--machine", "h100", "--flops-per-example", "1e12", "--parameters", "1e9"]
+    command.run([*given, "--network", "400gbit,5us", "--workers", "1,8,64", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert {cell["kind"] for cell in told["cells"]} == {"simulated"}
+    assert "published, not measured" in told["notes"][0]
+    with pytest.raises(ValueError, match="flops-per-example"):
+        command.run(["--machine", "h100", "--parameters", "1e9", "--network", "1gbit"])
+    with pytest.raises(ValueError, match="Known: a100"):
+        command.run(["--machine", "h99", "--parameters", "1e9", "--network", "1gbit"])
+
+
+def test_probes_and_benches_give_constants() -> None:
+    measured = Path(__file__).parents[2] / "results"
+    given: list[dict[str, Any]] = [
+        {"probe": measured / "measured/geo_distributed/probe.json"},
+        {
+            "bench": measured / "bench/amd_epyc_bf16_2_cores.json",
+            "bench_model": "resnet18 imagenet",
+        },
+    ]
+    for one in given:
+        found = bsweep.simulate(
+            workers=[1, 2], strategies="allreduce", network="1gbit", parameters=1e6, **one
+        )
+        assert (found.cells["step_seconds"] > 0).all()
+    with pytest.raises(ValueError, match="has the models"):
+        bsweep.simulate(network="1gbit", parameters=1e6, **{**given[1], "bench_model": ""})
