@@ -54,15 +54,17 @@ def main() -> None:
     for way in ways_of(STRATEGIES, pd.DataFrame()):
         rows[way.name] = {}
         for count in counts:
-            began = time.perf_counter()
+            began = time.process_time()
             simulate_from(CONSTANTS, network, [way], [count])
-            rows[way.name][count] = time.perf_counter() - began
+            rows[way.name][count] = time.process_time() - began
     table = pd.DataFrame(rows).T
     print(table.round(3).to_string())
     whole = table.sum()
     grows = np.polyfit(np.log(counts), np.log(whole), 1)[0] if len(counts) > 1 else np.nan
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"all: {whole.round(1).to_dict()} s, growing as workers to the power of {grows:.2f}")
+    print(
+        f"all, on one core: {whole.round(1).to_dict()} s, growing as workers to the power of {grows:.2f}"
+    )
     print(f"peak of memory: {peak / 2**20:.0f} MiB")
     if given.json:
         told = {"seconds": rows, "power": grows, "peak_bytes": peak}

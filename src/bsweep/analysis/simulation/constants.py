@@ -207,6 +207,8 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     """
     names = [*_SUMS, "exchange_seconds", "sent_bytes", "exchange_steps"]
     epochs = study.epochs.reindex(columns=names).astype(float)
+    exposed = "exposed_exchange_seconds"
+    epochs[exposed] = epochs[exposed].fillna(epochs["exchange_seconds"])
     sums = epochs.groupby(study.epochs["run_id"]).sum(min_count=1)
     mean = sums.div(sums["num_steps"], axis="index").add_suffix("_of_step")
     table = runs.join(mean, on="run_id")

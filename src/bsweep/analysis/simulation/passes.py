@@ -85,6 +85,12 @@ class _Planner:
         )  # fmt: skip
         self.is_divided = "zero_bubble" in schedule or schedule in ("zbv", "dualpipev")
         self.num_workers = max(workers) + 1
+        # The place of each pass in its worker's order, where the schedule lays down all of it.
+        self.places: dict[Pass, int] = {}
+        if schedule == "interleaved_1f1b":
+            for worker in range(self.num_workers):
+                self._lay_down(worker)
+        self.begun = [0] * self.num_workers
         self.ready: list[list[tuple[Any, Pass]]] = [[] for _ in range(self.num_workers)]
         self.held = [0] * len(limits)  # micro-batches whose activations a stage keeps
 
@@ -113,8 +119,30 @@ class _Planner:
     def _add(self, one: Pass) -> None:
         heapq.heappush(self.ready[one.worker], (self._rank(one), one))
 
+    def _lay_down(self, worker: int) -> None:
+        """Write down the order of one worker's passes (Narayanan et al., arXiv 2104.04473): the
+        forward passes of the warm-up, then forward and backward passes in turns.
+        """
+        parts, per_worker = self.num_workers, len(self.workers) // self.num_workers
+        order = [
+            (begin, stage, microbatch)
+            for begin in range(0, self.number_of, parts)
+            for stage in range(per_worker)
+            for microbatch in range(begin, min(begin + parts, self.number_of))
+        ]
+        forward = [Pass("F", s * parts + worker, m, worker) for _, s, m in order]
+        backward = [
+            Pass("B", (per_worker - 1 - s) * parts + worker, m, worker) for _, s, m in order
+        ]
+        ahead = min(2 * (parts - 1 - worker) + (per_worker - 1) * parts, len(order))
+        turns = [one for pair in zip(forward[ahead:], backward, strict=False) for one in pair]
+        passes = [*forward[:ahead], *turns, *backward[len(order) - ahead :]]
+        self.places |= {one: place for place, one in enumerate(passes)}
+
     def _rank(self, one: Pass) -> tuple[int, ...]:
         """Return the priority of a pass; the lowest goes first."""
+        if self.places:
+            return (self.places[one],)
         parts, last = self.num_workers, len(self.workers) - 1
         kinds = "FB" if self.schedule == "gpipe" else "BbFW"
         stage = one.stage if one.kind == "F" else last - one.stage
@@ -128,7 +156,9 @@ class _Planner:
         found = None
         while ready and found is None:
             rank, one = heapq.heappop(ready)
-            if one.kind == "F" and self.held[one.stage] >= self.limits[one.stage]:
+            is_full = one.kind == "F" and self.held[one.stage] >= self.limits[one.stage]
+            is_early = bool(self.places) and rank[0] > self.begun[worker]
+            if is_early or (is_full and not self.places):
                 kept.append((rank, one))
             else:
                 found = one
@@ -136,6 +166,7 @@ class _Planner:
             heapq.heappush(ready, entry)
         if found is not None and found.kind == "F":
             self.held[found.stage] += 1
+        self.begun[worker] += found is not None
         return found
 
     def _end(self, ended: Pass, stages: int) -> None:

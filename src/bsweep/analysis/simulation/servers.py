@@ -61,10 +61,11 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
         most_lead: By how many steps a worker may be ahead of the slowest one.
     """
     state = _State(simpy.Environment(), busy, push, most_lead)
+    work = _free_worker if most_lead >= len(busy) else _bound_worker
     for worker in range(busy.shape[1]):
-        state.environment.process(_worker(state, worker))
+        state.environment.process(work(state, busy[:, worker].tolist()))
     state.environment.run()
-    return np.asarray(state.ends / busy.shape[1])
+    return np.array(state.ends) / busy.shape[1]
 
 
 @dataclass(eq=False)
@@ -76,7 +77,7 @@ class _State:
 
     def __post_init__(self) -> None:
         num_steps = len(self.busy)
-        self.ends = np.zeros(num_steps)
+        self.ends = [0.0] * num_steps
         self.in_free_at = self.out_free_at = 0.0
         self.ended = [0] * (num_steps + 1)  # workers that have ended each step
         self.slowest = 0  # steps that all workers have ended
@@ -100,9 +101,19 @@ class _State:
         return max(self.out_free_at, pushed + push.worker) + push.latency
 
 
-def _worker(state: _State, worker: int) -> Iterator[simpy.Event]:
+def _free_worker(state: _State, busy: list[float]) -> Iterator[simpy.Event]:
+    """Make the steps of a worker that waits for none of the others."""
+    environment, answered = state.environment, 0.0
+    for step, seconds in enumerate(busy):
+        yield environment.timeout(answered + seconds - environment.now)
+        answered = state.answered_at(environment.now)
+        state.ends[step] += answered
+
+
+def _bound_worker(state: _State, busy: list[float]) -> Iterator[simpy.Event]:
+    """Make the steps of a worker that may lead the slowest one by some steps only."""
     environment = state.environment
-    for step, seconds in enumerate(state.busy[:, worker].tolist()):
+    for step, seconds in enumerate(busy):
         if step - state.slowest > state.most_lead:
             yield state.waiting.setdefault(step - state.most_lead, environment.event())
         yield environment.timeout(seconds)
