@@ -53,6 +53,11 @@ def run(arguments: Sequence[str]) -> int:
         help="use only the runs with this value; may be repeated",
     )
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
+    add(
+        "--network",
+        help="the links between workers, such as 25gbit,10us, or measured: simulate steps on more "
+        "workers than were timed",
+    )
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))

@@ -98,7 +98,8 @@ def _cell(cell: dict[str, Any]) -> dict[str, str]:
         if cell["num_runs"]
         else "not measured"
     )
-    notes = ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(
+    notes = ["simulated"] * bool(cell["is_simulated"])
+    notes += ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(
         cell["problem"]
     )
     return {

@@ -58,6 +58,7 @@ def predict(
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
+    network: str | None = None,
 ) -> Prediction:
     """Predict the time to a target for every cell of a grid, and recommend one cell.
 
@@ -76,6 +77,8 @@ def predict(
             in settings other than batch size, workers, way of splitting the model, learning rate
             and seed.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
+        network: The links between workers, such as `25gbit,10us`, or `measured`. Steps on more
+            workers than were timed are then simulated, see `bsweep.simulate`.
 
     Returns:
         The cells of the grid with their predictions and intervals, the recommended cell, and
@@ -93,14 +96,14 @@ def predict(
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
     told = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
     seen = replace(seen, ways=told.ways)
-    found = predict_from(
-        seen,
-        fit(seen, told.timings),
-        wanted,
-        _grid(seen, batches, workers),
-        price_per_worker_hour,
-        told.timings,
-    )
+    fits, cells = fit(seen, told.timings), _grid(seen, batches, workers, network is not None)
+    if network is not None:
+        # A simulation needs other modules of this package.
+        from bsweep.analysis.prediction.simulated import with_simulated
+
+        step_time = with_simulated(fits.step_time, seen, cells, network, where)
+        fits = replace(fits, step_time=step_time)
+    found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
     return replace(found, warnings=(*told.left_out, *found.warnings))
 
 
@@ -152,10 +155,17 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
 
 
 def _grid(
-    seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None
+    seen: Observed,
+    batches: Sequence[int] | None,
+    workers: Sequence[int] | None,
+    is_simulated: bool = False,
 ) -> list[Key]:
     of = default_grid(seen)
-    if batches is not None or workers is not None:
+    if is_simulated and batches is None and workers is not None:
+        from bsweep.analysis.prediction.simulated import larger_grid
+
+        of = larger_grid(seen, workers)
+    elif batches is not None or workers is not None:
         of = grid(
             seen,
             sorted({cell[0] for cell in of}) if batches is None else sorted(set(batches)),
@@ -204,6 +214,11 @@ def _warnings(
     yield from _of_versions(seen)
     yield from _of_times_beside_others(seen)
     yield from _of_misfits(fits)
+    if cells["is_simulated"].iloc[place]:
+        yield said(
+            "the seconds of a step of the recommended cell are simulated, not measured. Time a few "
+            "steps with so many workers before you rent them."
+        )
     if beyond := cells["beyond"].iloc[place]:
         yield said(
             "the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
@@ -227,7 +242,8 @@ def _of_untimed_workers(
     seen: Observed, cells: pd.DataFrame, timings: Sequence[Timing]
 ) -> Iterator[str]:
     known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
-    others = sorted(set(cells["num_workers"]) - {1, *known})
+    guessed = cells.loc[~cells["is_simulated"], "num_workers"]
+    others = sorted(set(guessed) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):
         yield said(
             "steps were timed only on {known:worker}, so the cost of an exchange on "

@@ -127,6 +127,7 @@ def forecast(
       those of the runs, or the local batch or the workers beyond those whose steps were timed.
       Empty if nothing does.
     - `is_extrapolated`: True if `beyond` is not empty.
+    - `is_simulated`: True if the seconds of a step come from a simulation.
     - `problem`: why the cell cannot be trained, or empty.
     """
     by_way: dict[str, list[tuple[int, int, int]]] = {}
@@ -172,6 +173,7 @@ def _of_way(
     batches = whole.runs["global_batch"].tolist()
     table["beyond"] = _beyond(table, keys, batches, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
+    table["is_simulated"] = [key in step_time.simulated for key in keys]
     table["problem"] = _problems(seen.runs, table, way)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 

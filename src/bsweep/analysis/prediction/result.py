@@ -199,6 +199,7 @@ class Prediction:
     def _sure(self) -> Iterator[str]:
         """Yield sentences that say how sure the recommendation is."""
         choice = self.choice
+        yield from self._simulated()
         yield self._basis()
         yield said(
             "It is the best cell with probability {best}, and {is_close} with probability {close}.",
@@ -290,6 +291,11 @@ class Prediction:
                 "other workers."
             )
         return said("No run of this batch size was made: the prediction is from other batch sizes.")
+
+    def _simulated(self) -> Iterator[str]:
+        """Yield a sentence that says so if the seconds of a step come from a simulation."""
+        if self.recommended["is_simulated"]:
+            yield said("Simulated: no step was timed on so many workers.")
 
     def _others(self) -> Sentence:
         """Return sentences that name the best measured cell, and the cells that come near."""
@@ -422,6 +428,7 @@ class Prediction:
             mark = (
                 f"{cell['num_reached']} of {cell['num_runs']} reached" if cell["num_runs"] else ""
             )
+            mark += "; simulated" * bool(cell["is_simulated"])
             mark += "; extrapolated" * bool(
                 cell["is_extrapolated"]
             ) + f"; {cell['problem']}" * bool(cell["problem"])

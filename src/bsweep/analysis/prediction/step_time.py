@@ -143,6 +143,8 @@ class StepTimeFit:
     seed: int = 0
     strategies: tuple[str, ...] = ("",)
     further: tuple[Further, ...] = ()  # of all strategies but the first
+    simulated: Mapping[Cell, Array] = field(default_factory=dict)
+    """The logarithms of the seconds of cells that come from a simulation, by draw."""
 
     def knows(self, cell: Cell) -> bool:
         """Return True if steps of the cell's strategy were timed."""
@@ -154,6 +156,8 @@ class StepTimeFit:
 
         It includes what the formula misses at the cell, but not the scatter of single runs.
         """
+        if cell in self.simulated:
+            return self.simulated[cell]
         model = np.log(self._seconds(cell))
         if cell in self.cells:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
@@ -175,7 +179,9 @@ class StepTimeFit:
         with the batch. The bubble is the time in which the passes leave workers of a pipeline idle,
         and the exchange is the rest of the step.
         """
-        whole, place = self._seconds(cell), self.strategies.index(cell.form.strategy)
+        is_simulated = cell in self.simulated
+        whole = np.exp(self.simulated[cell]) if is_simulated else self._seconds(cell)
+        place = self.strategies.index(cell.form.strategy)
         factor = self.further[place - 1].compute_factor if place else 1.0
         fixed = cell.passes * cell.form.fixed * factor * self.pass_seconds / whole
         computing = cell.passes * factor * self.example_seconds * cell.local_batch / whole

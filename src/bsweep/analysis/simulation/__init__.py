@@ -25,7 +25,7 @@ from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, ways_of
 
-__all__ = ["Constants", "Failures", "Simulation", "simulate", "simulate_from"]
+__all__ = ["Constants", "Failures", "Simulation", "links_of", "simulate", "simulate_from"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
 _MOST_WORKERS = 65_536
@@ -98,7 +98,8 @@ def simulate(
         found = replace(found, speeds=tuple(speeds))
     if measured_network:
         found = constants_of.with_measured(found, parse_network(measured_network))
-    links = _links(found, network, known)
+    name = known.name if known else "the source of the constants"
+    links = links_of(found, network, name)
     if of is not None:
         links = machines.within(links, of)
     ways = ways_of(strategies, known.runs if known else pd.DataFrame())
@@ -223,8 +224,20 @@ def _constants(
     return machines.of_machine(of, flops_per_example, num_bytes, local_batch or 32), of
 
 
-def _links(constants: Constants, network: str, study: Study | None) -> Network:
-    """Return the links that are simulated, with what hosts need beside them."""
+def links_of(constants: Constants, network: str, name: str) -> Network:
+    """Return the links that are simulated, with what hosts need beside them.
+
+    Args:
+        constants: The constants.
+        network: Words as `parse_network` takes them, or `measured`.
+        name: The name of the source of the constants, for messages.
+
+    Returns:
+        The links.
+
+    Raises:
+        ValueError: If a word is unknown, or nothing was measured.
+    """
     measured = constants.network
     if network != "measured":
         found = parse_network(network)
@@ -236,7 +249,6 @@ def _links(constants: Constants, network: str, study: Study | None) -> Network:
             byte_seconds=measured.byte_seconds,
         )
     if measured is None:
-        name = study.name if study else "the source of the constants"
         raise ValueError(
             f"{name} has no exchange that was timed: describe the links with --network, as in "
             "--network 25gbit,10us."

@@ -49,7 +49,7 @@ class Case:
     """One way on one number of workers: what is simulated at once.
 
     `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
-    a pass. Steps are drawn by worker, so that classes of workers (`is_folded`) change no number.
+    a pass, of which a step has several if `passes` says so. Steps are drawn by worker, so that classes of workers (`is_folded`) change no number.
     """
 
     constants: Constants
@@ -60,6 +60,7 @@ class Case:
     num_steps: int = 100
     seed: int = 0
     is_folded: bool = True
+    passes: int = 1
 
     @cached_property
     def draw_of_step(self) -> Numbers:
@@ -82,7 +83,8 @@ class Case:
         rng = np.random.default_rng([self.seed, steps_each])
         number_of = workers or self.num_workers
         batch = self.local_batch * self._batch_factor()[:number_of]
-        fixed, each = self.constants.pass_seconds, self.constants.example_seconds
+        fixed = self.passes * self.constants.pass_seconds
+        each = self.passes * self.constants.example_seconds
         found = np.empty((len(draws), number_of))
         steps = self._local_steps(steps_each)[:number_of]
         for place, draw in enumerate(draws if steps_each > 1 else ()):

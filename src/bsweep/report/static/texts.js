@@ -290,6 +290,8 @@ const SENTENCES = {
     "the threads of a worker change with the number of workers, but the formula for the time of a step assumes that each worker computes as fast as a worker alone. Give launch.threads_per_worker.": "워커 수에 따라 워커의 스레드 수가 바뀌지만, 스텝 시간 공식은 각 워커가 혼자 있을 때와 같은 속도로 계산한다고 가정합니다. launch.threads_per_worker를 지정하세요.",
     "no run of the recommended cell reached the target. The prediction assumes that longer runs would have reached it, although a batch size may never reach it. Train this cell for longer first.": "추천한 조합에서 목표에 도달한 실행이 없습니다. 예측은 더 오래 실행하면 도달한다고 가정하지만, 어떤 배치 크기는 끝내 도달하지 못할 수 있습니다. 먼저 이 조합을 더 오래 훈련하세요.",
     "the runs used different versions of {name}, so their times may differ: {values}.": "실행들이 서로 다른 {name} 버전을 썼으므로 시간이 다를 수 있습니다: {values}.",
+    "Simulated: no step was timed on so many workers.": "시뮬레이션 값입니다. 이만한 수의 워커로는 스텝 시간을 재지 않았습니다.",
+    "the seconds of a step of the recommended cell are simulated, not measured. Time a few steps with so many workers before you rent them.": "추천한 조합의 스텝 시간은 잰 것이 아니라 시뮬레이션 값입니다. 워커를 빌리기 전에 그 수의 워커로 몇 스텝을 재세요.",
     "the recommended cell lies beyond what was measured: {beyond}. Train this cell before you rely on it.": "추천한 조합이 측정한 범위를 벗어납니다: {beyond}. 믿기 전에 이 조합을 훈련하세요.",
     "steps were timed only on {known:worker}, so the cost of an exchange on {others:worker} is a guess with a wide interval. Time a few steps with so many workers, or give bsweep predict the file of `bsweep probe` with --probe.": "스텝 시간은 워커 {known}개에서만 쟀으므로, 워커 {others}개의 교환 비용은 구간이 넓은 짐작입니다. 그 수의 워커로 몇 스텝을 재거나, `bsweep probe`의 파일을 bsweep predict에 --probe로 주세요.",
     "steps to the target": "목표까지의 스텝",
