@@ -62,7 +62,7 @@ def _known(seconds: float, parameter_bytes: float, **others: object) -> Constant
 
 
 def _step(constants: Constants, network: Network, way: str, workers: int) -> float:
-    found = simulate_from(constants, network, ways_of(way, NO_RUNS), [workers])
+    found = simulate_from(constants, {"": network}, ways_of(way, NO_RUNS), [workers])
     cells = found.cells[found.cells["kind"] == "simulated"]
     return float(cells["step_seconds"].iloc[0])
 
@@ -156,7 +156,7 @@ def first_document() -> Iterator[Row]:
 
 
 def second_document() -> Iterator[Row]:
-    """Compare idle seconds of four uneven nodes under DiLoCo, for the baseline and for the method C.
+    """Compare idle seconds of four uneven nodes under DiLoCo: the baseline and the method C.
 
     Speeds are those of the baseline's row, with the slowest node's time fitted to method C.
     """
@@ -167,7 +167,10 @@ def second_document() -> Iterator[Row]:
         speeds = tuple(float(seconds.max() / one) for one in seconds)
         constants = _known(float(seconds.max()), 6e8, speeds=speeds, local_batch=4)
         found = simulate_from(
-            constants, parse_network("1gbit,100us"), ways_of("diloco:sync_every=1", NO_RUNS), [4]
+            constants,
+            {"": parse_network("1gbit,100us")},
+            ways_of("diloco:sync_every=1", NO_RUNS),
+            [4],
         )
         cell = found.cells.iloc[0]
         total = 4 * cell["waiting_share"] * cell["step_seconds"]
@@ -230,7 +233,7 @@ def horovod() -> Iterator[Row]:
 
 
 def byteps() -> Iterator[Row]:
-    """Compare BytePS's gain over Horovod with VGG-16: 100 %, on machines of eight V100 at 20 Gbit/s.
+    """Compare BytePS's gain over Horovod with VGG-16: 100 %, machines of eight V100 at 20 Gbit/s.
 
     Published in docs/performance.md of BytePS, without the number of machines: 8 are assumed, with
     as many servers, and 220 images/s of a V100. BytePS pushes one part while it pulls another; the

@@ -55,7 +55,7 @@ def main() -> None:
         rows[way.name] = {}
         for count in counts:
             began = time.process_time()
-            simulate_from(CONSTANTS, network, [way], [count])
+            simulate_from(CONSTANTS, {"": network}, [way], [count])
             rows[way.name][count] = time.process_time() - began
     table = pd.DataFrame(rows).T
     print(table.round(3).to_string())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from bsweep.core import terminal
+
+logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,9 +23,10 @@ def run(arguments: Sequence[str]) -> int:
     add("--workers", default="1..64", help="worker counts, such as 1,2,4 or 1..4096 (doublings)")
     add(
         "--network",
-        default="measured",
+        action="append",
         help="bandwidth and latency of a node's link, such as 25gbit,10us, with per_node=, inner=, "
-        "per_switch=, oversubscription=, sites= and between= (default: as the study measured)",
+        "per_switch=, oversubscription=, sites= and between= (default: as the study measured); may "
+        "be repeated",
     )
     add("--measured-network", help="the links on which the study was measured, such as 1gbit,100us")
     add(
@@ -33,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--global-batch", type=int, help="examples of a step of all workers instead")
     add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")
     add("--parameters", type=float, help="the number of the model's parameters, such as 11e6")
+    add("--example-bytes", type=float, help="what an example sends between parts of a split model")
     add("--probe", help="a probe.json in place of a study")
     add("--bench", help="a JSON file of scripts/bench.py in place of a study")
     add("--bench-model", default="", help="the model in that file, such as 'resnet18 imagenet'")
@@ -45,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--restart-seconds", type=float, default=120.0, help="after a failure (default: 120)")
     add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    add("--figures", type=Path, metavar="DIR", help="also write figures to this folder")
     add("--json", action="store_true", help="print everything as JSON")
     _simulate(parser.parse_args(arguments))
     return 0
@@ -64,13 +70,14 @@ def _simulate(given: argparse.Namespace) -> None:
         found = simulate(
             given.study,
             workers=counts(given.workers),
-            network=given.network,
+            network=given.network or "measured",
             measured_network=given.measured_network,
             strategies=given.strategies or STRATEGIES,
             local_batch=given.local_batch,
             global_batch=given.global_batch,
             where=dict(_pair(text) for text in given.where),
             parameters=given.parameters,
+            example_bytes=given.example_bytes,
             probe=given.probe,
             bench=given.bench,
             bench_model=given.bench_model,
@@ -84,6 +91,11 @@ def _simulate(given: argparse.Namespace) -> None:
             progress=lambda what: status.update(f"simulating {what}"),
         )
     print(json.dumps(found.as_json(), indent=2, allow_nan=False) if given.json else found)
+    if given.figures is not None:
+        from bsweep.plots import simulation
+
+        for path in simulation.write(found, given.figures):
+            logger.info(f"wrote {path}")
 
 
 def counts(text: str) -> list[int]:

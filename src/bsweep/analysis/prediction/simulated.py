@@ -28,7 +28,8 @@ def with_simulated(
     step_time: StepTimeFit, seen: Observed, of: Sequence[Key], network: str,
     where: Mapping[str, str] | None,
 ) -> StepTimeFit:  # fmt: skip
-    """Return a fit of step times that takes cells on more workers than were timed from a simulation.
+    """Return a fit of step times that takes cells on more workers than were timed from a
+    simulation.
 
     Args:
         step_time: The fit.

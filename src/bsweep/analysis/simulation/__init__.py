@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -35,12 +36,13 @@ def simulate(
     study: Study | str | Path | None = None,
     *,
     workers: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    network: str = "measured",
+    network: str | Sequence[str] = "measured",
     strategies: str = STRATEGIES,
     local_batch: int | None = None,
     global_batch: int | None = None,
     measured_network: str | None = None,
     parameters: float | None = None,
+    example_bytes: float | None = None,
     probe: str | Path | None = None,
     bench: str | Path | None = None,
     bench_model: str = "",
@@ -60,13 +62,15 @@ def simulate(
         study: A study or its folder, from whose records the constants come.
         workers: The numbers of workers.
         network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
-            links as the study's own exchanges had them.
+            links as the study's own exchanges had them. Several are compared.
         strategies: Names of strategies, see `ways_of`.
         local_batch: The examples of a worker's pass; None: the most frequent in the study.
         global_batch: The examples of a step of all workers, in place of a local batch.
         measured_network: The links on which the study was measured. What its exchanges took beyond
             them is then the hosts', and is added to any `network`.
         parameters: The number of the model's parameters, if no study says it.
+        example_bytes: What the messages of an example take between workers that split the model,
+            forward and backward, if no study says it.
         probe: A file of `bsweep probe`, in place of a study.
         bench: A file of `scripts/bench.py`, in place of a study, and the name of its model.
         bench_model: The name of the model in that file, if it has several.
@@ -92,6 +96,8 @@ def simulate(
     found, of = _constants(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
+    if example_bytes is not None:
+        found = replace(found, example_bytes=example_bytes)
     if speeds:
         if min(speeds) <= 0:
             raise ValueError(f"speeds {', '.join(map(str, speeds))}: give numbers above 0.")
@@ -99,9 +105,10 @@ def simulate(
     if measured_network:
         found = constants_of.with_measured(found, parse_network(measured_network))
     name = known.name if known else "the source of the constants"
-    links = links_of(found, network, name)
+    networks = [network] if isinstance(network, str) else network
+    links = {one: links_of(found, one, name) for one in networks}
     if of is not None:
-        links = machines.within(links, of)
+        links = {one: machines.within(link, of) for one, link in links.items()}
     ways = ways_of(strategies, known.runs if known else pd.DataFrame())
     return simulate_from(
         found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
@@ -112,7 +119,7 @@ def simulate(
 
 def simulate_from(
     constants: Constants,
-    network: Network,
+    networks: Mapping[str, Network],
     ways: Sequence[Way],
     workers: Sequence[int],
     *,
@@ -128,7 +135,7 @@ def simulate_from(
 
     Args:
         constants: The constants.
-        network: The links.
+        networks: The links, by the words for them.
         ways: The ways to exchange.
         workers: The numbers of workers.
         local_batch: See `simulate`.
@@ -148,17 +155,17 @@ def simulate_from(
     _check_counts(workers, num_steps)
     local = local_batch or constants.local_batch
     rows, timelines = [], []
-    for way, count in ((way, count) for way in ways for count in sorted(set(workers))):
+    for name, way, count in product(networks, ways, sorted(set(workers))):
         progress(f"{way.name} on {count}")
         own = with_replicas(way, count)
         if problem := next(iter(own.card.problems_of_workers(count)), ""):
             raise ValueError(f"--strategies {way.name}: {problem}")
         batch = _local_batch(own, count, local, global_batch)
-        case = Case(constants, network, own, count, batch, num_steps, seed)
+        case = Case(constants, networks[name], own, count, batch, num_steps, seed)
         steps = outcome(own.card, case)
         factor = failures.factor(count, seed) if failures else 1.0
-        rows.append(result.row_of(case, steps, factor))
-        timelines.append(result.timeline(case, steps.spans))
+        rows.append({"network": name, **result.row_of(case, steps, factor)})
+        timelines.append(result.timeline(case, steps.spans).assign(network=name))
     alone = local / float(pd.Series(constants.busy_seconds(local)).median())
     rows += result.measured_rows(constants, pd.DataFrame(rows))
     table = result.compared(rows, alone, price_per_worker_hour)
@@ -166,7 +173,7 @@ def simulate_from(
     return Simulation(
         table,
         pd.concat(told, ignore_index=True) if told else pd.DataFrame(),
-        tuple(_notes(constants, ways)),
+        (*_notes(constants, ways), *result.knees(table)),
     )
 
 

@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.selection import selected
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time, probe_timings
-from bsweep.analysis.prediction.ways import capabilities_of
+from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network
 from bsweep.analysis.simulation.spread import Spread
@@ -120,6 +120,7 @@ def of_study(
         local_batch=int(runs["local_batch"].mode()[0]),
         source=f"measured in {study.name}",
         spread=spread.of_epochs(spread_of),
+        example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
         network=network,
         exchange_factors=factors,
         codec_seconds=_by_codec(steps, "codec_seconds"),

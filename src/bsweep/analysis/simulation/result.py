@@ -18,6 +18,8 @@ from bsweep.core.sentences import said
 
 SIMULATED, MEASURED = said("simulated"), said("measured")
 MILLION = 1_000_000
+KNEE = 0.5
+"""The share of the ideal gain in speed below which more workers are not worth much."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +29,7 @@ class Simulation:
     `cells` has a row for each, with these columns:
 
     - `kind`: `simulated`, or `measured` for cells of the study itself.
-    - `strategy`, `num_workers`, `local_batch` and `global_batch`.
+    - `network`, `strategy`, `num_workers`, `local_batch` and `global_batch`.
     - `step_seconds` with the ends of its 90 % interval, `_low` and `_high`: the seconds of an
       optimizer step of a worker, with its share of the exchange.
     - `exchange_share` and `waiting_share`: the parts of a step in which a worker waits for the
@@ -37,8 +39,8 @@ class Simulation:
     - `lost_share`: the part of the time that failures, restarts and checkpoints take.
     - `hours` and `money`: to train on a million examples; NaN without a price.
 
-    `timelines` has what happened in one step: `strategy`, `num_workers`, `who`, `what` and the
-    times. `notes` say what the numbers rest on.
+    `timelines` has what happened in one step: `network`, `strategy`, `num_workers`, `who`, `what`
+    and the times. `notes` say what the numbers rest on.
     """
 
     cells: pd.DataFrame
@@ -72,6 +74,7 @@ class Simulation:
         for cell in self.cells.to_dict("records"):
             low, high = cell["step_seconds_low"], cell["step_seconds_high"]
             row = {
+                "network": cell["network"],
                 "workers": cell["num_workers"],
                 "strategy": cell["strategy"],
                 "batch": cell["global_batch"],
@@ -88,7 +91,8 @@ class Simulation:
             rows.append(row)
         table = pd.DataFrame(rows)
         unknown = [name for name in ("lost", "money") if table[name].isin(["-", "0 %"]).all()]
-        return table.drop(columns=unknown)
+        one_network = ["network"] * (self.cells["network"].nunique() == 1)
+        return table.drop(columns=[*unknown, *one_network])
 
 
 def _percent(value: float) -> str:
@@ -134,9 +138,8 @@ def _of_draws(blocks: list[Array]) -> Array:
     single steps add to the differences between blocks.
     """
     means = np.array([block.mean() for block in blocks])
-    noise = float(
-        np.mean([block.var(ddof=1) / len(block) for block in blocks if len(block) > 1] or [0.0])
-    )
+    within = [block.var(ddof=1) / len(block) for block in blocks if len(block) > 1]
+    noise = float(np.mean(within)) if within else 0.0
     whole = float(means.var(ddof=1)) if len(means) > 1 else 0.0
     kept = np.sqrt(max(0.0, 1 - noise / whole)) if whole > 0 else 0.0
     return np.asarray(means.mean() + (means - means.mean()) * kept)
@@ -161,7 +164,8 @@ def measured_rows(constants: Constants, batches: pd.DataFrame) -> list[dict[str,
         exposed = of["exposed_exchange_seconds_of_step"] / seconds
         waiting = of["wait_seconds_of_step"] / seconds
         rows.append({
-            "kind": MEASURED, **dict(zip(keys, key, strict=True)), "global_batch": round(batch),
+            "network": "", "kind": MEASURED, **dict(zip(keys, key, strict=True)),
+            "global_batch": round(batch),
             "step_seconds": float(seconds.median()),
             "step_seconds_low": np.nan if few else float(seconds.quantile(INTERVAL[0])),
             "step_seconds_high": np.nan if few else float(seconds.quantile(INTERVAL[1])),
@@ -184,7 +188,9 @@ def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> p
     table["efficiency"] = table["speed_up"] / table["num_workers"]
     table["hours"] = MILLION / table["examples_per_second"] / 3600
     table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
-    order = ["strategy", "num_workers", "kind"]
+    order = ["network", "strategy", "num_workers", "kind"]
+    if table.loc[table["kind"] == SIMULATED, "network"].nunique() == 1:
+        table["network"] = table["network"].iloc[0]
     return table.sort_values(order, ignore_index=True, kind="stable")
 
 
@@ -192,3 +198,25 @@ def timeline(case: Case, spans: tuple[Span, ...]) -> pd.DataFrame:
     """Return a table of what happened in one step of a case."""
     table = pd.DataFrame(spans, columns=list(Span._fields))
     return table.assign(strategy=case.way.name, num_workers=case.num_workers)
+
+
+def knees(cells: pd.DataFrame) -> list[str]:
+    """Return sentences that say from how many workers on more of them train little faster.
+
+    Args:
+        cells: The table `Simulation.cells`.
+    """
+    found = []
+    own = cells[(cells["kind"] == SIMULATED) & (cells["num_workers"] > 0)]
+    several = own["network"].nunique() > 1
+    for (network, strategy), of in own.groupby(["network", "strategy"], sort=False):
+        gains = of["examples_per_second"].pct_change().shift(-1)
+        few = gains < KNEE * of["num_workers"].pct_change().shift(-1)
+        if few.any():
+            at = int(of.loc[few.idxmax(), "num_workers"])
+            where = f" with {network}" if several else ""
+            found.append(
+                f"Knee of {strategy}{where}: from {at} workers on, more workers bring less than "
+                f"{KNEE:.0%} of the speed that they cost."
+            )
+    return found

@@ -49,7 +49,8 @@ class Case:
     """One way on one number of workers: what is simulated at once.
 
     `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
-    a pass, of which a step has several if `passes` says so. Steps are drawn by worker, so that classes of workers (`is_folded`) change no number.
+    a pass, of which a step has `passes`. Steps are drawn by worker, so that classes of workers
+    (`is_folded`) change no number.
     """
 
     constants: Constants
@@ -363,7 +364,8 @@ def _(card: PipeDreamConfig, case: Case) -> Outcome:
 def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     """Return the outcome of a pipeline's steps. Replicas are columns of arrays."""
     whole, same = _groups(case, card)
-    message_bytes = case.constants.example_bytes * case.local_batch / microbatches
+    # `example_bytes` pass a border between stages, half of them in each direction.
+    message_bytes = case.constants.example_bytes * case.local_batch / microbatches / 2
     message = case.network.link.latency_seconds + case.network.message_seconds
     message += message_bytes * (1 / case.network.link.bytes_per_second + case.network.byte_seconds)
     exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same))

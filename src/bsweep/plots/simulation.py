@@ -1,0 +1,234 @@
+"""Figures of simulated clusters: the speed-up, the parts of a step, one step's timeline, and sites
+far apart.
+
+The figures take the result of `bsweep.simulate`, not a study. Each says in its caption that its
+numbers are simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from bsweep.analysis import Simulation
+from bsweep.analysis.simulation.network import parse_network
+from bsweep.plots import drawing
+from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
+
+_SIMULATED = "Simulated, not measured, where no other is said."
+_MOST_LINES = len(COLORS)
+_MOST_ROWS = 16  # of a timeline
+_WAITING = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
+
+
+def write(simulation: Simulation, folder: Path) -> Iterator[Path]:
+    """Write the figures of a simulation as SVG files, and yield the path of each.
+
+    Args:
+        simulation: The simulation.
+        folder: The folder, which is made if needed.
+
+    Yields:
+        The paths.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for draw in FIGURES:
+        with rc_context(drawing.STYLE):
+            figure = draw(simulation)
+        if figure is not None:
+            path = folder / f"{draw.__name__}.svg"
+            drawing.save(figure, path)
+            yield path
+
+
+def simulated_speedup(simulation: Simulation) -> Figure | None:
+    """Draw speed-up and money over workers, a line for each strategy and network, with bands.
+
+    Args:
+        simulation: The simulation.
+
+    Returns:
+        The figure.
+    """
+    cells = simulation.cells
+    has_money = bool(cells["money"].notna().any())
+    figure, grid = drawing.grid(1, 1 + has_money, 3.0)
+    simulated = cells[cells["kind"] == "simulated"]
+    looks = _looks(simulated)
+    for key, look in looks.items():
+        of = simulated[_is(simulated, key)]
+        workers, middle = of["num_workers"], of["speed_up"]
+        axes = grid[0][0]
+        axes.plot(workers, middle, **look)
+        ends = [middle * of["step_seconds"] / of[f"step_seconds_{end}"] for end in ("high", "low")]
+        axes.fill_between(workers, *ends, color=look["color"], alpha=0.15, linewidth=0)
+        if has_money:
+            grid[0][1].plot(workers, of["money"], **look)
+    measured = cells[cells["kind"] == "measured"]
+    dots: dict[str, Any] = {"linestyle": "", "marker": "*", "color": "#222222", "markersize": 8}
+    grid[0][0].plot(measured["num_workers"], measured["speed_up"], **dots, zorder=4)
+    ideal = {"color": "#999999", "linestyle": ":"}
+    grid[0][0].plot(simulated["num_workers"].unique(), simulated["num_workers"].unique(), **ideal)
+    for axes, label in zip(grid[0], ("Speed-up", "Price of a million examples"), strict=False):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2 if label == "Speed-up" else 10)
+        axes.set_xlabel("Workers")
+        axes.set_ylabel(label)
+    marks = [handle(look, _name(simulated, key)) for key, look in looks.items()]
+    marks += [handle(ideal, "ideal")] + [handle(dots, "measured")] * bool(len(measured))
+    drawing.legends(figure, (marks, ""))
+    words = "Speed-up against one worker. Bands are 90 % intervals."
+    return drawing.captioned(figure, words, _SIMULATED, _left_out(simulated))
+
+
+def simulated_shares(simulation: Simulation) -> Figure | None:
+    """Draw the parts of a step by workers: computing, exchange, and waiting for slower workers.
+
+    Args:
+        simulation: The simulation.
+
+    Returns:
+        The figure.
+    """
+    simulated = simulation.cells[simulation.cells["kind"] == "simulated"]
+    keys = list(_looks(simulated))
+    figure, grid = drawing.grid(len(keys), 1, 2.1)
+    for (axes,), key in zip(grid, keys, strict=True):
+        of = simulated[_is(simulated, key)]
+        places, bottom = np.arange(len(of)), np.zeros(len(of))
+        waiting, exchange = (100 * of[f"{name}_share"] for name in ("waiting", "exchange"))
+        parts = {"computing": 100 - waiting - exchange, "exchange": exchange, "waiting": waiting}
+        for name, share in parts.items():
+            axes.bar(places, share, bottom=bottom, color=TIMES[name], width=0.8)
+            bottom = bottom + share.to_numpy()
+        axes.set_xticks(places, [str(count) for count in of["num_workers"]], rotation=45)
+        axes.set_title(_name(simulated, key), loc="left")
+        axes.set_ylabel("Of a step (%)")
+    grid[-1][0].set_xlabel("Workers")
+    drawing.legends(figure, ([Patch(label=one, facecolor=TIMES[one]) for one in parts], ""))
+    return drawing.captioned(
+        figure, "Parts of a step of a worker.", _SIMULATED, _left_out(simulated)
+    )
+
+
+def simulated_step(simulation: Simulation) -> Figure | None:
+    """Draw what happens in one step with each strategy, on the most workers.
+
+    Args:
+        simulation: The simulation.
+
+    Returns:
+        The figure; None if no strategy has a timeline.
+    """
+    table = simulation.timelines
+    if table.empty:
+        return None
+    looks = list(_looks(table))
+    parts = [table[_is(table, key)] for key in looks]
+    parts = [one[one["num_workers"] == one["num_workers"].max()] for one in parts]
+    rows = [min(_MOST_ROWS, one["who"].nunique()) for one in parts]
+    height = 0.6 + sum(0.5 + 0.24 * number for number in rows)
+    figure = Figure(figsize=(drawing.width(), height), layout="constrained")
+    grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=[1 + one for one in rows])
+    for axes, key, spans in zip(grid[:, 0], looks, parts, strict=True):
+        _draw_spans(axes, spans)
+        axes.set_title(f"{_name(table, key)}, {spans['num_workers'].iloc[0]} workers", loc="left")
+    grid[-1, 0].set_xlabel("Time (s)")
+    marks = [Patch(label=name, facecolor=TIMES[name]) for name in ("computing", "exchange")]
+    drawing.legends(figure, ([*marks, Patch(label="waiting", **_WAITING)], ""))
+    words = "What happens in the first step. Workers are the slowest of those that are alike."
+    return drawing.captioned(figure, words, _SIMULATED)
+
+
+def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
+    names = [*dict.fromkeys(spans["who"])][:_MOST_ROWS]
+    begins = [spans.loc[spans["who"] == name] for name in names]
+    for place, of in enumerate(begins):
+        for what, begin, end in of[["what", "begin_seconds", "end_seconds"]].itertuples(
+            index=False
+        ):
+            is_worker = not names[place].startswith("network")
+            look: dict[str, Any] = {"facecolor": TIMES["computing" if is_worker else "exchange"]}
+            if what == "waiting":
+                look = dict(_WAITING)
+            axes.barh(place, end - begin, left=begin, height=0.8, **look)
+            axes.barh(place, end - begin, left=begin, height=0.8, fill=False, linewidth=0.3)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False)
+
+
+def simulated_sites(simulation: Simulation) -> Figure | None:
+    """Draw sites far apart on a circle, with the links between them.
+
+    Args:
+        simulation: The simulation.
+
+    Returns:
+        The figure; None if no network has several sites.
+    """
+    texts = [one for one in dict.fromkeys(simulation.cells["network"]) if "sites=" in one]
+    if not texts:
+        return None
+    figure, grid = drawing.grid(len(texts), 1, 3.2)
+    cells = simulation.cells[simulation.cells["kind"] == "simulated"]
+    for (axes,), text in zip(grid, texts, strict=True):
+        network = parse_network(text)
+        angles = np.arange(network.sites) * 2 * math.pi / network.sites + math.pi / 2
+        x, y = np.cos(angles), np.sin(angles)
+        axes.plot([*x, x[0]], [*y, y[0]], color=TIMES["exchange"], linewidth=2, zorder=1)
+        axes.scatter(x, y, s=500, color=COLORS[4], zorder=2)
+        most = int(cells.loc[cells["network"] == text, "num_workers"].max())
+        for site in range(network.sites):
+            held = sum(worker * network.sites // most == site for worker in range(most))
+            axes.annotate(str(held), (x[site], y[site]), ha="center", va="center", zorder=3)
+        rate = network.between.bytes_per_second * 8 / 1e9
+        label = f"{rate:.3g} Gbit/s of payload\n{1000 * network.between.latency_seconds:g} ms"
+        axes.text(0, 0, label, ha="center", va="center")
+        axes.set_title(drawing.broken(text, drawing.letters(60)), loc="left")
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        axes.margins(0.2)
+    words = "Sites, with their workers and the link of each to the others."
+    return drawing.captioned(figure, words, _SIMULATED)
+
+
+FIGURES: tuple[Callable[[Simulation], Figure | None], ...] = (
+    simulated_speedup, simulated_shares, simulated_step, simulated_sites,
+)  # fmt: skip
+
+
+def _looks(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the look of the line of each network and strategy."""
+    keys = [*dict.fromkeys(zip(table["network"], table["strategy"], strict=True))][:_MOST_LINES]
+    networks = [*dict.fromkeys(network for network, _ in keys)]
+    return {
+        key: {
+            "color": COLORS[at],
+            "marker": MARKERS[at % len(MARKERS)],
+            "linestyle": LINES[networks.index(key[0]) % len(LINES)],
+        }
+        for at, key in enumerate(keys)
+    }
+
+
+def _is(table: pd.DataFrame, key: tuple[str, str]) -> pd.Series[bool]:
+    return (table["network"] == key[0]) & (table["strategy"] == key[1])
+
+
+def _name(table: pd.DataFrame, key: tuple[str, str]) -> str:
+    return key[1] if table["network"].nunique() == 1 else f"{key[1]}, {key[0]}"
+
+
+def _left_out(table: pd.DataFrame) -> str:
+    number = len(set(zip(table["network"], table["strategy"], strict=True))) - _MOST_LINES
+    return f"{number} lines are left out." if number > 0 else ""
