@@ -62,9 +62,8 @@ def main() -> None:
     whole = table.sum()
     grows = np.polyfit(np.log(counts), np.log(whole), 1)[0] if len(counts) > 1 else np.nan
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(
-        f"all, on one core: {whole.round(1).to_dict()} s, growing as workers to the power of {grows:.2f}"
-    )
+    seconds = whole.round(1).to_dict()
+    print(f"all, on one core: {seconds} s, growing as workers to the power of {grows:.2f}")
     print(f"peak of memory: {peak / 2**20:.0f} MiB")
     if given.json:
         told = {"seconds": rows, "power": grows, "peak_bytes": peak}

@@ -5,6 +5,7 @@ user is told.
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,7 +364,6 @@ def test_money_and_failures_are_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--strategies", "horovod:bucket=2"], "has no key 'bucket'"),
         (["--network", "25gbit", "--strategies", "horovod:buckets=0"], "buckets"),
         (["--network", "25gbit", "--global-batch", "32", "--workers", "64"], "less than one"),
-        (["--network", "25gbit", "--workers", "0..4"], "1,2,4 or 1..4096"),
         (["--network", "25gbit", "--strategies", "single", "--workers", "2"], "one worker"),
         (["--network", "25gbit", "--steps", "3"], "--steps 3"),
         (["--network", "25gbit", "--machine", "h100"], "one source"),
@@ -376,6 +376,13 @@ def test_wrong_words_get_a_message_with_the_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         command.run([str(study), *words])
+
+
+def test_counts_are_numbers_or_doublings() -> None:
+    assert command.counts("1..6,8") == [1, 2, 4, 6, 8]
+    for wrong in ("0..4", "a", "8..2", ""):
+        with pytest.raises(ArgumentTypeError, match=r"1,2,4 or 1\.\.4096"):
+            command.counts(wrong)
 
 
 def test_a_study_without_step_times_is_refused_with_code_2(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] == "doctor":
         there = ["launch.network_interface=lo", "--hosts", "localhost:1"]
         return [word for word in words if not word.startswith(("--hosts", "node1"))] + there
-    if words[0] in ("predict", "report"):  # which need more than one small run
+    if words[0] in ("predict", "report", "simulate"):  # which need more than one small run
         words = [re.sub(r"^0\.(85|9)$", "0.8", word) for word in words]  # the written runs reach it
         return [re.sub("results/(mine|earlier)", "results/written", word) for word in words]
     if words[0] == "recommend":  # of a target that the first evaluation reaches

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bsweep.cli.simulate import counts
+
 if TYPE_CHECKING:
     from bsweep.analysis import Prediction
 
@@ -32,13 +34,13 @@ def run(arguments: Sequence[str]) -> int:
     )
     add(
         "--batches",
-        type=_counts,
+        type=counts,
         help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)",
     )
     add(
         "--workers",
-        type=_counts,
-        help="worker counts of the grid, such as 1,2,4 (default: those of the runs)",
+        type=counts,
+        help="worker counts of the grid, such as 1,2,4 or 1..64 (default: those of the runs)",
     )
     add(
         "--price-per-worker-hour",
@@ -89,15 +91,3 @@ def _column_and_value(text: str) -> tuple[str, str]:
             f"--where {text}: give a column and its value, as in --where strategy=horovod."
         )
     return column, value
-
-
-def _counts(text: str) -> list[int]:
-    """Return the positive integers in a text such as `8,16,32`.
-
-    Raises:
-        ValueError: If a part is no positive integer. argparse turns the error into a message.
-    """
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise ValueError(text)
-    return counts

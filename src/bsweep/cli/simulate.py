@@ -20,7 +20,12 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bsweep simulate", description=say)
     add = parser.add_argument
     add("study", nargs="?", help="the study's folder, whose records give the constants")
-    add("--workers", default="1..64", help="worker counts, such as 1,2,4 or 1..4096 (doublings)")
+    add(
+        "--workers",
+        type=counts,
+        default="1..64",
+        help="worker counts, such as 1,2,4, or 1..4096 for all doublings (default: 1..64)",
+    )
     add(
         "--network",
         action="append",
@@ -69,7 +74,7 @@ def _simulate(given: argparse.Namespace) -> None:
     with terminal.console().status("simulating") as status:
         found = simulate(
             given.study,
-            workers=counts(given.workers),
+            workers=given.workers,
             network=given.network or "measured",
             measured_network=given.measured_network,
             strategies=given.strategies or STRATEGIES,
@@ -99,10 +104,10 @@ def _simulate(given: argparse.Namespace) -> None:
 
 
 def counts(text: str) -> list[int]:
-    """Return the worker counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
+    """Return the counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
 
     Raises:
-        ValueError: If a part is no positive integer.
+        ArgumentTypeError: If a part is no positive integer.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -112,7 +117,7 @@ def counts(text: str) -> list[int]:
         except ValueError:
             begin, end = 0, 0
         if not 1 <= begin <= end:
-            raise ValueError(f"--workers {text}: give counts such as 1,2,4 or 1..4096.")
+            raise argparse.ArgumentTypeError(f"give counts such as 1,2,4 or 1..4096, not {text}")
         while begin < end:
             found.append(begin)
             begin *= 2

@@ -18,14 +18,17 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from bsweep.analysis import Simulation
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
+from bsweep.plots.splitting import PASSES
 
 _SIMULATED = "Simulated, not measured, where no other is said."
 _MOST_LINES = len(COLORS)
+_KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
 _MOST_ROWS = 16  # of a timeline
 _WAITING = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
 
@@ -81,6 +84,8 @@ def simulated_speedup(simulation: Simulation) -> Figure | None:
     for axes, label in zip(grid[0], ("Speed-up", "Price of a million examples"), strict=False):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2 if label == "Speed-up" else 10)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_xlabel("Workers")
         axes.set_ylabel(label)
     marks = [handle(look, _name(simulated, key)) for key, look in looks.items()]
@@ -144,6 +149,10 @@ def simulated_step(simulation: Simulation) -> Figure | None:
         axes.set_title(f"{_name(table, key)}, {spans['num_workers'].iloc[0]} workers", loc="left")
     grid[-1, 0].set_xlabel("Time (s)")
     marks = [Patch(label=name, facecolor=TIMES[name]) for name in ("computing", "exchange")]
+    kinds = {_KINDS[one[0]] for one in table["what"] if one[0] in _KINDS and one[1:].isdigit()}
+    marks += [
+        Patch(label=PASSES[one][0], facecolor=PASSES[one][1]) for one in PASSES if one in kinds
+    ]
     drawing.legends(figure, ([*marks, Patch(label="waiting", **_WAITING)], ""))
     words = "What happens in the first step. Workers are the slowest of those that are alike."
     return drawing.captioned(figure, words, _SIMULATED)
@@ -156,8 +165,10 @@ def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
         for what, begin, end in of[["what", "begin_seconds", "end_seconds"]].itertuples(
             index=False
         ):
-            is_worker = not names[place].startswith("network")
-            look: dict[str, Any] = {"facecolor": TIMES["computing" if is_worker else "exchange"]}
+            is_exchange = names[place].startswith("network")
+            look: dict[str, Any] = {"facecolor": TIMES["exchange" if is_exchange else "computing"]}
+            if what[0] in _KINDS and what[1:].isdigit():
+                look = {"facecolor": PASSES[_KINDS[what[0]]][1]}
             if what == "waiting":
                 look = dict(_WAITING)
             axes.barh(place, end - begin, left=begin, height=0.8, **look)

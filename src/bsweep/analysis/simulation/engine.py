@@ -134,6 +134,7 @@ def _work(
 ) -> Iterator[simpy.Event | Any]:
     """Carry out the program as one class of workers, step by step."""
     environment = events.environment
+    who = "slowest worker" if events.num_classes == 1 else f"worker {number}"
     for step, seconds in enumerate(slowest):
         for operation in program:
             begin = environment.now
@@ -145,7 +146,7 @@ def _work(
                 yield events.done(operation.name, step - operation.steps_before)
             if step < events.told_steps and environment.now > begin:
                 what = "waiting" if isinstance(operation, Wait) else "computing"
-                events.spans.append(Span(f"workers {number}", what, begin, environment.now))
+                events.spans.append(Span(who, what, begin, environment.now))
         events.ends[step] = max(events.ends[step], environment.now)
 
 

@@ -40,7 +40,6 @@ from bsweep.config.strategies import (
 FORWARD_SHARE = 1 / 3
 """The forward pass's share of a pass: a backward pass computes about twice as much."""
 
-_FEWEST_ROUNDS = 5  # of strategies whose rounds have many steps
 _MEGABYTE = 2**20
 
 
@@ -249,8 +248,7 @@ def _in_rounds(
     """Return the outcome of rounds of local steps with an exchange after each, or, if they overlap,
     an exchange beside the next round.
     """
-    number_of = max(_FEWEST_ROUNDS, -(-case.num_steps // sync_every))
-    number_of = -(-number_of // _FEWEST_ROUNDS) * _FEWEST_ROUNDS
+    number_of = max(NUM_DRAWS, -(-case.num_steps // sync_every))
     draws = np.arange(number_of) * NUM_DRAWS // number_of
     seconds = case.exchange(rounds, draws) + codec_seconds
     busy = case.busy(draws, sync_every)
