@@ -50,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     counts = [int(text) for text in given.workers.split(",")]
     network = parse_network("25gbit,10us,per_node=8,inner=2400gbit/2us,per_switch=16")
-    rows = {}
+    rows: dict[str, dict[int, float]] = {}
     for way in ways_of(STRATEGIES, pd.DataFrame()):
         rows[way.name] = {}
         for count in counts:

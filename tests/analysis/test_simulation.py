@@ -339,8 +339,9 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     for workers in (1, 2):
         assert cells["simulated", workers] == pytest.approx(cells["measured", workers], rel=0.15)
     assert cells["simulated", 256] > cells["simulated", 2]
-    inside = found.cells.eval("step_seconds_low < step_seconds < step_seconds_high")
-    assert inside[found.cells["kind"] == "simulated"].all()
+    simulated = found.cells[found.cells["kind"] == "simulated"]
+    assert (simulated["step_seconds_low"] < simulated["step_seconds"]).all()
+    assert (simulated["step_seconds"] < simulated["step_seconds_high"]).all()
     assert set(found.timelines["what"]) >= {"computing", "gradient"}
 
 
@@ -424,3 +425,44 @@ def test_probes_and_benches_give_constants() -> None:
         assert (found.cells["step_seconds"] > 0).all()
     with pytest.raises(ValueError, match="has the models"):
         bsweep.simulate(network="1gbit", parameters=1e6, **{**given[1], "bench_model": ""})
+
+
+def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
+    from bsweep.plots import simulation
+
+    found = bsweep.simulate(
+        study, workers=[1, 4, 64], strategies="horovod,pipeline", price_per_worker_hour=1.0,
+        network=["10gbit,10us", "100mbit,1ms,sites=2,between=10mbit/20ms"],
+    )  # fmt: skip
+    assert found.cells["network"].nunique() == 3  # measured cells have none
+    assert any(note.startswith("Knee of horovod with 100mbit") for note in found.notes)
+    paths = [*simulation.write(found, tmp_path / "figures")]
+    assert [path.stem for path in paths] == [one.__name__ for one in simulation.FIGURES]
+
+
+def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
+    found = bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gbit,10us")
+    cells = found.cells.set_index("num_workers")["is_simulated"]
+    assert cells[64].all()
+    assert not cells[[1, 2]].any()
+    assert found.recommended["num_workers"] == 64
+    assert "Simulated: no step was timed on so many workers." in found.sentence()
+    assert any("are simulated, not measured" in warning for warning in found.warnings)
+    assert not any("cost of an exchange" in warning for warning in found.warnings)
+    told = found.as_json()
+    assert told["recommendation"]["is_simulated"] is True
+    assert "simulated" in repr(found)
+    parts = found.cells.filter(regex="_seconds$").columns
+    assert {"fixed_seconds", "exchange_seconds"} <= set(parts)
+    with pytest.raises(ValueError, match="not understood"):
+        bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gb")
+
+
+def test_activations_of_a_split_model_take_time(study: Path) -> None:
+    found = [
+        bsweep.simulate(
+            study, workers=[4], strategies="pipeline,tensor", network="1gbit", example_bytes=size
+        ).cells.set_index("strategy")["step_seconds"]
+        for size in (0.0, 1e7)
+    ]
+    assert (found[1] > found[0]).all()

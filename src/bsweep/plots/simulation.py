@@ -30,7 +30,7 @@ _SIMULATED = "Simulated, not measured, where no other is said."
 _MOST_LINES = len(COLORS)
 _KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
 _MOST_ROWS = 16  # of a timeline
-_WAITING = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
+_WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
 
 
 def write(simulation: Simulation, folder: Path) -> Iterator[Path]:
@@ -72,14 +72,16 @@ def simulated_speedup(simulation: Simulation) -> Figure | None:
         workers, middle = of["num_workers"], of["speed_up"]
         axes = grid[0][0]
         axes.plot(workers, middle, **look)
-        ends = [middle * of["step_seconds"] / of[f"step_seconds_{end}"] for end in ("high", "low")]
-        axes.fill_between(workers, *ends, color=look["color"], alpha=0.15, linewidth=0)
+        low, high = (
+            middle * of["step_seconds"] / of[f"step_seconds_{end}"] for end in ("high", "low")
+        )
+        axes.fill_between(workers, low, high, color=look["color"], alpha=0.15, linewidth=0)
         if has_money:
             grid[0][1].plot(workers, of["money"], **look)
     measured = cells[cells["kind"] == "measured"]
     dots: dict[str, Any] = {"linestyle": "", "marker": "*", "color": "#222222", "markersize": 8}
     grid[0][0].plot(measured["num_workers"], measured["speed_up"], **dots, zorder=4)
-    ideal = {"color": "#999999", "linestyle": ":"}
+    ideal: dict[str, Any] = {"color": "#999999", "linestyle": ":"}
     grid[0][0].plot(simulated["num_workers"].unique(), simulated["num_workers"].unique(), **ideal)
     for axes, label in zip(grid[0], ("Speed-up", "Price of a million examples"), strict=False):
         axes.set_xscale("log", base=2)

@@ -182,7 +182,7 @@ def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Const
     )
 
 
-def _fitted(timings: list[Timing]) -> dict[str, Array]:
+def _fitted(timings: list[Timing]) -> dict[str, Any]:
     """Return draws of the seconds of a pass and of an example, fitted to timings of lone workers.
 
     They include what the fit misses at a cell, and the scatter between runs.

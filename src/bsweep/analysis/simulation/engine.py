@@ -9,7 +9,7 @@ whether a class has one worker or all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,12 +126,16 @@ class _Events:
             if step < self.told_steps:
                 self.spans.append(Span(exchange.lane, exchange.name, begin, end))
             done = self.done(*key)
-            self.environment.timeout(end - now).callbacks.append(lambda _: done.succeed())
+            self.environment.process(self._end(done, end - now))
+
+    def _end(self, done: simpy.Event, seconds: float) -> Generator[simpy.Event, Any, None]:
+        yield self.environment.timeout(seconds)
+        done.succeed()
 
 
 def _work(
     events: _Events, program: Program, slowest: Array, number: int
-) -> Iterator[simpy.Event | Any]:
+) -> Generator[simpy.Event, Any, None]:
     """Carry out the program as one class of workers, step by step."""
     environment = events.environment
     who = "slowest worker" if events.num_classes == 1 else f"worker {number}"

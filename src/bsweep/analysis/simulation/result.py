@@ -213,7 +213,7 @@ def knees(cells: pd.DataFrame) -> list[str]:
         gains = of["examples_per_second"].pct_change().shift(-1)
         few = gains < KNEE * of["num_workers"].pct_change().shift(-1)
         if few.any():
-            at = int(of.loc[few.idxmax(), "num_workers"])
+            at = int(of["num_workers"][few].iloc[0])
             where = f" with {network}" if several else ""
             found.append(
                 f"Knee of {strategy}{where}: from {at} workers on, more workers bring less than "

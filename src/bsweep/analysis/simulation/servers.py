@@ -4,8 +4,9 @@ for one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import simpy
@@ -65,7 +66,7 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     for worker in range(busy.shape[1]):
         state.environment.process(work(state, busy[:, worker].tolist()))
     state.environment.run()
-    return np.array(state.ends) / busy.shape[1]
+    return np.asarray(np.array(state.ends) / busy.shape[1])
 
 
 @dataclass(eq=False)
@@ -101,7 +102,7 @@ class _State:
         return max(self.out_free_at, pushed + push.worker) + push.latency
 
 
-def _free_worker(state: _State, busy: list[float]) -> Iterator[simpy.Event]:
+def _free_worker(state: _State, busy: list[float]) -> Generator[simpy.Event, Any, None]:
     """Make the steps of a worker that waits for none of the others."""
     environment, answered = state.environment, 0.0
     for step, seconds in enumerate(busy):
@@ -110,7 +111,7 @@ def _free_worker(state: _State, busy: list[float]) -> Iterator[simpy.Event]:
         state.ends[step] += answered
 
 
-def _bound_worker(state: _State, busy: list[float]) -> Iterator[simpy.Event]:
+def _bound_worker(state: _State, busy: list[float]) -> Generator[simpy.Event, Any, None]:
     """Make the steps of a worker that may lead the slowest one by some steps only."""
     environment = state.environment
     for step, seconds in enumerate(busy):

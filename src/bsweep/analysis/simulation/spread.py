@@ -40,7 +40,7 @@ class Spread:
         if len(self.measured):
             begin = rng.integers(0, len(self.measured), (number_of, 1, num_workers))
             places = (begin + np.arange(self.stretch)[:, None]) % len(self.measured)
-            return self.measured[places].reshape(-1, num_workers)[:num_steps]
+            return np.asarray(self.measured[places].reshape(-1, num_workers)[:num_steps])
         logs = self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2
         if self.slow:
             of_stretches = self.slow * rng.standard_normal((number_of, num_workers))
@@ -80,6 +80,6 @@ def of_epochs(epochs: pd.DataFrame) -> Spread:
     within = logs - logs.groupby(known["run_id"]).transform("mean")
     freedom = len(within) - known["run_id"].nunique()
     slow = float(np.sqrt((within**2).sum() / freedom)) if freedom > 0 else 0.0
-    fast = float(ratio.median()) / _P95
+    fast = float(np.median(ratio)) / _P95
     stretch = max(1, int(known["num_steps"].median()))
     return Spread(min(fast, _MOST_SPREAD), min(slow, _MOST_SPREAD), stretch)

@@ -65,7 +65,7 @@ class Case:
     @cached_property
     def draw_of_step(self) -> Numbers:
         """The number of the draw of the constants in each step."""
-        return np.arange(self.num_steps) * NUM_DRAWS // self.num_steps
+        return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps)
 
     @cached_property
     def speeds(self) -> Array:
@@ -252,9 +252,11 @@ def _in_rounds(
     draws = np.arange(number_of) * NUM_DRAWS // number_of
     seconds = case.exchange(rounds, draws) + codec_seconds
     busy = case.busy(draws, sync_every)
-    wait = [Wait("outer", 1), Exchange("outer", seconds)] if overlap else []
-    blocking = [Exchange("outer", seconds), Wait("outer")]
-    return _ran(case, (Compute(1.0), *(wait or blocking)), busy, sync_every)
+    exchange = Exchange("outer", seconds)
+    program: Program = (Compute(1.0), exchange, Wait("outer"))
+    if overlap:
+        program = (Compute(1.0), Wait("outer", 1), exchange)
+    return _ran(case, program, busy, sync_every)
 
 
 @outcome.register

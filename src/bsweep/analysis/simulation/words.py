@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import yaml
@@ -71,7 +71,7 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
     given = dict(_pair(word, pair) for pair in pairs)
     codec = given.pop("compression", "none")
     allocation = given.pop("allocation", "uniform")
-    if allocation not in (allowed := Allocation.__args__):  # type: ignore[attr-defined]
+    if allocation not in (allowed := get_args(Allocation)):
         raise ValueError(
             f"--strategies {word}: allocation={allocation} is not simulated. Known: "
             f"{', '.join(allowed)}."
