@@ -16,14 +16,15 @@ import pytest
 
 import bsweep
 from bsweep.analysis.simulation import collectives, passes, servers, spread, strategies, words
-from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants, of_study
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.cli import simulate as command
+from bsweep.runlog.records import Step
 from tests.support.running import bsweep as run_bsweep
-from tests.support.synthetic_study import write_study
+from tests.support.synthetic_study import write_run, write_study
 
 BYTES = 8e7
 RATE, LATENCY = 1e9 / 8 * 0.95, 1e-4
@@ -290,13 +291,33 @@ def test_measured_steps_are_drawn_in_stretches() -> None:
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(2000)
     slow = np.convolve(noise, np.ones(30) / 30, "valid")
-    found = spread.of_steps(1 + 0.5 * slow)
+    found = spread.of_series([1 + 0.5 * slow], 1, Spread())
     assert 20 <= found.stretch <= 80
     drawn = found.draw(400, 50, rng)
     off = drawn - drawn.mean(axis=0)
     alike = (off[:-5] * off[5:]).sum() / (off**2).sum()
     assert alike > 0.5
     assert drawn.mean() == pytest.approx(1, abs=0.02)
+    assert spread.of_series([[1.0, 2.0]], 1, Spread(0.3)).fast == 0.3  # too few
+    means = spread.of_series([1 + 0.5 * slow], 20, Spread(0.1)).draw(400, 50, rng)
+    within = means.reshape(20, 20, 50).std(axis=1).mean()
+    assert within == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_study_tells_in_which_order_steps_were_slow(tmp_path: Path) -> None:
+    speeds = [100.0] * 15 + [50.0] * 15
+    records = tuple(
+        Step(
+            epoch=1, step=20 * number, train_loss=1.0, learning_rate=0.1, images_per_second=speed,
+            global_batch=8, epochs_done=0.1,
+        )
+        for number, speed in enumerate(speeds, start=1)
+    )  # fmt: skip
+    write_run(tmp_path / "mine", local_batch=8, more=records)
+    found = of_study(bsweep.load(tmp_path / "mine")).spread
+    assert found.steps_each == 20
+    np.testing.assert_allclose(np.unique(np.round(found.measured, 3)), [0.667, 1.333])
+    assert found.stretch >= 60
 
 
 def test_spread_of_epochs_follows_their_percentiles() -> None:

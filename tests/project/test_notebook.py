@@ -150,6 +150,7 @@ def test_the_package_shows_its_api_alone_and_imports_little() -> None:
         "plots",
         "predict",
         "report",
+        "simulate",
     ]
     assert all(getattr(bsweep, name) for name in dir(bsweep))
     assert bsweep.__version__ == importlib.metadata.version("bsweep")

@@ -42,11 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         type=counts,
         help="worker counts of the grid, such as 1,2,4 or 1..64 (default: those of the runs)",
     )
-    add(
-        "--price-per-worker-hour",
-        type=float,
-        help="price of one worker for an hour, to show costs in money",
-    )
+    add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
     add(
         "--where",
         action="append",
@@ -55,11 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         help="use only the runs with this value; may be repeated",
     )
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
-    add(
-        "--network",
-        help="the links between workers, such as 25gbit,10us, or measured: simulate steps on more "
-        "workers than were timed",
-    )
+    add("--network", help="links such as 25gbit,10us: simulate steps on more workers than timed")
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))

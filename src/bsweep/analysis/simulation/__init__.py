@@ -96,14 +96,7 @@ def simulate(
     found, of = _constants(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
-    if example_bytes is not None:
-        found = replace(found, example_bytes=example_bytes)
-    if speeds:
-        if min(speeds) <= 0:
-            raise ValueError(f"speeds {', '.join(map(str, speeds))}: give numbers above 0.")
-        found = replace(found, speeds=tuple(speeds))
-    if measured_network:
-        found = constants_of.with_measured(found, parse_network(measured_network))
+    found = _adjusted(found, example_bytes, speeds, measured_network)
     name = known.name if known else "the source of the constants"
     networks = [network] if isinstance(network, str) else network
     links = {one: links_of(found, one, name) for one in networks}
@@ -115,6 +108,24 @@ def simulate(
         failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
         seed=seed, progress=progress,
     )  # fmt: skip
+
+
+def _adjusted(
+    constants: Constants,
+    example_bytes: float | None,
+    speeds: Sequence[float],
+    measured_network: str | None,
+) -> Constants:
+    """Return constants with what a user knows better; see `simulate`."""
+    if example_bytes is not None:
+        constants = replace(constants, example_bytes=example_bytes)
+    if speeds:
+        if min(speeds) <= 0:
+            raise ValueError(f"speeds {', '.join(map(str, speeds))}: give numbers above 0.")
+        constants = replace(constants, speeds=tuple(speeds))
+    if measured_network:
+        constants = constants_of.with_measured(constants, parse_network(measured_network))
+    return constants
 
 
 def simulate_from(

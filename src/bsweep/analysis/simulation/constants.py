@@ -26,12 +26,15 @@ from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.core.regular_files import read_regular
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 
 NUM_DRAWS = 20
 """The number of draws of the constants. Each simulates its part of the steps."""
 
 PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
+_MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 _SAME = ("model", "data", "hardware", "device", "precision", "placement", "threads")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
@@ -119,7 +122,7 @@ def of_study(
         parameter_bytes=whole or _parameter_bytes(study, steps),
         local_batch=int(runs["local_batch"].mode()[0]),
         source=f"measured in {study.name}",
-        spread=spread.of_epochs(spread_of),
+        spread=_spread(study, timed, spread_of),
         example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
         network=network,
         exchange_factors=factors,
@@ -178,7 +181,7 @@ def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Const
         parameter_bytes=parameter_bytes,
         local_batch=max(batch for batch, _ in own),
         source=f"measured in {path}",
-        spread=Spread(float(np.median(ratios))),
+        spread=spread.of_series([each for _, each in own], 1, Spread(float(np.median(ratios)))),
     )
 
 
@@ -197,6 +200,20 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
         "pass_seconds": fit.pass_seconds[chosen_draws] * missed,
         "example_seconds": fit.example_seconds[chosen_draws] * missed,
     }
+
+
+def _spread(study: Study, timed: pd.DataFrame, epochs: pd.DataFrame) -> Spread:
+    """Return how steps of a lone worker differ, by the records of runs and by their epochs."""
+    by_epochs = spread.of_epochs(epochs)
+    alone = timed[timed["num_workers"] == 1]
+    series, counts = [], []
+    for run_id in (alone if len(alone) else timed)["run_id"].head(_MOST_READ):
+        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
+        steps = [one for one in records if one["type"] == "step" and one["images_per_second"]]
+        if len(steps) > 1:
+            series.append([one["global_batch"] / one["images_per_second"] for one in steps])
+            counts.append(steps[1]["step"] - steps[0]["step"])
+    return spread.of_series(series, max(1, round(np.median(counts or [1]))), by_epochs)
 
 
 def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,12 +1,13 @@
 """How much the seconds of single steps differ on one worker, and random steps that differ as much.
 
 Measured steps are drawn in stretches of steps that followed one another, so that slow steps come
-together as they did. If only the median and the 95th percentile of each epoch were recorded, steps
-are log-normal: one part differs from step to step, and one from stretch to stretch.
+together as they did. A run's records have means of several steps, and its epochs have the median
+and the 95th percentile of all. So steps within a mean differ as these say, log-normally.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,44 +27,54 @@ class Spread:
     """The relative seconds of steps, whose mean is 1.
 
     `fast` and `slow` are standard deviations of logarithms, between steps and between stretches of
-    `stretch` steps. If there are `measured` steps, they are drawn from instead.
+    `stretch` steps. Instead of the latter there may be `measured` values, each a mean of
+    `steps_each` steps, of which stretches are drawn.
     """
 
     fast: float = 0.0
     slow: float = 0.0
     stretch: int = _STRETCH
     measured: Array = field(default_factory=lambda: np.empty(0))
+    steps_each: int = 1
 
     def draw(self, num_steps: int, num_workers: int, rng: np.random.Generator) -> Array:
         """Return the relative seconds of steps, shape (steps, workers). Workers are independent."""
         number_of = -(-num_steps // self.stretch)  # stretches, rounded up
+        found = np.exp(self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2)
         if len(self.measured):
+            values = -(-self.stretch // self.steps_each)
             begin = rng.integers(0, len(self.measured), (number_of, 1, num_workers))
-            places = (begin + np.arange(self.stretch)[:, None]) % len(self.measured)
-            return np.asarray(self.measured[places].reshape(-1, num_workers)[:num_steps])
-        logs = self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2
-        if self.slow:
-            of_stretches = self.slow * rng.standard_normal((number_of, num_workers))
-            logs += np.repeat(of_stretches - self.slow**2 / 2, self.stretch, axis=0)[:num_steps]
-        return np.exp(logs)
+            places = (begin + np.arange(values)[:, None]) % len(self.measured)
+            steps = np.repeat(self.measured[places], self.steps_each, axis=1)[:, : self.stretch]
+            found *= steps.reshape(-1, num_workers)[:num_steps]
+        elif self.slow:
+            logs = self.slow * rng.standard_normal((number_of, num_workers)) - self.slow**2 / 2
+            found *= np.repeat(np.exp(logs), self.stretch, axis=0)[:num_steps]
+        return np.asarray(found)
 
 
-def of_steps(seconds: ArrayLike) -> Spread:
-    """Return the spread of measured steps in the order in which they were made; none if there are
-    fewer than 20.
+def of_series(series: Sequence[ArrayLike], steps_each: int, otherwise: Spread) -> Spread:
+    """Return the spread of measured steps in the order in which they were made.
 
-    A stretch is twice as long as it takes until steps are no longer alike, at least 2 steps and at
-    most a fifth of all.
+    A stretch is twice as long as it takes until values are no longer alike, at least two values and
+    at most a fifth of all.
+
+    Args:
+        series: The seconds of each run, one value for each `steps_each` steps.
+        steps_each: The steps of a value.
+        otherwise: The spread if there are fewer than 20 values; also that within a value.
     """
-    steps = np.asarray(seconds, float)
-    if len(steps) < _FEWEST:
-        return Spread()
-    relative = steps / steps.mean()
-    off = relative - 1
+    relative = [np.asarray(one, float) / np.mean(one) for one in series if len(np.atleast_1d(one))]
+    joined = np.concatenate(relative) if relative else np.empty(0)
+    if len(joined) < _FEWEST:
+        return otherwise
+    off = joined - 1
     variance = float(off @ off) or 1.0
     alike = [float(off[:-lag] @ off[lag:]) / variance for lag in range(1, len(off) // 5)]
     lag = next((place for place, value in enumerate(alike, start=1) if value < 0.2), len(alike))
-    return Spread(stretch=max(2, min(2 * lag, len(off) // 5)), measured=relative)
+    values = max(2, min(2 * lag, len(off) // 5))
+    fast = otherwise.fast if steps_each > 1 else 0.0
+    return Spread(fast, 0.0, values * steps_each, joined, steps_each)
 
 
 def of_epochs(epochs: pd.DataFrame) -> Spread:
