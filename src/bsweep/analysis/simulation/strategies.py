@@ -65,7 +65,7 @@ class Case:
     @cached_property
     def draw_of_step(self) -> Numbers:
         """The number of the draw of the constants in each step."""
-        return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps)
+        return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
 
     @cached_property
     def speeds(self) -> Array:
@@ -106,7 +106,7 @@ class Case:
         """Return the steps of each worker in a round. By speed, the slowest makes `steps_each`."""
         if self.way.allocation != "steps_by_speed" or steps_each == 1:
             return np.full(self.num_workers, steps_each)
-        return np.rint(steps_each * self.speeds / self.speeds.min()).astype(int)
+        return np.asarray(np.rint(steps_each * self.speeds / self.speeds.min()), np.int64)
 
     def exchange(self, rounds: list[Round], draws: Numbers | None = None) -> Array:
         """Return the seconds of rounds of messages in each step."""

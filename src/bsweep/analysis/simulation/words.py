@@ -97,7 +97,7 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
         raise ValueError(
             f"--strategies {word}: strategy={name} takes no compression. Leave it out."
         )
-    return Way(word, card, codec_card, str(algorithm), allocation)  # type: ignore[arg-type]
+    return Way(word, card, codec_card, str(algorithm), allocation)
 
 
 def _pair(word: str, pair: str) -> tuple[str, Any]:
