@@ -26,6 +26,7 @@ from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.core.regular_files import read_regular
+from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 
@@ -36,7 +37,7 @@ PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
-_SAME = ("model", "data", "hardware", "device", "precision", "placement", "threads")
+_SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 _SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds", "codec_seconds"]
 
@@ -93,23 +94,18 @@ def of_study(
     runs = selected(study.runs, where or {})
     runs = runs[runs["status"].isin(["completed", "interrupted", "timeout", "diverged"])]
     for name in (one for one in _SAME if one in runs):
-        if name != "placement" and runs[name].astype(str).nunique() > 1:
+        if runs[name].astype(str).nunique() > 1:
             values = ", ".join(sorted(set(runs[name].astype(str))))
             raise ValueError(
                 f"{study.name}: a simulation needs runs with one {name}, but these have {values}. "
                 f"Choose with --where {name}=VALUE."
             )
     steps = _steps(study, runs)
-    timed = steps[steps["compute_seconds"] > 0]
-    if timed.empty:
-        raise ValueError(
-            f"{study.name} has no run whose steps were timed, alone on one worker or with its "
-            "exchange. Train a run on one worker, or give --probe or --machine."
-        )
+    timed = _timed(study, steps)
     timings = [
-        Timing(Cell(batch / passes, 1, int(passes)), seconds, "compute")
+        Timing(Cell(batch, 1, int(passes)), seconds, "compute")
         for batch, passes, seconds in zip(
-            timed["worker_batch"], timed["passes"], timed["compute_seconds"], strict=True
+            timed["local_batch"], timed["passes"], timed["compute_seconds"], strict=True
         )
     ]
     alone = study.epochs["run_id"].isin(timed.loc[timed["num_workers"] == 1, "run_id"])
@@ -121,7 +117,7 @@ def of_study(
         **_fitted(timings),
         parameter_bytes=whole or _parameter_bytes(study, steps),
         local_batch=int(runs["local_batch"].mode()[0]),
-        source=f"measured in {study.name}",
+        source=f"measured in {study.name}{_threads(timed)}",
         spread=_spread(study, timed, spread_of),
         example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
         network=network,
@@ -131,6 +127,25 @@ def of_study(
         is_gpu=not runs["device"].eq("cpu").all(),
         measured=steps,
     )
+
+
+def _timed(study: Study, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of runs whose workers' computing was timed. If workers had different numbers
+    of threads, those with the most count, as on a host of their own.
+    """
+    timed = steps[steps["compute_seconds"] > 0]
+    if timed.empty:
+        raise ValueError(
+            f"{study.name} has no run whose steps were timed, alone on one worker or with its "
+            "exchange. Train a run on one worker, or give --probe or --machine."
+        )
+    threads = timed["threads"].astype(float).fillna(0)
+    return timed[threads == threads.max()]
+
+
+def _threads(timed: pd.DataFrame) -> str:
+    threads = timed["threads"].dropna()
+    return f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""
 
 
 def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
@@ -240,7 +255,6 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     whole = table["train_seconds_of_step"]
     return table.assign(
         passes=passes,
-        worker_batch=table["local_batch"] * passes,
         step_seconds=whole,
         compute_seconds=(whole - spent).where((is_alone | is_plain) & is_even),
         codec_seconds=table["codec_seconds_of_step"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -197,11 +197,6 @@ def parse_network(text: str) -> Network:
             f"--network {text}: say how workers of one node exchange, as in inner=2400gbit/2us."
         )
     return found
-
-
-def with_host(network: Network, message_seconds: float, byte_seconds: float) -> Network:
-    """Return the network with what a worker's host needs for each message and byte."""
-    return replace(network, message_seconds=message_seconds, byte_seconds=byte_seconds)
 
 
 def _read(text: str, word: str, value: str, read: Callable[[str], T]) -> T:

@@ -90,9 +90,12 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
         near = did_you_mean(key, keys)
         raise ValueError(f"--strategies {word}: strategy={name} has no key {key!r}.{near}")
     own = runs[runs["strategy"] == name] if "strategy" in runs else runs
-    settings = {**_defaults("strategy", name), **_of_runs(own, keys), **given}
+    settings = {**_defaults("strategy", name), **_of_runs(own, keys, "strategy"), **given}
     card = _card(word, kind, settings)
-    codec_card = _card(word, _kind("compression", codec), _defaults("compression", codec))
+    codec_kind = _kind("compression", codec)
+    coded = runs[runs["compression"] == codec] if "compression" in runs else runs
+    of_codec = _of_runs(coded, [one.name for one in fields(codec_kind)], "compression")
+    codec_card = _card(word, codec_kind, {**_defaults("compression", codec), **of_codec})
     if codec_card.builds and not card.can.takes_codecs:
         raise ValueError(
             f"--strategies {word}: strategy={name} takes no compression. Leave it out."
@@ -121,13 +124,15 @@ def _defaults(group: str, name: str) -> Mapping[str, Any]:
     return {key: value for key, value in found.items() if key != "defaults"}
 
 
-def _of_runs(runs: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that all of some runs share."""
+def _of_runs(runs: pd.DataFrame, keys: Sequence[str], group: str) -> dict[str, Any]:
+    """Return the settings of a group, such as `strategy`, that all of some runs share."""
     found = {}
     for key in keys:
-        values = runs.get(f"strategy.{key}", pd.Series(dtype=object)).dropna().unique()
+        values = runs.get(f"{group}.{key}", pd.Series(dtype=object)).dropna().unique()
         if len(values) == 1 and values[0] != "":
             value = values[0]
+            if isinstance(value, str) and ", " in value:  # a list, as tables show it
+                value = value.split(", ")
             is_whole = isinstance(value, float) and value.is_integer()
             found[key] = int(value) if is_whole else value
     return found
