@@ -41,6 +41,8 @@ class Row(NamedTuple):
     what: str
     true: float
     simulated: float
+    low: float = float("nan")  # ends of the 90 % interval, of simulated seconds of a step
+    high: float = float("nan")
 
     @property
     def off(self) -> float:
@@ -61,10 +63,16 @@ def _known(seconds: float, parameter_bytes: float, **others: object) -> Constant
     return Constants(**{**given, **none, **others})  # type: ignore[arg-type]
 
 
-def _step(constants: Constants, network: Network, way: str, workers: int) -> float:
+def _row(constants: Constants, network: Network, way: str, workers: int, true: float) -> Row:
+    """Return a comparison of the seconds of a step with measured ones."""
     found = simulate_from(constants, {"": network}, ways_of(way, NO_RUNS), [workers])
-    cells = found.cells[found.cells["kind"] == "simulated"]
-    return float(cells["step_seconds"].iloc[0])
+    cell = found.cells[found.cells["kind"] == "simulated"].iloc[0]
+    names = ("step_seconds", "step_seconds_low", "step_seconds_high")
+    return Row(way, true, *(float(cell[name]) for name in names))
+
+
+def _step(constants: Constants, network: Network, way: str, workers: int) -> float:
+    return _row(constants, network, way, workers, float("nan")).simulated
 
 
 def strategies_1gbit() -> Iterator[Row]:
@@ -86,9 +94,9 @@ def strategies_1gbit() -> Iterator[Row]:
         constants, codec_seconds=whole.codec_seconds, codec_shares=whole.codec_shares
     )
     steps = whole.measured
+    links = Network(constants.network.link)  # type: ignore[union-attr]
     for text, select in _ways_of(steps):
-        seconds = _step(constants, Network(constants.network.link), text, 2)  # type: ignore[union-attr]
-        yield Row(text, float(select["step_seconds"].median()), seconds)
+        yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
 
 
 def _ways_of(steps: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -121,9 +129,9 @@ def parameter_sharding_1gbit() -> Iterator[Row]:
     shares = tuple(size / sum(VGG16_LAYERS) for size in VGG16_LAYERS)
     constants = replace(constants, layer_shares=shares)
     steps = of_study(study).measured
+    links = Network(constants.network.link)  # type: ignore[union-attr]
     for text, select in _ways_of(steps[steps["strategy"] == "parameter_server"]):
-        seconds = _step(constants, Network(constants.network.link), text, 4)  # type: ignore[union-attr]
-        yield Row(text, float(select["step_seconds"].median()), seconds)
+        yield _row(constants, links, text, 4, float(select["step_seconds"].median()))
 
 
 def stragglers() -> Iterator[Row]:
@@ -135,9 +143,9 @@ def stragglers() -> Iterator[Row]:
     constants = of_study(study, {"strategy": "allreduce"})
     constants = replace(constants, speeds=(1.5, 0.75))  # the mean worker's time is the measured one
     steps = of_study(study).measured
+    links = Network(constants.network.link)  # type: ignore[union-attr]
     for text, select in _ways_of(steps):
-        seconds = _step(constants, Network(constants.network.link), text, 2)  # type: ignore[union-attr]
-        yield Row(text, float(select["step_seconds"].median()), seconds)
+        yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
 
 
 def first_document() -> Iterator[Row]:
@@ -288,6 +296,9 @@ def main() -> None:
         rows = list(COMPARISONS[name]())
         off = [abs(row.off) for row in rows]
         print(f"\n{name}: off by {np.median(off):.0%} in the median, {max(off):.0%} at most")
+        inside = [row.low <= row.true <= row.high for row in rows if row.low == row.low]
+        if inside:
+            print(f"  {sum(inside)} of {len(inside)} in their 90 % interval")
         for row in rows:
             print(f"  {row.what}: {row.true:.4g}, simulated {row.simulated:.4g} ({row.off:+.0%})")
 

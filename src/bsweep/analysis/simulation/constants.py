@@ -35,6 +35,10 @@ NUM_DRAWS = 20
 
 PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
+_MISSED, _FEW = (
+    0.1,
+    5,
+)  # what the model of an exchange misses a priori, and the runs that this weighs
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 _SAME = ("model", "data", "hardware", "device", "precision")
@@ -299,8 +303,10 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     if not byte_seconds > 0:
         return None, _factors(_UNSURE)
     off = np.log(seconds / (columns @ [latency, byte_seconds]))
+    # Few runs tell little of what the model of an exchange misses.
+    spread_of_logs = np.sqrt((off @ off + _FEW * _MISSED**2) / (len(off) + _FEW))
     link = Link(1 / byte_seconds, float(latency))
-    return Network(link), _factors(float(np.clip(np.std(off), 0.02, 0.5)))
+    return Network(link), _factors(float(min(spread_of_logs, 0.5)))
 
 
 def _factors(spread_of_logs: float) -> Array:

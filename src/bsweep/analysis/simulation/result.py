@@ -164,7 +164,7 @@ def measured_rows(constants: Constants, batches: pd.DataFrame) -> list[dict[str,
         exposed = of["exposed_exchange_seconds_of_step"] / seconds
         waiting = of["wait_seconds_of_step"] / seconds
         rows.append({
-            "network": "", "kind": MEASURED, **dict(zip(keys, key, strict=True)),
+            "network": "measured", "kind": MEASURED, **dict(zip(keys, key, strict=True)),
             "global_batch": round(batch),
             "step_seconds": float(seconds.median()),
             "step_seconds_low": np.nan if few else float(seconds.quantile(INTERVAL[0])),
