@@ -485,7 +485,8 @@ def test_the_energy_to_the_target_is_that_of_python(
     runs = runs.assign(train_seconds=last["train_seconds"], energy_joules=devices + 0.3 * examples)
     study = replace(study, runs=runs)
     cells = bsweep.predict(study, TARGET, objective="joules").cells
-    expected = cells.set_index(["global_batch", "num_workers"])["joules"].to_dict()
+    names = zip(cells["global_batch"], cells["num_workers"], strict=True)
+    expected = dict(zip(names, cells["joules"], strict=True))
     best = min(expected, key=lambda cell: expected[cell])
     path = tmp_path / "page.html"
     path.write_text(html_of(document(study)), encoding="utf-8")
