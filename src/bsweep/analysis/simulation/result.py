@@ -14,9 +14,8 @@ from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.strategies import Case, Outcome
-from bsweep.core.sentences import said
 
-SIMULATED, MEASURED = said("simulated"), said("measured")
+SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
 KNEE = 0.5
 """The share of the ideal gain in speed below which more workers are not worth much."""
