@@ -15,7 +15,15 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep.analysis.simulation import collectives, passes, servers, spread, strategies, words
+from bsweep.analysis.simulation import (
+    collectives,
+    passes,
+    servers,
+    simulate_from,
+    spread,
+    strategies,
+    words,
+)
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants, of_study
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import parse_network
@@ -182,8 +190,8 @@ def test_synchronous_servers_are_those_that_nobody_may_lead() -> None:
     push = servers.PushSeconds(0.1, 0.3, 0.01)
     ends = servers.asynchronous(busy, push, 0)
     # Six pushes one after another, the last answered at once: the answers follow the pushes.
-    assert np.diff(ends)[-1] == pytest.approx(1.0 + 0.6 + 0.1 + 0.02, abs=0.3)
-    assert np.diff(servers.asynchronous(busy, push, 99)).mean() <= np.diff(ends).mean() + 1e-9
+    assert np.diff(ends.mean(axis=1))[-1] == pytest.approx(1.0 + 0.6 + 0.1 + 0.02, abs=0.3)
+    assert servers.asynchronous(busy, push, 99)[-1].mean() <= ends[-1].mean() + 1e-9
 
 
 # Strategies, by hand
@@ -244,9 +252,86 @@ def test_a_pipeline_has_the_bubble_of_the_textbook(
 ) -> None:
     text = f"pipeline:schedule={schedule}:microbatches={microbatches}"
     free = parse_network("100tbit,1ns")
-    found = steps(text, parts, constants(parameter_bytes=1.0), network=free).step_seconds.mean()
+    of = constants(parameter_bytes=1.0, pass_seconds=np.zeros(NUM_DRAWS))
+    found = steps(text, parts, of, network=free).step_seconds.mean()
     bubble = (parts - 1) / (microbatches + parts - 1)
-    assert found == pytest.approx(0.5 / parts / (1 - bubble), rel=1e-4)
+    assert found == pytest.approx(0.4 / parts / (1 - bubble), rel=1e-4)
+
+
+def test_each_micro_batch_of_a_pipeline_costs_a_pass() -> None:
+    of = constants(parameter_bytes=1.0)
+    free = parse_network("100tbit,1ns")
+    found = steps("pipeline:schedule=gpipe:microbatches=32", 4, of, network=free)
+    assert found.step_seconds.mean() == pytest.approx(35 * (0.1 + 8 / 32 * 0.05) / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["pipeline:microbatches=4", "parameter_server:consistency=asynchronous", "horovod", "sharded"],
+)
+def test_a_slow_link_between_sites_slows_every_strategy(text: str) -> None:
+    of = constants(example_bytes=1e6)
+    one, two = (
+        steps(text, 8, of, network=parse_network(f"10gbit,10us{sites}")).step_seconds.mean()
+        for sites in ("", ",sites=2,between=10mbit/50ms")
+    )
+    assert two > 1.5 * one
+
+
+def test_workers_of_one_node_pass_activations_on_its_inner_links() -> None:
+    of = constants(parameter_bytes=1.0, example_bytes=1e9)
+    apart, together = (
+        steps("pipeline:microbatches=4", 4, of, network=parse_network(f"1gbit,10us{inner}"))
+        for inner in ("", ",per_node=4,inner=2400gbit/1us")
+    )
+    assert together.step_seconds.mean() < 0.2 * apart.step_seconds.mean()
+
+
+def test_further_local_steps_of_fast_workers_train_examples() -> None:
+    """Two workers of speed 1 and one of 0.5 take 8 examples 5 times while the slow one takes them
+    once.
+    """
+    of = constants(pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.full(NUM_DRAWS, 1 / 8),
+                   speeds=(1.0, 1.0, 0.5), parameter_bytes=1.0)  # fmt: skip
+    found = {
+        allocation: simulate_from(
+            of, {"free": parse_network("100tbit,1ns")},
+            words.ways_of(f"local_sgd:sync_every=10:allocation={allocation}", NO_RUNS), [3],
+        ).cells["examples_per_second"].iloc[0]
+        for allocation in ("uniform", "steps_by_speed")
+    }  # fmt: skip
+    assert found == pytest.approx({"uniform": 12.0, "steps_by_speed": 20.0}, rel=1e-3)
+
+
+def test_rates_of_workers_that_do_not_wait_add_up() -> None:
+    of = constants(pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.full(NUM_DRAWS, 1 / 8),
+                   speeds=(1.0, 0.5), parameter_bytes=1.0)  # fmt: skip
+    (way,) = words.ways_of("parameter_server:consistency=asynchronous", NO_RUNS)
+    row = simulate_from(of, {"free": parse_network("100tbit,1ns")}, [way], [2]).cells.iloc[0]
+    assert row["examples_per_second"] == pytest.approx(12.0, rel=1e-3)
+    assert row["waiting_share"] == 0
+
+
+def test_the_speed_up_of_a_divided_batch_is_that_over_one_worker_with_all_of_it() -> None:
+    cells = simulate_from(
+        constants(), {"free": parse_network("100tbit,1ns")}, words.ways_of("allreduce", NO_RUNS),
+        [1, 4], global_batch=1024,
+    ).cells  # fmt: skip
+    alone = cells.set_index("num_workers")["speed_up"]
+    assert alone[1] == pytest.approx(1.0, rel=1e-6)
+    assert alone[4] < 4
+
+
+def test_a_model_is_divided_among_all_workers_if_the_user_says_so() -> None:
+    asked, plain = words.ways_of("sharded:replicas=1,sharded", NO_RUNS)
+    assert strategies.with_replicas(asked, 64).card.data_parallel_size(64) == 64
+    assert strategies.with_replicas(asked, 64).card.replicas == 1
+    assert strategies.with_replicas(plain, 64).card.replicas == 8
+
+
+def test_a_value_that_is_no_yaml_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"horovod:buckets=\[: '\[' is no value for buckets"):
+        words.ways_of("horovod:buckets=[", NO_RUNS)
 
 
 def test_stages_of_hand_computed_length_end_when_they_should() -> None:

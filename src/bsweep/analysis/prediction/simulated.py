@@ -89,11 +89,11 @@ def _stretch(
 
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, stretch: Array) -> Array:
-    """Return draws of the logarithm of a cell's seconds: those of the fit for a worker alone, times
-    a stretch of the simulation, drawn between the sorted ones.
+    """Return draws of the logarithm of a cell's seconds: those of the fit for a worker alone,
+    without a pipeline's bubble, times a stretch of the simulation, drawn between the sorted ones.
     """
     alone = step_time.log_seconds(
-        cell._replace(num_workers=1, form=cell.form._replace(sent_bytes=0.0))
+        cell._replace(num_workers=1, form=cell.form._replace(sent_bytes=0.0, busy=1.0))
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))

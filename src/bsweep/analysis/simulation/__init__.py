@@ -177,7 +177,8 @@ def simulate_from(
         factor = failures.factor(count, seed) if failures else 1.0
         rows.append({"network": name, **result.row_of(case, steps, factor)})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
-    alone = local / float(pd.Series(constants.busy_seconds(local)).median())
+    of_one = global_batch or local
+    alone = of_one / float(pd.Series(constants.busy_seconds(of_one)).median())
     rows += result.measured_rows(constants, pd.DataFrame(rows))
     table = result.compared(rows, alone, price_per_worker_hour)
     told = [one for one in timelines if len(one)]

@@ -184,7 +184,7 @@ def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Const
         alone: Mapping[str, Any] = json.loads(read_regular(Path(path)))["alone"]
         found = {re.fullmatch(r"(.+), batch (\d+)", name): of for name, of in alone.items()}
         series = [(name[1], int(name[2]), of["default"]) for name, of in found.items() if name]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} has no steps of a lone worker ({error}). Measure them with `python "
             "scripts/bench.py --json FILE alone`."

@@ -186,7 +186,7 @@ class _Planner:
             self.held[stage] -= 1
 
 
-def step_ends(graph: Graph, busy: Array, message_seconds: float) -> Array:
+def step_ends(graph: Graph, busy: Array, message_seconds: Array | float) -> Array:
     """Return when each step of each replica ends, in seconds since the first began.
 
     Args:
@@ -212,9 +212,13 @@ def step_ends(graph: Graph, busy: Array, message_seconds: float) -> Array:
 
 
 def _timed(
-    graph: Graph, busy: Array, message_seconds: float
+    graph: Graph, busy: Array, message_seconds: Array | float
 ) -> Iterator[tuple[Pass, Array, Array]]:
-    """Yield each pass with its beginning and its end, in all steps and replicas."""
+    """Yield each pass with its beginning and its end, in all steps and replicas.
+
+    `message_seconds` are those of each message, or of a message from each worker to each other.
+    """
+    messages = np.broadcast_to(message_seconds, (graph.num_workers, graph.num_workers))
     shape = (1, busy.shape[1]) if graph.is_endless else busy.shape[:2]
     free = [np.zeros(shape) for _ in range(graph.num_workers)]
     ends: dict[tuple[str, int, int], tuple[Array, int]] = {}
@@ -223,7 +227,7 @@ def _timed(
         for before in _needed(one, graph.num_stages):
             if before in ends:
                 end, worker = ends[before]
-                travels = message_seconds if worker != one.worker else 0.0
+                travels = float(messages[worker, one.worker]) if worker != one.worker else 0.0
                 begin = np.maximum(begin, end + travels)
         place = slice(one.microbatch, one.microbatch + 1) if graph.is_endless else slice(None)
         of_step = 1 if graph.is_endless else graph.num_microbatches
@@ -246,7 +250,7 @@ def _needed(one: Pass, num_stages: int) -> list[tuple[str, int, int]]:
     return [(back, stage + 1, microbatch) for back in ("B", "b")]
 
 
-def spans(graph: Graph, busy: Array, message_seconds: float) -> Iterator[Span]:
+def spans(graph: Graph, busy: Array, message_seconds: Array | float) -> Iterator[Span]:
     """Yield what each worker of the first replica computes in the first step."""
     most = graph.num_workers * 2 if graph.is_endless else graph.num_microbatches
     some = np.repeat(busy[:1, :1], graph.num_microbatches, 0) if graph.is_endless else busy[:1, :1]

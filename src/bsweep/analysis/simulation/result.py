@@ -127,7 +127,7 @@ def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
         "step_seconds_high": float(high),
         "exchange_share": max(0.0, exposed),
         "waiting_share": max(0.0, waiting),
-        "examples_per_second": batch / seconds,
+        "examples_per_second": batch * found.examples_factor / seconds,
         "lost_share": 1 - 1 / factor,
     }
 

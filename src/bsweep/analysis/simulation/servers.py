@@ -5,12 +5,13 @@ for one another.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.simulation.network import Array
+from bsweep.analysis.simulation.network import Array, Network, ToAll
 from bsweep.config.parameter_server import ParameterServerConfig
 
 
@@ -46,9 +47,25 @@ class PushSeconds(NamedTuple):
     latency: float
 
 
+def push_seconds(messages: ToAll, network: Network) -> PushSeconds:
+    """Return what one worker's push takes on a network, from the pushes of all workers at once."""
+    number_of = len(messages.sources)
+    latency, alone = (
+        max(
+            network.seconds(replace(messages, sources=messages.sources[[one]], sizes=sizes))
+            for one in (0, number_of - 1)
+        )
+        for sizes in (np.array([1e-6]), messages.sizes[:1])
+    )
+    # A server takes all pushes one after another.
+    latency_of_all = network.seconds(replace(messages, sizes=np.full(number_of, 1e-6)))
+    together = (network.seconds(messages) - latency_of_all) / number_of
+    return PushSeconds(together, alone - latency, latency)
+
+
 def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     """Simulate workers that push to parameter servers and go on with the answer, and return the
-    mean time at which workers ended each step.
+    time at which each worker ended each step, shape (steps, workers).
 
     Every push queues at the fullest server's link, and every answer at its other direction. The
     other servers end earlier, because the same pushes come to them and each takes less time. So
@@ -67,7 +84,8 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     steps = [0] * num_workers
     working = [num_workers] * num_steps  # workers that have not ended each step
     waiting: dict[int, list[int]] = {}  # by the steps that all must have ended
-    ends, slowest, in_free_at, out_free_at = [0.0] * num_steps, 0, 0.0, 0.0
+    ends = np.empty(busy.shape)
+    slowest, in_free_at, out_free_at = 0, 0.0, 0.0
     while pushes:
         now, worker = heapq.heappop(pushes)
         in_free_at = max(now, in_free_at) + push.server
@@ -75,7 +93,7 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
         out_free_at = max(pushed, out_free_at) + push.server
         answered = max(out_free_at, pushed + push.worker) + push.latency
         step = steps[worker]
-        ends[step] += answered
+        ends[step, worker] = answered
         steps[worker] = step + 1
         going_on = [worker]
         working[step] -= 1
@@ -87,4 +105,4 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
                 waiting.setdefault(steps[one] - most_lead, []).append(one)
             elif steps[one] < num_steps:
                 heapq.heappush(pushes, (answered + seconds[one][steps[one]], one))
-    return np.array(ends) / np.float64(num_workers)
+    return ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bsweep.analysis.simulation import collectives, engine, passes, servers
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
-from bsweep.analysis.simulation.network import Array, Network, Numbers
+from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
 from bsweep.analysis.simulation.words import Way
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.groups import StrategyConfig
@@ -86,7 +87,7 @@ class Case:
         fixed = self.passes * self.constants.pass_seconds
         each = self.passes * self.constants.example_seconds
         found = np.empty((len(draws), number_of))
-        steps = self._local_steps(steps_each)[:number_of]
+        steps = self.local_steps(steps_each)[:number_of]
         for place, draw in enumerate(draws if steps_each > 1 else ()):
             factors = self.constants.spread.draw(int(steps.max()), number_of, rng)
             sums = np.cumsum(factors, axis=0)[steps - 1, np.arange(number_of)]
@@ -102,7 +103,7 @@ class Case:
             return np.ones(self.num_workers)
         return np.asarray(self.speeds / self.speeds.mean())
 
-    def _local_steps(self, steps_each: int) -> Numbers:
+    def local_steps(self, steps_each: int) -> Numbers:
         """Return the steps of each worker in a round. By speed, the slowest makes `steps_each`."""
         if self.way.allocation != "steps_by_speed" or steps_each == 1:
             return np.full(self.num_workers, steps_each)
@@ -162,6 +163,7 @@ class Outcome:
     mean_seconds: Array
     spans: tuple[Span, ...] = ()
     steps_each: int = 1  # optimizer steps of a worker in what counts as a step above
+    examples_factor: float = 1.0  # by what workers train more examples, with more local steps
 
 
 @singledispatch
@@ -256,7 +258,8 @@ def _in_rounds(
     program: Program = (Compute(1.0), exchange, Wait("outer"))
     if overlap:
         program = (Compute(1.0), Wait("outer", 1), exchange)
-    return _ran(case, program, busy, sync_every)
+    more = float(case.local_steps(sync_every).mean() / sync_every)
+    return replace(_ran(case, program, busy, sync_every), examples_factor=more)
 
 
 @outcome.register
@@ -268,14 +271,19 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     if card.can.in_step:
         return _then_exchange(case, case.exchange(rounds), "push and pull")
     busy = case.busy(case.draw_of_step)
-    network, whole = case.network, case.constants.parameter_bytes
-    rate = 1 / (1 / network.link.bytes_per_second + network.byte_seconds)
-    latency = network.link.latency_seconds + network.message_seconds
-    push = servers.PushSeconds(whole * float(shares.max()) / rate, whole / rate, latency)
+    push = servers.push_seconds(rounds[0].messages, case.network)
     lead = case.num_steps if card.staleness is None else card.staleness
     ends = servers.asynchronous(busy, push, lead)
-    steps = np.diff(ends, prepend=0.0)
-    return Outcome(steps, busy.max(axis=1), busy.mean(axis=1))
+    steps = np.diff(ends.mean(axis=1), prepend=0.0)
+    # Workers that do not wait make steps of their own: their rates add up, not their seconds.
+    steps *= _of_rates(ends[-1])
+    computing = busy.mean(axis=1) * _of_rates(busy.sum(axis=0))
+    return Outcome(steps, computing, computing)
+
+
+def _of_rates(seconds: Array) -> float:
+    """Return the harmonic mean of seconds relative to their mean."""
+    return float(1 / (1 / seconds).mean() / seconds.mean())
 
 
 def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
@@ -366,10 +374,13 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     whole, same = _groups(case, card)
     # `example_bytes` pass a border between stages, half of them in each direction.
     message_bytes = case.constants.example_bytes * case.local_batch / microbatches / 2
-    message = case.network.link.latency_seconds + case.network.message_seconds
-    message += message_bytes * (1 / case.network.link.bytes_per_second + case.network.byte_seconds)
+    message = _between_parts(case, whole, message_bytes)
     exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same))
-    busy = case.busy(case.draw_of_step)[:, whole]  # (steps, replicas, parts)
+    # Each micro-batch is a pass of its own, which costs what a pass costs.
+    divided = replace(
+        case, passes=case.passes * microbatches, local_batch=case.local_batch / microbatches
+    )
+    busy = divided.busy(case.draw_of_step)[:, whole]  # (steps, replicas, parts)
     graph = passes.graph_of(card, case.num_workers, case.num_steps)
     computed = passes.step_ends(graph, busy, message)
     steps = np.diff(computed, prepend=0.0, axis=0).max(axis=1) + exchange
@@ -378,11 +389,25 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     return Outcome(steps, useful, useful, spans)
 
 
+def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> Array:
+    """Return the seconds of a message from each part of a model to each other, if all replicas send
+    at once.
+    """
+    parts = whole.shape[1]
+    found = np.zeros((parts, parts))
+    for begin, end in permutations(range(parts), 2):
+        if abs(begin - end) in (1, parts - 1):
+            sizes = np.full(len(whole), num_bytes)
+            messages = Messages(case.num_workers, whole[:, begin], whole[:, end], sizes)
+            found[begin, end] = case.network.seconds(messages)
+    return found
+
+
 def with_replicas(way: Way, num_workers: int) -> Way:
     """Return a way with as many replicas as it takes to divide a model among at most eight workers,
     if its card divides a model and has one replica; otherwise the way itself.
     """
-    if not way.card.can.splits_model or getattr(way.card, "replicas", 0) != 1:
+    if not way.card.can.splits_model or way.has_replicas or not hasattr(way.card, "replicas"):
         return way
     for parts in (8, 4, 2):
         if num_workers % parts == 0:

@@ -32,6 +32,7 @@ class Way:
     is shared among uneven workers.
 
     `algorithm` is the user's choice for the exchange, or empty for the strategy's own.
+    `has_replicas` tells a user's choice of replicas from the strategy's default.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Way:
     codec: CodecConfig
     algorithm: str = ""
     allocation: Allocation = "uniform"
+    has_replicas: bool = False
 
 
 def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
@@ -100,14 +102,18 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
         raise ValueError(
             f"--strategies {word}: strategy={name} takes no compression. Leave it out."
         )
-    return Way(word, card, codec_card, str(algorithm), allocation)
+    has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
+    return Way(word, card, codec_card, str(algorithm), allocation, has_replicas)
 
 
 def _pair(word: str, pair: str) -> tuple[str, Any]:
     key, is_pair, value = pair.partition("=")
     if not is_pair:
         raise ValueError(f"--strategies {word}: write key=value after a colon, not {pair!r}.")
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"--strategies {word}: {value!r} is no value for {key}.") from None
 
 
 def _kind(group: str, name: str) -> Any:
