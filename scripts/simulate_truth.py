@@ -265,7 +265,8 @@ def pipeline() -> Iterator[Row]:
         text = f"pipeline:schedule={schedule}:microbatches={microbatches}"
         stages = 2 if "interleaved" in schedule else 1
         bubble = (parts - 1) / (stages * microbatches + parts - 1)
-        step = _step(_known(1.0, 1.0), network, text, parts)
+        of = _known(1.0, 1.0, pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.ones(NUM_DRAWS))
+        step = _step(of, network, text, parts)
         name = f"{schedule}, {parts} workers, {microbatches} micro-batches"
         yield Row(name, bubble, 1 - 1 / parts / step)
 

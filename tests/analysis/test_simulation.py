@@ -303,13 +303,13 @@ def test_further_local_steps_of_fast_workers_train_examples() -> None:
     assert found == pytest.approx({"uniform": 12.0, "steps_by_speed": 20.0}, rel=1e-3)
 
 
-def test_rates_of_workers_that_do_not_wait_add_up() -> None:
+def test_asynchronous_servers_gain_nothing_if_one_worker_is_always_slow() -> None:
     of = constants(pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.full(NUM_DRAWS, 1 / 8),
                    speeds=(1.0, 0.5), parameter_bytes=1.0)  # fmt: skip
     (way,) = words.ways_of("parameter_server:consistency=asynchronous", NO_RUNS)
     row = simulate_from(of, {"free": parse_network("100tbit,1ns")}, [way], [2]).cells.iloc[0]
-    assert row["examples_per_second"] == pytest.approx(12.0, rel=1e-3)
-    assert row["waiting_share"] == 0
+    assert row["examples_per_second"] == pytest.approx(8.0, rel=1e-3)
+    assert row["waiting_share"] == pytest.approx(0.25, rel=1e-3)
 
 
 def test_the_speed_up_of_a_divided_batch_is_that_over_one_worker_with_all_of_it() -> None:
@@ -323,10 +323,11 @@ def test_the_speed_up_of_a_divided_batch_is_that_over_one_worker_with_all_of_it(
 
 
 def test_a_model_is_divided_among_all_workers_if_the_user_says_so() -> None:
-    asked, plain = words.ways_of("sharded:replicas=1,sharded", NO_RUNS)
-    assert strategies.with_replicas(asked, 64).card.data_parallel_size(64) == 64
-    assert strategies.with_replicas(asked, 64).card.replicas == 1
-    assert strategies.with_replicas(plain, 64).card.replicas == 8
+    cards: list[Any] = [
+        strategies.with_replicas(way, 64).card
+        for way in words.ways_of("sharded:replicas=1,sharded", NO_RUNS)
+    ]
+    assert [card.num_parts(64) for card in cards] == [64, 8]
 
 
 def test_a_value_that_is_no_yaml_is_refused() -> None:

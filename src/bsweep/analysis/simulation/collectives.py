@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers, ToAll
+from bsweep.analysis.simulation.network import Messages, Network, Numbers, ToAll
 
 
 class Round(NamedTuple):
@@ -152,21 +152,6 @@ ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
     "hierarchical": hierarchical,
     "native": native,
 }
-
-
-def incast(workers: int, servers: Numbers, num_bytes: float, shares: Array) -> Round:
-    """Return the messages of workers that each send a vector to parameter servers at one time, and
-    get it back.
-
-    Args:
-        workers: The number of workers.
-        servers: The place of each server. A server beside a worker has that worker's number.
-        num_bytes: The bytes of the vector.
-        shares: The share of the vector on each server.
-    """
-    number_of = max(workers, int(servers.max()) + 1)
-    sizes = np.full(workers, num_bytes)
-    return Round(ToAll(number_of, np.arange(workers), servers, sizes, shares), 2)
 
 
 def _messages(groups: Numbers, sources: Numbers, targets: Numbers, size: float) -> Messages:

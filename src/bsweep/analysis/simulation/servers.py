@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.simulation.network import Array, Network, ToAll
+from bsweep.analysis.simulation.network import Array, Network, Numbers, ToAll
 from bsweep.config.parameter_server import ParameterServerConfig
 
 
@@ -45,6 +45,20 @@ class PushSeconds(NamedTuple):
     server: float
     worker: float
     latency: float
+
+
+def pushes(workers: int, servers: Numbers, num_bytes: float, shares: Array) -> ToAll:
+    """Return the messages of workers that each send a vector to parameter servers at one time.
+
+    Args:
+        workers: The number of workers.
+        servers: The place of each server. A server beside a worker has that worker's number.
+        num_bytes: The bytes of the vector.
+        shares: The share of the vector on each server.
+    """
+    number_of = max(workers, int(servers.max()) + 1)
+    sizes = np.full(workers, num_bytes)
+    return ToAll(number_of, np.arange(workers), servers, sizes, shares)
 
 
 def push_seconds(messages: ToAll, network: Network) -> PushSeconds:

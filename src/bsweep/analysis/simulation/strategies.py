@@ -267,23 +267,17 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     number_of = card.num_shards(case.num_workers)
     shares = servers.shares(card, number_of, case.constants)
     places = np.arange(number_of) + (0 if card.colocated else case.num_workers)
-    rounds = [collectives.incast(case.num_workers, places, case.constants.parameter_bytes, shares)]
+    asked = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
     if card.can.in_step:
-        return _then_exchange(case, case.exchange(rounds), "push and pull")
+        return _then_exchange(case, case.exchange([Round(asked, 2)]), "push and pull")
     busy = case.busy(case.draw_of_step)
-    push = servers.push_seconds(rounds[0].messages, case.network)
+    push = servers.push_seconds(asked, case.network)
     lead = case.num_steps if card.staleness is None else card.staleness
     ends = servers.asynchronous(busy, push, lead)
-    steps = np.diff(ends.mean(axis=1), prepend=0.0)
-    # Workers that do not wait make steps of their own: their rates add up, not their seconds.
-    steps *= _of_rates(ends[-1])
-    computing = busy.mean(axis=1) * _of_rates(busy.sum(axis=0))
-    return Outcome(steps, computing, computing)
-
-
-def _of_rates(seconds: Array) -> float:
-    """Return the harmonic mean of seconds relative to their mean."""
-    return float(1 / (1 / seconds).mean() / seconds.mean())
+    # Each worker has its share of every step, so a step ends with the last worker.
+    steps = np.diff(ends.max(axis=1), prepend=0.0)
+    slowest = np.diff(busy.cumsum(axis=0).max(axis=1), prepend=0.0)
+    return Outcome(steps, slowest, busy.mean(axis=1))
 
 
 def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
