@@ -5,6 +5,7 @@ user is told.
 from __future__ import annotations
 
 import json
+import math
 from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pandas as pd
 import pytest
 
 import bsweep
+from bsweep.analysis import simulation
 from bsweep.analysis.simulation import (
     collectives,
     passes,
@@ -25,11 +27,13 @@ from bsweep.analysis.simulation import (
     words,
 )
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants, of_study
+from bsweep.analysis.simulation.constants import of_bench as constants_of_bench
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.cli import simulate as command
+from bsweep.cli.values import counts
 from bsweep.runlog.records import Step
 from tests.support.running import bsweep as run_bsweep
 from tests.support.synthetic_study import write_run, write_study
@@ -312,7 +316,7 @@ def test_asynchronous_servers_gain_nothing_if_one_worker_is_always_slow() -> Non
     assert row["waiting_share"] == pytest.approx(0.25, rel=1e-3)
 
 
-def test_the_speed_up_of_a_divided_batch_is_that_over_one_worker_with_all_of_it() -> None:
+def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
     cells = simulate_from(
         constants(), {"free": parse_network("100tbit,1ns")}, words.ways_of("allreduce", NO_RUNS),
         [1, 4], global_batch=1024,
@@ -487,10 +491,10 @@ def test_wrong_words_get_a_message_with_the_remedy(
 
 
 def test_counts_are_numbers_or_doublings() -> None:
-    assert command.counts("1..6,8") == [1, 2, 4, 6, 8]
+    assert counts("1..6,8") == [1, 2, 4, 6, 8]
     for wrong in ("0..4", "a", "8..2", ""):
         with pytest.raises(ArgumentTypeError, match=r"1,2,4 or 1\.\.4096"):
-            command.counts(wrong)
+            counts(wrong)
 
 
 def test_a_study_without_step_times_is_refused_with_code_2(tmp_path: Path) -> None:
@@ -573,3 +577,42 @@ def test_activations_of_a_split_model_take_time(study: Path) -> None:
         for size in (0.0, 1e7)
     ]
     assert (found[1] > found[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"local_batch": 0}, "--local-batch 0: give a number above 0, such as 64"),
+        ({"speeds": [1.0, math.nan]}, "--speeds nan: give a number above 0"),
+        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0"),
+        ({"price_per_worker_hour": math.inf}, "--price-per-worker-hour inf: give a number"),
+    ],
+)
+def test_numbers_that_are_not_above_zero_are_refused(options: Any, says: str) -> None:
+    given: dict[str, Any] = {"parameters": 7e9, "flops_per_example": 8e13, **options}
+    with pytest.raises(ValueError, match=says):
+        simulation.simulate(None, workers=[1], network="1gbit", machine="h100", **given)
+
+
+@pytest.mark.parametrize(
+    "given", [{"hours_between": math.inf}, {"hours_between": 5, "checkpoint_seconds": 0}]
+)
+def test_failures_need_times_above_zero(given: Any) -> None:
+    with pytest.raises(ValueError, match="give a number above 0"):
+        Failures(**given)
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [{}, [], {"resnet18, batch 8": {"default": []}}, {"resnet18, batch 8": {"default": [0]}}],
+)
+def test_a_bench_file_without_seconds_is_refused(tmp_path: Path, alone: object) -> None:
+    (tmp_path / "bench.json").write_text(json.dumps({"alone": alone}))
+    with pytest.raises(ValueError, match="has no steps of a lone worker"):
+        constants_of_bench(tmp_path / "bench.json", 1e6)
+
+
+def test_figures_do_not_go_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file: give a folder"):
+        command.run(["results", "--figures", str(tmp_path / "file")])

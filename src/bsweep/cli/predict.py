@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bsweep.cli.simulate import counts
+from bsweep.cli.values import column_and_value, counts
 
 if TYPE_CHECKING:
     from bsweep.analysis import Prediction
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     study, as_json, is_verbose = map(options.pop, ("study", "json", "verbose"))
     from bsweep.analysis import predict as predicted
 
-    where = dict(_column_and_value(text) for text in options.pop("where"))
+    where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
     _print(prediction, study, as_json, is_verbose)
     return 0
@@ -74,12 +74,3 @@ def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) 
     else:
         page = f"Page: bsweep report {shlex.quote(study)} writes it."
         print("\n".join([*prediction.brief(), run_next, page]))
-
-
-def _column_and_value(text: str) -> tuple[str, str]:
-    column, found, value = text.partition("=")
-    if not found:
-        raise ValueError(
-            f"--where {text}: give a column and its value, as in --where strategy=horovod."
-        )
-    return column, value

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bsweep.cli.values import column_and_value, counts
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
@@ -64,10 +65,10 @@ def run(arguments: Sequence[str]) -> int:
 def _simulate(given: argparse.Namespace) -> None:
     from bsweep.analysis.simulation import STRATEGIES, Failures, simulate
 
+    if given.figures is not None and given.figures.exists() and not given.figures.is_dir():
+        raise ValueError(f"--figures {given.figures} is a file: give a folder.")
     failures = None
     if given.hours_between_failures is not None:
-        if given.hours_between_failures <= 0:
-            raise ValueError("--hours-between-failures: give a number above 0, such as 5000.")
         failures = Failures(
             given.hours_between_failures, given.checkpoint_seconds, given.restart_seconds
         )
@@ -80,7 +81,7 @@ def _simulate(given: argparse.Namespace) -> None:
             strategies=given.strategies or STRATEGIES,
             local_batch=given.local_batch,
             global_batch=given.global_batch,
-            where=dict(_pair(text) for text in given.where),
+            where=dict(column_and_value(text) for text in given.where),
             parameters=given.parameters,
             example_bytes=given.example_bytes,
             probe=given.probe,
@@ -103,37 +104,8 @@ def _simulate(given: argparse.Namespace) -> None:
             logger.info(f"wrote {path}")
 
 
-def counts(text: str) -> list[int]:
-    """Return the counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
-
-    Raises:
-        ArgumentTypeError: If a part is no positive integer.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        first, is_range, last = part.partition("..")
-        try:
-            begin, end = int(first), int(last if is_range else first)
-        except ValueError:
-            begin, end = 0, 0
-        if not 1 <= begin <= end:
-            raise argparse.ArgumentTypeError(f"give counts such as 1,2,4 or 1..4096, not {text}")
-        while begin < end:
-            found.append(begin)
-            begin *= 2
-        found.append(end)
-    return found
-
-
 def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--speeds {text}: give numbers such as 1,1,0.5.") from None
-
-
-def _pair(text: str) -> tuple[str, str]:
-    column, found, value = text.partition("=")
-    if not found:
-        raise ValueError(f"--where {text}: give a column and its value, as in --where model=vgg16.")
-    return column, value

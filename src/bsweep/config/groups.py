@@ -538,7 +538,7 @@ class CodecConfig(Card):
     """The number of gradient-sized vectors that the codec keeps between steps."""
 
     summed_share: ClassVar[float | None] = None
-    """Which part of the bytes of an fp32 gradient remains, if compressed gradients are summed
+    """The part of the bytes of an fp32 gradient that remains, if compressed gradients are summed
     during the exchange and this part is the same for all models.
     """
 

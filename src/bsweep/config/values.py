@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -218,3 +219,18 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             else {f"{prefix}{key}": value}
         )
     return leaves
+
+
+def check_above_zero(option: str, value: float | None, example: float) -> None:
+    """Check an option's number.
+
+    Args:
+        option: The option's name.
+        value: The number; None if it was not given.
+        example: A number that would do.
+
+    Raises:
+        ValueError: If the number is not above zero, or not finite.
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"--{option} {value:g}: give a number above 0, such as {example:g}.")

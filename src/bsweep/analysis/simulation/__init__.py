@@ -25,6 +25,7 @@ from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, ways_of
+from bsweep.config.values import check_above_zero
 
 __all__ = ["Constants", "Failures", "Simulation", "links_of", "simulate", "simulate_from"]
 
@@ -117,11 +118,12 @@ def _adjusted(
     measured_network: str | None,
 ) -> Constants:
     """Return constants with what a user knows better; see `simulate`."""
+    check_above_zero("example-bytes", example_bytes or None, 4e6)
+    for speed in speeds:
+        check_above_zero("speeds", speed, 0.5)
     if example_bytes is not None:
         constants = replace(constants, example_bytes=example_bytes)
     if speeds:
-        if min(speeds) <= 0:
-            raise ValueError(f"speeds {', '.join(map(str, speeds))}: give numbers above 0.")
         constants = replace(constants, speeds=tuple(speeds))
     if measured_network:
         constants = constants_of.with_measured(constants, parse_network(measured_network))
@@ -164,6 +166,9 @@ def simulate_from(
         ValueError: If workers have less than one example each, or a way cannot be simulated.
     """
     _check_counts(workers, num_steps)
+    check_above_zero("local-batch", local_batch, 64)
+    check_above_zero("global-batch", global_batch, 1024)
+    check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
     rows, timelines = [], []
     for name, way, count in product(networks, ways, sorted(set(workers))):
@@ -218,6 +223,8 @@ def _constants(
     flops_per_example: float | None, local_batch: int | None,
 ) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
     """Return the constants of the one source that was given, and the machine, if it is one."""
+    check_above_zero("parameters", parameters, 11e6)
+    check_above_zero("flops-per-example", flops_per_example, 12e9)
     sources = {"a study": study, "--probe": probe, "--bench": bench, "--machine": machine}
     given = [name for name, one in sources.items() if one is not None]
     if len(given) != 1:

@@ -48,7 +48,7 @@ _SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What is known of workers and their model before a cluster of them is simulated.
+    """Knowledge of workers and their model, from which a cluster of them is simulated.
 
     A pass of a worker takes `pass_seconds` plus `example_seconds` for each example, one value for
     each draw. `exchange_factors` are by how much an exchange may differ from the model.
@@ -184,6 +184,8 @@ def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Const
         alone: Mapping[str, Any] = json.loads(read_regular(Path(path)))["alone"]
         found = {re.fullmatch(r"(.+), batch (\d+)", name): of for name, of in alone.items()}
         series = [(name[1], int(name[2]), of["default"]) for name, of in found.items() if name]
+        if not series or not all(of and min(of) > 0 for _, _, of in series):
+            raise TypeError("no seconds above 0")
     except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} has no steps of a lone worker ({error}). Measure them with `python "

@@ -1,4 +1,4 @@
-"""What failures cost a simulated cluster: the steps since the last checkpoint, and the restart."""
+"""The cost of failures to a simulated cluster: lost steps, restarts and checkpoints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bsweep.config.values import check_above_zero
+
 _NUM_INTERVALS = 4000  # between checkpoints, that are simulated
 _MOST_ATTEMPTS = 1000  # of an interval: beyond, nothing is ever saved
 
 
 @dataclass(frozen=True)
 class Failures:
-    """How often a worker fails, and what a checkpoint and a restart cost.
+    """Failures of single workers: how often they come, and what a checkpoint and a restart cost.
 
     A failure of one worker stops all. If `checkpoint_every_seconds` is None, checkpoints are as far
     apart as Young's formula says: the root of 2 times their seconds times those between failures.
@@ -22,6 +24,16 @@ class Failures:
     checkpoint_seconds: float = 30.0
     restart_seconds: float = 120.0
     checkpoint_every_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        given = (
+            ("hours-between-failures", self.hours_between, 5000),
+            ("checkpoint-seconds", self.checkpoint_seconds, 30),
+            ("restart-seconds", self.restart_seconds or None, 120),
+            ("checkpoint-every-seconds", self.checkpoint_every_seconds, 600),
+        )
+        for name, value, example in given:
+            check_above_zero(name, value, example)
 
     def factor(self, num_workers: int, seed: int = 0) -> float:
         """Return by what failures, restarts and checkpoints stretch the time of training.

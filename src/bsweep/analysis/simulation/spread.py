@@ -1,4 +1,5 @@
-"""How much the seconds of single steps differ on one worker, and random steps that differ as much.
+"""Differences between the seconds of single steps of one worker, and random steps that differ as
+much.
 
 Measured steps are drawn in stretches of steps that followed one another, so that slow steps come
 together as they did. A run's records have means of several steps, and its epochs have the median

@@ -1,0 +1,41 @@
+"""Values of options that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def counts(text: str) -> list[int]:
+    """Return the counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
+
+    Raises:
+        ArgumentTypeError: If a part is no positive integer.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, is_range, last = part.partition("..")
+        try:
+            begin, end = int(first), int(last if is_range else first)
+        except ValueError:
+            begin, end = 0, 0
+        if not 1 <= begin <= end:
+            raise argparse.ArgumentTypeError(f"give counts such as 1,2,4 or 1..4096, not {text}")
+        while begin < end:
+            found.append(begin)
+            begin *= 2
+        found.append(end)
+    return found
+
+
+def column_and_value(text: str) -> tuple[str, str]:
+    """Return the two parts of a text such as `strategy=horovod`.
+
+    Raises:
+        ValueError: If it has no equals sign.
+    """
+    column, found, value = text.partition("=")
+    if not found:
+        raise ValueError(
+            f"--where {text}: give a column and its value, as in --where strategy=horovod."
+        )
+    return column, value
