@@ -63,6 +63,12 @@ def _known(seconds: float, parameter_bytes: float, **others: object) -> Constant
     return Constants(**{**given, **none, **others})  # type: ignore[arg-type]
 
 
+def _own_links(constants: Constants) -> Network:
+    """Return the links that a study's own exchanges had."""
+    assert constants.network, constants.source
+    return Network(constants.network.link)
+
+
 def _row(constants: Constants, network: Network, way: str, workers: int, true: float) -> Row:
     """Return a comparison of the seconds of a step with measured ones."""
     found = simulate_from(constants, {"": network}, ways_of(way, NO_RUNS), [workers])
@@ -94,7 +100,7 @@ def strategies_1gbit() -> Iterator[Row]:
         constants, codec_seconds=whole.codec_seconds, codec_shares=whole.codec_shares
     )
     steps = whole.measured
-    links = Network(constants.network.link)  # type: ignore[union-attr]
+    links = _own_links(constants)
     for text, select in _ways_of(steps):
         yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
 
@@ -129,7 +135,7 @@ def parameter_sharding_1gbit() -> Iterator[Row]:
     shares = tuple(size / sum(VGG16_LAYERS) for size in VGG16_LAYERS)
     constants = replace(constants, layer_shares=shares)
     steps = of_study(study).measured
-    links = Network(constants.network.link)  # type: ignore[union-attr]
+    links = _own_links(constants)
     for text, select in _ways_of(steps[steps["strategy"] == "parameter_server"]):
         yield _row(constants, links, text, 4, float(select["step_seconds"].median()))
 
@@ -143,7 +149,7 @@ def stragglers() -> Iterator[Row]:
     constants = of_study(study, {"strategy": "allreduce"})
     constants = replace(constants, speeds=(1.5, 0.75))  # the mean worker's time is the measured one
     steps = of_study(study).measured
-    links = Network(constants.network.link)  # type: ignore[union-attr]
+    links = _own_links(constants)
     for text, select in _ways_of(steps):
         yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
 

@@ -616,3 +616,14 @@ def test_figures_do_not_go_into_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="is a file: give a folder"):
         command.run(["results", "--figures", str(tmp_path / "file")])
+
+
+def test_measured_rows_are_of_the_way_that_is_simulated() -> None:
+    """The study has allreduce on two workers by four algorithms."""
+    found = simulation.simulate(
+        Path(__file__).parents[2] / "results/measured/strategies_1gbit", workers=[2],
+        strategies="allreduce:algorithm=ring,allreduce:algorithm=tree",
+    ).cells  # fmt: skip
+    measured = found[found["kind"] == "measured"].set_index("strategy")["step_seconds"]
+    assert list(measured.index) == ["allreduce:algorithm=ring", "allreduce:algorithm=tree"]
+    assert measured.nunique() == 2

@@ -184,7 +184,7 @@ def simulate_from(
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
     of_one = global_batch or local
     alone = of_one / float(pd.Series(constants.busy_seconds(of_one)).median())
-    rows += result.measured_rows(constants, pd.DataFrame(rows))
+    rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
     table = result.compared(rows, alone, price_per_worker_hour)
     told = [one for one in timelines if len(one)]
     return Simulation(

@@ -216,7 +216,7 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
     order = np.argsort(fit.pass_seconds + fit.example_seconds * timings[0].cell.local_batch)
     chosen_draws = np.random.default_rng(0).permutation(order[places])
     scatter = np.hypot(fit.tau, fit.sigma)[chosen_draws]
-    missed = np.exp(scatter * np.random.default_rng(1).permutation(_NORMAL))
+    missed = np.exp(scatter * np.random.default_rng(1).permutation(NORMAL))
     return {
         "pass_seconds": fit.pass_seconds[chosen_draws] * missed,
         "example_seconds": fit.example_seconds[chosen_draws] * missed,
@@ -313,16 +313,16 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
 
 def _factors(spread_of_logs: float) -> Array:
     rng = np.random.default_rng(2)
-    return np.exp(spread_of_logs * rng.permutation(_NORMAL))
+    return np.exp(spread_of_logs * rng.permutation(NORMAL))
 
 
 # The middles of as many equally likely parts of a normal distribution, so that few draws have its
 # quantiles.
-_NORMAL = np.array([
+NORMAL = np.array([
     -1.96, -1.44, -1.15, -0.93, -0.76, -0.60, -0.45, -0.32, -0.19, -0.06,
     0.06, 0.19, 0.32, 0.45, 0.60, 0.76, 0.93, 1.15, 1.44, 1.96,
 ])  # fmt: skip
-assert len(_NORMAL) == NUM_DRAWS
+assert len(NORMAL) == NUM_DRAWS
 
 
 def _by_codec(steps: pd.DataFrame, name: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.config.parsing import conf_dir
@@ -71,15 +71,14 @@ def of_machine(
         parameter_bytes: The bytes of the model's parameters.
         local_batch: The examples of a worker's pass.
     """
-    rng = np.random.default_rng(3)
-    reached = of.reached * np.exp(_UNSURE * rng.standard_normal(NUM_DRAWS))
+    reached = of.reached * np.exp(_UNSURE * np.random.default_rng(3).permutation(NORMAL))
     seconds = flops_per_example / (of.tflops * 1e12 * np.clip(reached, 0.01, 1))
     return Constants(
         pass_seconds=np.full(NUM_DRAWS, 1e-3),
         example_seconds=seconds,
         parameter_bytes=parameter_bytes,
         local_batch=local_batch,
-        source=f"published, not measured ({of.source})",
+        source=f"{of.reached:.0%} of what is published, not measured ({of.source})",
         spread=_SPREAD,
         is_gpu=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.strategies import Case, Outcome
+from bsweep.analysis.simulation.words import Way
 
 SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
@@ -144,34 +146,43 @@ def _of_draws(blocks: list[Array]) -> Array:
     return np.asarray(means.mean() + (means - means.mean()) * kept)
 
 
-def measured_rows(constants: Constants, batches: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows of `Simulation.cells` for the runs of a study whose strategy, workers and local
-    batch were simulated, too.
+def measured_rows(
+    constants: Constants, ways: Sequence[Way], batches: pd.DataFrame
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of `Simulation.cells` for the runs of a study of each way, number of workers and
+    local batch that were simulated, too.
     """
     steps = constants.measured
     if steps.empty:
-        return []
-    steps = steps[(steps["compression"] == "none") & steps["step_seconds"].notna()]
-    keys = ["strategy", "num_workers", "local_batch"]
-    rows = []
-    for key, of in steps.groupby(keys):
-        if not (batches[keys] == list(key)).all(axis=1).any():
-            continue
-        seconds = of["step_seconds"].astype(float)
-        few = len(seconds) < 3
-        batch = float(of["global_batch"].iloc[0])
-        exposed = of["exposed_exchange_seconds_of_step"] / seconds
-        waiting = of["wait_seconds_of_step"] / seconds
-        rows.append({
-            "network": "measured", "kind": MEASURED, **dict(zip(keys, key, strict=True)),
-            "global_batch": round(batch),
-            "step_seconds": float(seconds.median()),
-            "step_seconds_low": np.nan if few else float(seconds.quantile(INTERVAL[0])),
-            "step_seconds_high": np.nan if few else float(seconds.quantile(INTERVAL[1])),
-            "exchange_share": float(exposed.mean()), "waiting_share": float(waiting.mean()),
-            "examples_per_second": batch / float(seconds.median()), "lost_share": np.nan,
-        })  # fmt: skip
-    return rows
+        return
+    for way in ways:
+        timed = way.of(steps[steps["step_seconds"].notna()])
+        own = batches[batches["strategy"] == way.name]
+        for (workers, local), of in timed.groupby(["num_workers", "local_batch"]):
+            if ((own["num_workers"] == workers) & (own["local_batch"] == local)).any():
+                yield {
+                    "strategy": way.name, "num_workers": workers, "local_batch": local,
+                    **_measured(of),
+                }  # fmt: skip
+
+
+def _measured(of: pd.DataFrame) -> dict[str, Any]:
+    """Return what runs of one way, number of workers and local batch took."""
+    seconds = of["step_seconds"].astype(float)
+    middle, batch = float(seconds.median()), float(of["global_batch"].iloc[0])
+    low, high = (np.nan, np.nan) if len(seconds) < 3 else seconds.quantile(list(INTERVAL))
+    return {
+        "network": "measured",
+        "kind": MEASURED,
+        "global_batch": round(batch),
+        "step_seconds": middle,
+        "step_seconds_low": float(low),
+        "step_seconds_high": float(high),
+        "exchange_share": float((of["exposed_exchange_seconds_of_step"] / seconds).mean()),
+        "waiting_share": float((of["wait_seconds_of_step"] / seconds).mean()),
+        "examples_per_second": batch / middle,
+        "lost_share": np.nan,
+    }
 
 
 def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> pd.DataFrame:

@@ -42,6 +42,19 @@ class Way:
     allocation: Allocation = "uniform"
     has_replicas: bool = False
 
+    def of(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """Return those of a study's runs that exchanged in this way."""
+        own = (runs["strategy"] == self.card.name) & (runs["compression"] == self.codec.name)
+        own &= self.allocation == "uniform"
+        own &= self.algorithm in ("", getattr(self.card, "algorithm", ""))
+        for one in fields(self.card):
+            if f"strategy.{one.name}" in runs:
+                known, wanted = runs[f"strategy.{one.name}"], getattr(self.card, one.name)
+                own &= known.isna() | known.map(
+                    lambda value, wanted=wanted: _plain(value) == wanted
+                )
+        return runs[own]
+
 
 def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
     """Return the ways that a text such as `horovod,diloco:sync_every=500` names, each once.
@@ -136,12 +149,16 @@ def _of_runs(runs: pd.DataFrame, keys: Sequence[str], group: str) -> dict[str, A
     for key in keys:
         values = runs.get(f"{group}.{key}", pd.Series(dtype=object)).dropna().unique()
         if len(values) == 1 and values[0] != "":
-            value = values[0]
-            if isinstance(value, str) and ", " in value:  # a list, as tables show it
-                value = value.split(", ")
-            is_whole = isinstance(value, float) and value.is_integer()
-            found[key] = int(value) if is_whole else value
+            found[key] = _plain(values[0])
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a table of runs as a card has it."""
+    if isinstance(value, str) and ", " in value:  # a list, as tables show it
+        return value.split(", ")
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
 
 
 def _card(word: str, kind: Any, settings: Mapping[str, Any]) -> Any:
