@@ -48,12 +48,10 @@ from bsweep.plots.surface import PARTS, targets_in_words
 
 # The figures in the order of a report, which begins with the answer to the user's question.
 _FIGURES = (
-    StudyFigure(
-        "time_surface", analysis.surface, surface.time_surface, charts.time_map, predicts=True
-    ),
-    StudyFigure("pareto_front", cost.several_workers, cost.pareto_front, predicts=True),
-    StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker, predicts=True),
-    StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks, predicts=True),
+    StudyFigure("time_surface", analysis.surface, surface.time_surface, charts.time_map),
+    StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
+    StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
+    StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure("rate_by_batch", rates.several_batches, rates.rate_by_batch),
     StudyFigure(
         "accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time, charts.run_curves

@@ -98,15 +98,13 @@ class StudyFigure:
 
     `chart` is the second drawing, for pages: a function that returns a Vega-Lite specification. It
     draws the numbers of this figure, run by run where the figure draws means over seeds. Figures
-    without one are drawn for paper only. `predicts` tells figures whose table needs a prediction,
-    which takes seconds.
+    without one are drawn for paper only.
     """
 
     name: str
     table: Callable[[Study], pd.DataFrame]
     draw: Callable[[Study, pd.DataFrame], Figure]
     chart: Callable[[], dict[str, Any]] | None = None
-    predicts: bool = False
 
     def __post_init__(self) -> None:
         self.__doc__ = self.draw.__doc__

@@ -16,9 +16,8 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -96,14 +95,14 @@ def write(
     out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
-        with computing_once(), _drawing(study, Path(new), paper) as captions:
+        with computing_once():
             for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
             flags += f" --style {style}" if style else ""
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), escaped(made_by), columns, paper, captions)
+            _write_files(study, Path(new), escaped(made_by), columns, paper)
         for kind in ("table_*.tex", "figure_*.tex", "figure_*.txt"):
             for path in out.glob(kind):  # an earlier report may have had more
                 path.unlink()
@@ -113,12 +112,7 @@ def write(
 
 
 def _write_files(
-    study: Study,
-    folder: Path,
-    command: str,
-    columns: Sequence[str],
-    paper: Style | None,
-    captions: Callable[[], dict[str, str]],
+    study: Study, folder: Path, command: str, columns: Sequence[str], paper: Style | None
 ) -> None:
     _write_data(study, folder)
     all_tables, costs = list(tables.tables(study)), scaling.scaling(study)
@@ -128,7 +122,8 @@ def _write_files(
     (folder / "table.tex").write_text("\n".join(texts.values()), encoding="utf-8")
     for name, text in texts.items():
         (folder / f"table_{name}.tex").write_text(text, encoding="utf-8")
-    page = _page(study, all_tables, costs, captions(), folder, command)
+    captions = _write_figures(study, folder, paper)
+    page = _page(study, all_tables, costs, captions, folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -139,55 +134,35 @@ def _write_data(study: Study, folder: Path) -> None:
             table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
-@contextmanager
-def _drawing(
-    study: Study, folder: Path, paper: Style | None
-) -> Iterator[Callable[[], dict[str, str]]]:
-    """Write all figures of a report to files, while the block computes what else the report has.
-    Yield a function that waits for the files and returns the figures' captions by their names.
+def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str, str]:
+    """Write all figures of a report to files, and return their captions.
 
-    Call it within `computing_once`. As drawing takes most of a report's time, Linux shares the
-    figures among forked processes. Those that show a prediction are left to this process, which
-    has computed it by then. Elsewhere a fork can be unsafe, and one process draws all.
+    Call it within `computing_once`: `plots.figures` has computed the tables that they draw. As
+    drawing takes most of a report's time, Linux shares the figures among forked processes, which
+    have these tables. Elsewhere a fork can be unsafe, and one process draws all.
     """
+    names = list(plots.figures(study))
     draw = partial(_write_figure, study, folder, paper)
     num_cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else 1
-    names = [name for name, figure in plots.FIGURES.items() if not figure.predicts]
     num_processes = min(num_cores, len(names), _MOST_PROCESSES)
     if num_processes < 2:
-        yield lambda: _captions(map(draw, plots.FIGURES))
-        return
+        return dict(map(draw, names))
     # A fork has what draws a figure without pickling it.
     with ProcessPoolExecutor(num_processes, get_context("fork"), _draw.set, (draw,)) as forks:
-        drawn = forks.map(_drawn, names)
-        predicted = plots.FIGURES.keys() - names
-        yield lambda: _captions([*map(draw, predicted), *drawn])
+        return dict(forks.map(_drawn, names))
 
 
 _MOST_PROCESSES = 4  # each takes the memory of matplotlib, and more save little
-_draw: ContextVar[Callable[[str], tuple[str, str | None]]] = ContextVar("what a fork draws")
+_draw: ContextVar[Callable[[str], tuple[str, str]]] = ContextVar("what a fork draws")
 
 
-def _drawn(name: str) -> tuple[str, str | None]:
+def _drawn(name: str) -> tuple[str, str]:
     return _draw.get()(name)
 
 
-def _captions(drawn: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """Return the captions of those figures that were drawn, in the order of a report."""
-    found = dict(drawn)
-    return {name: caption for name in plots.FIGURES if (caption := found[name]) is not None}
-
-
-def _write_figure(
-    study: Study, folder: Path, paper: Style | None, name: str
-) -> tuple[str, str | None]:
-    """Write one figure to its files, and return its name and caption; no file and None if the study
-    has nothing for it.
-    """
-    with computing_once():
-        if plots.FIGURES[name].table(study).empty:
-            return name, None
-        figure = plots.FIGURES[name](study, paper.name if paper else None)
+def _write_figure(study: Study, folder: Path, paper: Style | None, name: str) -> tuple[str, str]:
+    """Write one figure to its files, and return its name and caption."""
+    figure = plots.FIGURES[name](study, paper.name if paper else None)
     caption = plots.caption(figure)
     if paper:
         told = papers.caption(study, caption)
