@@ -126,7 +126,9 @@ def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("", "no bandwidth is not understood"),
+        ("", "the bandwidth is missing"),
+        ("25gbit,10gbit", "25gbit/10gbit is not understood. Write one bandwidth"),
+        ("25gbit,per_node=2,per_node=4", "per_node is there twice"),
         ("25gbits", "25gbits is not understood"),
         ("10us", "10us is not understood"),
         ("-1gbit", "is not understood"),

@@ -35,10 +35,8 @@ NUM_DRAWS = 20
 
 PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
-_MISSED, _FEW = (
-    0.1,
-    5,
-)  # what the model of an exchange misses a priori, and the runs that this weighs
+_MISSED = 0.1  # of the logarithm of an exchange's seconds, by its model, before any run is seen
+_FEW = 5  # the number of runs that this weighs
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 _SAME = ("model", "data", "hardware", "device", "precision")

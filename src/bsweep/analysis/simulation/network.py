@@ -178,6 +178,8 @@ def parse_network(text: str) -> Network:
             raise ValueError(
                 f"--network {text}: unknown word {key!r}.{near} Known: {', '.join(_KEYS)}."
             )
+        elif key in given:
+            raise ValueError(f"--network {text}: {key} is there twice. Give it once.")
         else:
             given[key] = _read(text, word, value, _KEYS[key])
     link = _read(text, "/".join(plain), "/".join(plain), _link)
@@ -203,9 +205,10 @@ def _read(text: str, word: str, value: str, read: Callable[[str], T]) -> T:
     try:
         return read(value)
     except ValueError:
+        what = f"{word} is not understood" if word else "the bandwidth is missing"
         raise ValueError(
-            f"--network {text}: {word or 'no bandwidth'} is not understood. Write a bandwidth in "
-            f"kbit, mbit, gbit or tbit and a latency in us, ms or s, such as {_EXAMPLE}."
+            f"--network {text}: {what}. Write one bandwidth in kbit, mbit, gbit or tbit and a "
+            f"latency in us, ms or s, and counts from 1, such as {_EXAMPLE}."
         ) from None
 
 
@@ -217,7 +220,7 @@ def _link(text: str) -> Link:
         if not found or float(found[1]) <= 0:
             raise ValueError(word)
         amount, unit = float(found[1]), found[2]
-        if unit in _RATES:
+        if unit in _RATES and rate is None:
             rate = amount * _RATES[unit] / 8 * _GOODPUT
         elif unit in _TIMES:
             latency = amount * _TIMES[unit]
