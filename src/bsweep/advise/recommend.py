@@ -14,14 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, RATE, Search, named
+from bsweep.analysis.loaded import Larger
 from bsweep.analysis.numbers import different_texts, number
-from bsweep.analysis.prediction import Prediction
+from bsweep.analysis.prediction import Prediction, on_networks
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.next_run import Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
+from bsweep.analysis.prediction.simulated import larger_grid
 from bsweep.analysis.prediction.ways import names_of_points
+from bsweep.analysis.simulation.network import check_networks
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig
@@ -53,6 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if inside_horovodrun():
             raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
+        check_networks(options.network)
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
         objective = parse_objective(options.objective, price)
@@ -68,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
         cells = _cells(configs, objective)
         search = Search(cells, doubts, given, target, objective, budget, price)
-        return _led(search, options.json, options.verbose)
+        return _led(search, options.network, options.json, options.verbose)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
         return BAD_CONFIG
@@ -104,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
         "--price-per-worker-hour",
         type=float,
         help="price of one worker for an hour, to show costs in money",
+    )
+    add(
+        "--network",
+        action="append",
+        default=[],
+        help="links such as 25gbit,10us: after the search, simulate up to 64 workers with them; "
+        "may be repeated",
     )
     add("--json", action="store_true", help="print the answer as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
@@ -259,7 +270,7 @@ def _key(config: RunConfig, way: str) -> Key:
     return config.examples_per_step, config.num_workers, config.accumulation_steps, way
 
 
-def _led(search: Search, as_json: bool, is_verbose: bool) -> int:
+def _led(search: Search, networks: Sequence[str], as_json: bool, is_verbose: bool) -> int:
     present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
     checks.refuse_newer(search.study_dir)
@@ -271,10 +282,12 @@ def _led(search: Search, as_json: bool, is_verbose: bool) -> int:
         choice = search.lead()
     finally:
         present.leave()
-    return _tell(search, choice, as_json, is_verbose)
+    return _tell(search, choice, networks, as_json, is_verbose)
 
 
-def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
+def _tell(
+    search: Search, end: Next, networks: Sequence[str], as_json: bool, is_verbose: bool
+) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
     seen = search.observed()
     why = missing(seen, has_timings=True) if seen else "no run was started."
@@ -290,8 +303,8 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
         ended.append(
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
-    lines = [*ended, more]
-    lines = [line for line in lines if line]
+    larger, simulated = _larger(prediction, networks, search.price)
+    lines = [line for line in (*ended, more, *larger) if line]
     if as_json:
         spent = {
             "seconds": search.spent(is_wall=True),
@@ -301,6 +314,7 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
             "ended": end.ends or "runs", "budget_seconds": search.budget, "spent": spent,
             "said": lines,
             "runs": search.run_ids, "prediction": prediction.as_json() if prediction else None,
+            "simulated": simulated.networks_as_json() if simulated else None,
         }  # fmt: skip
         print(json.dumps(told, indent=2, allow_nan=False))
     elif is_verbose:
@@ -309,9 +323,34 @@ def _tell(search: Search, end: Next, as_json: bool, is_verbose: bool) -> int:
         print("\n".join(lines))
     else:
         answer = prediction.brief() if prediction is not None else [ended.pop(0)]
-        page = f"Page: bsweep report {shlex.quote(str(search.study_dir))} writes it."
-        print("\n".join([*answer, " ".join(filter(None, [*ended, more])), page]))
+        words = Larger(tuple(networks), None, search.price).words() if simulated else ""
+        page = f"Page: bsweep report {shlex.quote(str(search.study_dir))}{words} writes it."
+        print("\n".join([*answer, " ".join(filter(None, [*ended, more])), *larger, page]))
     return 0 if prediction is not None else 1
+
+
+def _larger(
+    prediction: Prediction | None, networks: Sequence[str], price: float | None
+) -> tuple[list[str], Prediction | None]:
+    """Return lines on what more workers than were timed would bring, by simulation, and the
+    prediction with them; nothing without a network or a recommendation.
+    """
+    if prediction is None or not networks:
+        return [], None
+    seen, timings = prediction.seen, prediction.timings
+    try:
+        found = on_networks(
+            seen, prediction.fitted, prediction.objective, larger_grid(seen), networks, price,
+            timings,
+        )  # fmt: skip
+    except ValueError as error:
+        return [f"Larger clusters were not simulated: {error}"], None
+    cell = found.recommended
+    if not cell["is_simulated"]:
+        first = f"Simulated with {found.network}: no larger number of workers does better."
+    else:
+        first = f"Simulated with {found.network}, and no part of the above: {found.brief()[0]}"
+    return [first, *found.on_networks()], found
 
 
 def _rate_told(search: Search, prediction: Prediction) -> list[str]:

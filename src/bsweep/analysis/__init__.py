@@ -60,7 +60,7 @@ from bsweep.analysis.learning import (
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.predicted import NO_DIFFERENCE, more_workers, surface
+from bsweep.analysis.predicted import NO_DIFFERENCE, larger_clusters, more_workers, surface
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
@@ -150,6 +150,7 @@ __all__ = [
     "idle_model",
     "idle_table",
     "in_short",
+    "larger_clusters",
     "left_out",
     "levels",
     "load",

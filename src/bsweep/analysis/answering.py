@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from bsweep.analysis.advice import winner
 from bsweep.analysis.columns import role
@@ -22,6 +23,7 @@ from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
+from bsweep.analysis.simulation.network import check_networks
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
@@ -38,12 +40,14 @@ class Answer:
 
     `where` says in words which settings distinguish the runs of this part; it is empty if the study
     has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
-    None, they say what is missing.
+    None, they say what is missing. `not_simulated` says why larger clusters were not simulated,
+    although the study asks for them; it is empty if they were.
     """
 
     where: str
     prediction: Prediction | None
     sentences: tuple[str, ...]
+    not_simulated: str = ""
 
 
 @once
@@ -129,8 +133,8 @@ def in_short(study: Study) -> list[str]:
 
     Returns:
         At most four lines: the recommended cell, how sure that is, what to run next, and where the
-        target comes from with the number of further recommendations. No line if no part has a
-        recommendation.
+        target comes from with the number of further recommendations. Of a study with larger
+        clusters, a line for each network stands between. No line if no part has a recommendation.
     """
     place = first_place(study)
     if place is None:
@@ -138,13 +142,14 @@ def in_short(study: Study) -> list[str]:
     chosen = answers(study)[place]
     assert chosen.prediction is not None
     cell, sure, *_ = chosen.prediction.brief()
+    networks = chosen.prediction.on_networks()
     run_next = f"Run next: {chosen.prediction.next_run()}."
     _, origin = common_target(study) or (None, "")
     others = sum(answer.prediction is not None for answer in answers(study)) - 1
     more = f"The page has {counted(others, 'further recommendation')}."
     last = " ".join(filter(None, (origin, more if others else "")))
     named = f"{chosen.where}: {cell}" if chosen.where else cell
-    return [named, sure, run_next, *filter(None, [last])]
+    return [named, sure, *networks, run_next, *filter(None, [last])]
 
 
 def answer_lines(study: Study) -> list[str]:
@@ -183,6 +188,28 @@ def _not_looked_at(study: Study) -> list[str]:
     ]
 
 
+def check_simulated(study: Study) -> None:
+    """Raise ValueError if a study asks for larger clusters, and none of its predictions can
+    simulate them.
+
+    Args:
+        study: The study.
+
+    Raises:
+        ValueError: The message says why, for the largest part of the study.
+    """
+    if study.larger is None:
+        return
+    check_networks(study.larger.networks)
+    found = answers(study)
+    if not any(one.prediction is not None and one.prediction.network for one in found):
+        why = [one.not_simulated or joined(one.sentences) for one in found]
+        network = ", ".join(study.larger.networks)
+        raise ValueError(
+            f"--network {network}: {why[0] if why else 'no run of the study has completed.'}"
+        )
+
+
 def doubts(study: Study) -> list[str]:
     """Return the warnings on a study's predictions without repetition, each after the names of the
     parts of the study (sets of comparable runs) that it concerns, if parts have names.
@@ -196,6 +223,9 @@ def doubts(study: Study) -> list[str]:
     found: dict[str, list[str]] = {}
     for answer in answers(study):
         for text in answer.prediction.warnings if answer.prediction is not None else ():
+            found.setdefault(text, []).append(answer.where)
+        if answer.not_simulated:
+            text = said("larger clusters were not simulated: {why}", why=answer.not_simulated)
             found.setdefault(text, []).append(answer.where)
     return [
         said("prediction ({parts}): {warning}", parts=joined(where, "; "), warning=text)
@@ -271,13 +301,25 @@ def parts(study: Study) -> list[tuple[str, Study]]:
 def _answer(where: str, part: Study, target: Target | None) -> Answer:
     if target is None:
         return Answer(where, None, (_missing(part, None, ""),))
-    given = {SETTINGS[target.metric]: target.value}
+    given: dict[str, Any] = {SETTINGS[target.metric]: target.value}
+    larger, problem = part.larger, ""
+    if larger is not None:
+        given["price_per_worker_hour"] = larger.price_per_worker_hour
+        try:
+            found = predict(part, network=larger.networks, workers=larger.workers, **given)
+            return Answer(where, found, _sentences(part, found))
+        except ValueError as error:
+            problem = error.args[0]
     try:
-        found = predict(part, **given)  # type: ignore[arg-type]
+        found = predict(part, **given)
     except ValueError as error:
         return Answer(where, None, (_missing(part, target, error.args[0]),))
-    sentences = filter(None, (found.sentence(), _of_rates(part, found)))
-    return Answer(where, found, tuple(sentences))
+    return Answer(where, found, _sentences(part, found), problem)
+
+
+def _sentences(part: Study, found: Prediction) -> tuple[str, ...]:
+    sentences = (found.sentence(), *found.on_networks(), _of_rates(part, found))
+    return tuple(filter(None, sentences))
 
 
 def _of_rates(study: Study, found: Prediction) -> str:

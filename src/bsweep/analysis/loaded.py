@@ -5,9 +5,10 @@ runs of different hardware.
 from __future__ import annotations
 
 import html
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,30 @@ from bsweep.core.words import counted, escaped, first_of
 
 if TYPE_CHECKING:
     from bsweep.analysis.prediction.result import Prediction
+
+
+@dataclass(frozen=True)
+class Larger:
+    """Clusters that are larger than those of a study, which predictions for the study simulate.
+
+    `networks` are the links between workers, in words (see `bsweep.simulate`), and `workers` the
+    numbers of workers, or None for all doublings up to 64.
+    """
+
+    networks: tuple[str, ...]
+    workers: tuple[int, ...] | None = None
+    price_per_worker_hour: float | None = None
+
+    def words(self) -> str:
+        """Return the options of `bsweep report` for these clusters, each after a space."""
+        if not self.networks:
+            return ""
+        words = [word for network in self.networks for word in ("--network", network)]
+        if self.workers:
+            words += ["--workers", ",".join(map(str, self.workers))]
+        if self.price_per_worker_hour is not None:
+            words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:g}"]
+        return f" {shlex.join(words)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -82,7 +107,8 @@ class Study:
             checkpoint, that run's id and its steps and seconds until there. The records before the
             checkpoint are the other run's.
 
-    `skipped` maps each run that could not be read to the reason.
+    `skipped` maps each run that could not be read to the reason. `larger` are the clusters that
+    figures, tables and pages of the study simulate, see `on_networks`; None: none.
     """
 
     name: str
@@ -103,6 +129,36 @@ class Study:
     timeline: pd.DataFrame
     rounds: pd.DataFrame
     skipped: Mapping[str, str] = field(default_factory=dict)
+    larger: Larger | None = None
+
+    def on_networks(
+        self,
+        network: str | Sequence[str],
+        workers: Sequence[int] | None = None,
+        price_per_worker_hour: float | None = None,
+    ) -> Study:
+        """Return this study with larger clusters, whose cells its figures, tables and pages then
+        simulate and mark as simulated.
+
+        Args:
+            network: The links between workers, such as `25gbit,10us`; see `bsweep.predict`. Several
+                are compared; the first one has the map of cells and the recommendation.
+            workers: The numbers of workers. None takes all doublings up to 64.
+            price_per_worker_hour: The price of an hour of one worker, in any currency.
+
+        Returns:
+            The study with the same runs.
+
+        Raises:
+            ValueError: If a word is unknown, or no step of the study can be simulated.
+        """
+        from bsweep.analysis.answering import check_simulated
+
+        networks = (network,) if isinstance(network, str) else tuple(network)
+        counts = None if workers is None else tuple(workers)
+        found = replace(self, larger=Larger(networks, counts, price_per_worker_hour))
+        check_simulated(found)
+        return found
 
     def best(
         self, target_accuracy: float | None = None, target_loss: float | None = None, **grid: Any

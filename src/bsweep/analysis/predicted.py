@@ -15,6 +15,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import PARTS
+from bsweep.analysis.prediction.networks import curves_of
 
 NO_DIFFERENCE = "no difference"
 NOT_REACHED = "not reached"
@@ -128,7 +129,7 @@ def more_workers(study: Study) -> pd.DataFrame:
             intervals for the typical run.
         `verdict`: `sooner`, `later`, or `NO_DIFFERENCE` where the interval of the saved time
             contains zero.
-        `is_extrapolated`: True if either cell is extrapolated.
+        `is_extrapolated`, `is_simulated`: True if either cell is.
 
     Args:
         study: The study.
@@ -143,6 +144,30 @@ def more_workers(study: Study) -> pd.DataFrame:
         for row in _steps(answer.prediction)
     ]
     return pd.DataFrame(rows)
+
+
+@once
+def larger_clusters(study: Study) -> pd.DataFrame:
+    """Return the time and the cost to the target on each number of workers at its best batch size,
+    for each network that a study simulates.
+
+    The table has the columns of `curves_of` and `where`, `target`: the part of the study and its
+    target. It is empty if the study has no larger clusters, see `Study.on_networks`.
+
+    Args:
+        study: The study.
+
+    Returns:
+        The table with a plain index.
+    """
+    parts = [
+        curves_of(answer.prediction.of_networks).assign(
+            where=answer.where, target=str(answer.prediction.target)
+        )
+        for answer in answers(study)
+        if answer.prediction is not None and answer.prediction.network
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def _steps(prediction: Prediction) -> Iterator[dict[str, object]]:
@@ -163,7 +188,10 @@ def _steps(prediction: Prediction) -> Iterator[dict[str, object]]:
             "global_batch": before["global_batch"], "more_global_batch": after["global_batch"],
             **_quantiles("saved_seconds", saved), **_quantiles("added_worker_seconds", added),
             "verdict": "sooner" if low > 0 else "later" if high < 0 else NO_DIFFERENCE,
-            "is_extrapolated": bool(before["is_extrapolated"] or after["is_extrapolated"]),
+            **{
+                name: bool(before[name] or after[name])
+                for name in ("is_extrapolated", "is_simulated")
+            },
         }  # fmt: skip
 
 

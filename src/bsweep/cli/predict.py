@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bsweep.cli.values import column_and_value, counts
+from bsweep.cli.values import NETWORK, column_and_value, counts
 
 if TYPE_CHECKING:
     from bsweep.analysis import Prediction
@@ -51,20 +51,25 @@ def run(arguments: Sequence[str]) -> int:
         help="use only the runs with this value; may be repeated",
     )
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
-    add("--network", help="links such as 25gbit,10us: simulate steps on more workers than timed")
+    add("--network", action="append", help=NETWORK)
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))
     study, as_json, is_verbose = map(options.pop, ("study", "json", "verbose"))
     from bsweep.analysis import predict as predicted
+    from bsweep.analysis.loaded import Larger
 
     where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
-    _print(prediction, study, as_json, is_verbose)
+    workers, price = options["workers"], options["price_per_worker_hour"]
+    larger = Larger(tuple(options["network"] or ()), workers and tuple(workers), price)
+    _print(prediction, study, larger.words(), as_json, is_verbose)
     return 0
 
 
-def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) -> None:
+def _print(
+    prediction: Prediction, study: str, larger: str, as_json: bool, is_verbose: bool
+) -> None:
     if as_json:
         print(json.dumps(prediction.as_json(), indent=2, allow_nan=False))
         return
@@ -72,5 +77,5 @@ def _print(prediction: Prediction, study: str, as_json: bool, is_verbose: bool) 
     if is_verbose:
         print(prediction, textwrap.fill(run_next, 100), sep="\n")
     else:
-        page = f"Page: bsweep report {shlex.quote(study)} writes it."
+        page = f"Page: bsweep report {shlex.quote(study)}{larger} writes it."
         print("\n".join([*prediction.brief(), run_next, page]))

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bsweep.cli.values import NETWORK, counts
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 
@@ -31,6 +32,15 @@ def run(arguments: Sequence[str]) -> int:
         default="",
         help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
     )
+    parser.add_argument("--network", action="append", default=[], help=NETWORK)
+    parser.add_argument(
+        "--workers",
+        type=counts,
+        help="numbers of workers to simulate, such as 1..64 (default: all doublings up to 64)",
+    )
+    parser.add_argument(
+        "--price-per-worker-hour", type=float, help="price of a worker's hour, with --network"
+    )
     parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
     options = parser.parse_args(arguments)
     from bsweep import report as writer
@@ -46,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
                 say=_say,
                 columns=[name.strip() for name in options.columns.split(",") if name.strip()],
                 style=options.style,
+                network=options.network,
+                workers=options.workers,
+                price_per_worker_hour=options.price_per_worker_hour,
                 tell=_tell,
             )
         )

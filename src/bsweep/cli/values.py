@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+NETWORK = (
+    "links such as 25gbit,10us: simulate steps on more workers than were timed; may be repeated"
+)
+
 
 def counts(text: str) -> list[int]:
     """Return the counts in a text such as `1,2,4` or `1..4096`, which has all doublings.

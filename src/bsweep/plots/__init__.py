@@ -30,6 +30,7 @@ from bsweep.plots import (
     cost,
     epochs,
     exchange,
+    larger,
     rates,
     rounds,
     scores,
@@ -51,6 +52,12 @@ _FIGURES = (
     StudyFigure("time_surface", analysis.surface, surface.time_surface, charts.time_map),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
     StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
+    StudyFigure(
+        "larger_clusters",
+        analysis.larger_clusters,
+        larger.larger_clusters,
+        charts.larger_clusters,
+    ),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure("rate_by_batch", rates.several_batches, rates.rate_by_batch),
     StudyFigure(

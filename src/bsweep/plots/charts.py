@@ -61,9 +61,17 @@ _FIELD: Spec = {
         "strokeWidth": {
             "condition": [
                 {"test": "datum.is_picked || indexof(hovered, datum.name) >= 0", "value": 4},
-                {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
+                {
+                    "test": "(datum.num_runs > 0 || datum.is_simulated && !datum.problem)"
+                    " && room > 12",
+                    "value": 1.5,
+                },
             ],
             "value": 0,
+        },
+        "strokeDash": {
+            "condition": {"test": "datum.is_simulated && !(datum.num_runs > 0)", "value": [4, 3]},
+            "value": [1, 0],
         },
     },
 }
@@ -75,7 +83,7 @@ def time_map() -> Spec:
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
     the unit of the text is the parameter `unit`, the pixels
     of a column are `room`), `seconds_low` and `seconds_high` (a second line),
-    `num_runs` (a cell with runs has a frame), `is_recommended` and `is_alternative` (a star),
+    `num_runs` (a cell with runs has a frame), `is_simulated` (a dashed frame), `is_recommended` and `is_alternative` (a star),
     `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
     the parameter `hovered` gives a thick frame too.
     """
@@ -351,6 +359,60 @@ def times_of_ways() -> Spec:
     Fields of its table `cells`: `num_workers`, `seconds` and `way` (a text).
     """
     return _lines("num_workers", "seconds", _WAYS)
+
+
+def larger_clusters() -> Spec:
+    """Return an amount over the workers, with a band and a line for each network. Simulated lines
+    are dashed. A ring marks the knee, and a dotted line the critical batch size.
+
+    Fields of its table `cells`: `num_workers`, `value` with `low` and `high`, `line` (the network,
+    a text), `is_dashed`, `is_knee` and `is_wall` (the first number of workers whose best batch is
+    larger than the critical batch size).
+    """
+    amount: Spec = {"type": "quantitative", "scale": {"type": "log", "nice": False}}
+    band: Spec = {
+        "mark": {"type": "area", "interactive": False, "opacity": 0.12},
+        "encoding": {"y": {"field": "low", **amount}, "y2": {"field": "high"}},
+    }
+    line: Spec = {
+        "mark": {"type": "line", "interactive": False, "strokeWidth": 1.5},
+        "encoding": {
+            "strokeDash": {
+                "condition": {"test": "datum.is_dashed", "value": [5, 3]},
+                "value": [1, 0],
+            },
+        },
+    }
+    ring: Spec = {
+        "transform": [{"filter": "datum.is_knee"}],
+        "mark": {"type": "point", "size": 260, "interactive": False},
+    }
+    wall: Spec = {
+        "transform": [{"filter": "datum.is_wall"}],
+        "mark": {"type": "rule", "strokeDash": [2, 3], "interactive": False, "strokeWidth": 1.3},
+        "encoding": {"y": None},
+    }
+    series = _series("line", 2)
+    points: Spec = {
+        "mark": {"type": "point", "filled": True, "size": 70},
+        "encoding": {"shape": series["shape"]},
+    }
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": "container",
+        "height": 260,
+        "encoding": {
+            "x": {
+                "field": "num_workers",
+                "type": "ordinal",
+                "axis": {"labelAngle": 0, "labelOverlap": True},
+            },
+            "y": {"field": "value", **amount},
+            "color": series["color"],
+        },
+        "layer": [band, line, points, ring, wall],
+    }
 
 
 def memory_and_time() -> Spec:

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
@@ -23,6 +24,7 @@ _MOST_TICKS = 8
 _STEP_INCHES = 0.3
 # A worker count that no run had.
 _PREDICTED: dict[str, Any] = {"color": drawing.GRAY, "marker": "P"}
+_HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 1.2}  # simulated
 
 
 def several_workers(study: Study) -> pd.DataFrame:
@@ -57,8 +59,16 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
         axes.set_title(drawing.broken(where, drawing.letters(60)), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
     handles = [
-        handle({**shown[count], "linestyle": ""}, counted(count, "worker")) for count in counts
+        handle({**shown[count], "linestyle": ""}, counted(count, "worker"))
+        for count in counts
+        if shown[count] is not _PREDICTED
     ]
+    if others := [str(count) for count in counts if shown[count] is _PREDICTED]:
+        handles.append(handle({**_PREDICTED, "linestyle": ""}, f"{', '.join(others)} workers"))
+    is_simulated = bool(cells["is_simulated"].any())
+    if is_simulated:
+        hollow = {"color": drawing.GRAY, "marker": "o", "linestyle": "", **_HOLLOW}
+        handles.append(handle(hollow, "simulated"))
     front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
     has_line = cells.groupby("where")["is_on_front"].sum().max() > 1
     drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
@@ -68,18 +78,22 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
         "cell of the grid that may be recommended. A pale cell takes longer than another cell with "
         "at most as many worker-seconds. Cells on the front are labelled with their global batch "
         "and have 90 % intervals of a typical run.",
+        "Steps of hollow cells are simulated, not measured; labels there have the workers, too."
+        if is_simulated
+        else "",
     )
 
 
 def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]) -> None:
     for count, look in shown.items():
         of = rows[rows["num_workers"] == count]
-        axes.plot(
-            of["seconds"],
-            of["worker_seconds"],
-            **{**look, "linestyle": ""},
-            alpha=0.35,
-        )
+        for one, more in ((of[~of["is_simulated"]], {}), (of[of["is_simulated"]], _HOLLOW)):
+            axes.plot(
+                one["seconds"],
+                one["worker_seconds"],
+                **{**look, "linestyle": "", **more},
+                alpha=0.35,
+            )
     front, small = rows[rows["is_on_front"]].sort_values("seconds"), rcParams["xtick.labelsize"]
     stairs: dict[str, Any] = {"where": "post", "linestyle": (0, (4, 2)), "linewidth": 1.0}
     axes.step(front["seconds"], front["worker_seconds"], "k", **stairs)
@@ -93,14 +107,16 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
         axes.errorbar(
             *place, xerr=off, yerr=workers * off, fmt="none", ecolor=color, elinewidth=1.0
         )
+        hollow = _HOLLOW if cell["is_simulated"] else {}
         axes.plot(
             *place,
-            **{**shown[workers], "linestyle": "", "markersize": 7},
+            **{**shown[workers], "linestyle": "", "markersize": 7, **hollow},
             markeredgecolor="black",
         )
         spot = cell["seconds"], cell["worker_seconds"]
         below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "ha": "right"}
-        axes.annotate(f"{cell['global_batch']}", spot, **below, fontsize=small)
+        named = f"{cell['global_batch']}" + f" on {workers}" * bool(cell["is_simulated"])
+        axes.annotate(named, spot, **below, fontsize=small)
     for axis, scale, name in (
         (axes.xaxis, axes.set_xscale, "seconds"),
         (axes.yaxis, axes.set_yscale, "worker_seconds"),
@@ -126,7 +142,8 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         off = [steps[name] - steps[f"{name}_low"], steps[f"{name}_high"] - steps[name]]
         is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
         colors = ["white" if none else "#CCCCCC" for none in is_open]
-        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=INK)
+        hatches = ["//" if one else "" for one in steps["is_simulated"]]
+        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=INK, hatch=hatches)
         axes.errorbar(
             steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
         )
@@ -139,7 +156,9 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
     panels[0].set_yticks(places, [_step_name(step) for step in steps.to_dict("records")])
     panels[0].set_ylim(len(steps) - 0.4, -0.6)
     has_open = (steps["verdict"] == analysis.NO_DIFFERENCE).any()
-    drawing.legends(figure, ([], ""))
+    is_simulated = bool(steps["is_simulated"].any())
+    simulated = Patch(facecolor="white", edgecolor=INK, hatch="//", label="simulated")
+    drawing.legends(figure, ([simulated] * is_simulated, ""))
     return drawing.captioned(
         figure,
         f"Gain from the next worker count on the way to {targets_in_words(steps)}, each count at "
@@ -147,6 +166,7 @@ def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
         "Open bars have an interval that contains zero, so there is no significant difference."
         if has_open
         else "",
+        "Hatched bars are simulated, not measured." if is_simulated else "",
     )
 
 

@@ -28,6 +28,7 @@ _MOST_ROOMY = 9  # columns of such a map that leave room for a line of two words
 _DARK = 0.45  # Text is white on a colour whose luminance is lower.
 _DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
+_DASHED: dict[str, Any] = {**_FRAME, "linestyle": (0, (3, 2))}  # of a simulated cell
 # For each part of a time: its colour, its description, and its name in a cell.
 PARTS = {
     "fixed": (TIMES["fixed"], "of a step, independent of its batch", "fixed cost"),
@@ -181,7 +182,7 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
     """Draw one cell of a map as a rectangle, with a text in it if the map has at most 14 columns.
 
-    It has a frame if the cell was measured, and a star if the cell is recommended, or better than
+    It has a frame if the cell was measured, a dashed one if it is simulated, and a star if the cell is recommended, or better than
     the recommended one with a probability of 5 % or more.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
@@ -192,8 +193,9 @@ def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str
             _broken_words(cell["problem"]),
         )
     axes.add_patch(Rectangle(corner, 0.96, 0.92, **look))
-    if cell["num_runs"]:
-        axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **_FRAME))
+    if cell["num_runs"] or (cell["is_simulated"] and not is_lost):
+        frame = _FRAME if cell["num_runs"] else _DASHED
+        axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **frame))
     ink = "black" if is_lost or _luminance(color) > _DARK else "white"
     columns = axes.get_xlim()[1] + 0.5
     is_dense = columns > _MOST_ROOMY * drawing.width() / 7
@@ -253,13 +255,14 @@ def _ends(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
-    """Return the legend's entries for cells that are measured, recommended, or maybe better
-    than the recommended one.
+    """Return the legend's entries for cells that are measured, simulated, recommended, or maybe
+    better than the recommended one.
     """
     star: dict[str, Any] = {"linestyle": "", "marker": "*", "markersize": 8, "color": "black"}
     entries: list[Patch | Line2D] = (
         [Patch(**_FRAME, label="measured")] if cells["num_runs"].any() else []
     )
+    entries += [Patch(**_DASHED, label="simulated")] * bool(cells["is_simulated"].any())
     entries.append(handle(star, "recommended"))
     if cells["is_alternative"].any():
         entries.append(
@@ -270,6 +273,8 @@ def _marks(cells: pd.DataFrame) -> list[Patch | Line2D]:
 
 def _marked(cells: pd.DataFrame) -> str:
     framed = "Measured cells are framed; the others are predicted from them."
+    if cells["is_simulated"].any():
+        framed += " Steps of cells with a dashed frame are simulated, not measured."
     return framed if (cells["num_runs"] == 0).any() else "All cells were measured."
 
 

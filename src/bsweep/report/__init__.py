@@ -53,6 +53,9 @@ def write(
     beside: bool = False,
     columns: Sequence[str] = (),
     style: str | None = None,
+    network: str | Sequence[str] = (),
+    workers: Sequence[int] | None = None,
+    price_per_worker_hour: float | None = None,
     say: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -73,6 +76,10 @@ def write(
         style: The paper for which figures and LaTeX tables are made, one of `bsweep.plots.STYLES`.
             For each figure, a file `figure_NAME.tex` then has it with its caption, and a file
             `figure_NAME.txt` has the caption alone.
+        network: The links between workers of larger clusters, whose cells are simulated and marked
+            as such; see `bsweep.predict`. The first one has the map and the recommendation.
+        workers: The numbers of workers of these clusters. None takes all doublings up to 64.
+        price_per_worker_hour: The price of an hour of one worker, for the figure of these clusters.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
         tell: A function that is called with each line of the answer, at most four: the
@@ -83,10 +90,11 @@ def write(
 
     Raises:
         FileNotFoundError: See `bsweep.load`.
-        ValueError: See `bsweep.load`; also if one of `columns` is in no table, or there is
-            no such style.
+        ValueError: See `bsweep.load`; also if one of `columns` is in no table, there is no such
+            style, or a network is given with which nothing can be simulated.
     """
     paper = None if style is None else style_of(style)
+    _check_larger(network, workers, price_per_worker_hour)
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
         say(f"{run_id}: left out of the report: {why}")
@@ -96,11 +104,14 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
+            if network:
+                study = study.on_networks(network, workers, price_per_worker_hour)
             for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
             flags += f" --style {style}" if style else ""
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
+            flags += study.larger.words() if study.larger else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
             _write_files(study, Path(new), escaped(made_by), columns, paper)
         for kind in ("table_*.tex", "figure_*.tex", "figure_*.txt"):
@@ -109,6 +120,17 @@ def write(
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
+
+
+def _check_larger(
+    network: str | Sequence[str], workers: Sequence[int] | None, price: float | None
+) -> None:
+    given = {"--workers": workers, "--price-per-worker-hour": price}
+    if not network and (alone := [name for name, value in given.items() if value is not None]):
+        raise ValueError(
+            f"{' and '.join(alone)} without a network: say which links the workers have, as in "
+            "--network 25gbit,10us."
+        )
 
 
 def _write_files(

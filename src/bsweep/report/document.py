@@ -37,7 +37,11 @@ _RESULTS = [
 _CELLS = [
     "global_batch", "num_workers", "local_batch", "seconds", "seconds_low", "seconds_high",
     "joules", "num_runs", "num_reached", "problem", "is_allowed", "is_recommended",
-    "is_alternative", "is_extrapolated", "bottleneck",
+    "is_alternative", "is_extrapolated", "is_simulated", "bottleneck",
+]  # fmt: skip
+_CURVES = [
+    "network", "num_workers", "global_batch", "seconds", "seconds_low", "seconds_high",
+    "is_simulated", "is_knee", "is_above_critical",
 ]  # fmt: skip
 _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
     "steps": "num_steps",
@@ -89,6 +93,9 @@ def document(study: Study) -> Document:
                 *analysis.headlines(study),
             ],
             "missing": analysis.what_is_missing(study),
+            "larger": study.larger and {
+                "words": study.larger.words(), "price": study.larger.price_per_worker_hour,
+            },
             "splits": splits.splits(study),
             "details": details.details(study),
             "charts": _charts(),
@@ -99,6 +106,8 @@ def document(study: Study) -> Document:
 
 _CHARTS = {  # of the page, with a figure that each is the second drawing of
     "map": "time_surface",
+    "larger_time": "larger_clusters",
+    "larger_cost": "larger_clusters",
     "curves": "accuracy_by_time",
     "anatomy": "seconds_per_step",
     "along": "batch_by_epoch",
@@ -201,6 +210,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
     names = ["global_batch", "num_workers", "local_batch", "gain"]
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},
+        "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,
+        "networks": found.on_networks(),
         "cells": {name: [*cells[name]] for name in _CELLS},
         "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},

@@ -86,6 +86,19 @@ $warnings</div></noscript>
 <div id="reading" aria-live="polite"></div>
 </div>
 </div>
+<section id="larger" aria-labelledby="larger-title" hidden>
+<h2 id="larger-title" data-words="larger"></h2>
+<div class="two">
+<div><h3 id="larger_time-title"></h3><div class="controls">
+<span class="end" id="save-larger_time"></span></div>
+<div id="larger_time" class="chart" role="img"></div></div>
+<div><h3 id="larger_cost-title"></h3><div class="controls">
+<span class="end" id="save-larger_cost"></span></div>
+<div id="larger_cost" class="chart" role="img"></div></div>
+</div>
+<div id="larger-says"></div>
+<p class="note" data-words="larger_says"></p>
+</section>
 <section class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
 <div id="filters" class="controls menus"></div>

@@ -22,6 +22,12 @@ _CELLS = (
     "takes less time for at most as many worker-seconds. Best: the probability that no cell is "
     "faster."
 )
+_LARGER = (
+    "Larger clusters: predicted time and worker-hours to {} on each number of workers at its best "
+    "global batch, with the 90 % prediction interval of one more run. Cells that were timed ran on "
+    "the study's own links. Knee: from there on, more workers bring less than half of the speed "
+    "that they cost."
+)
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
     "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
@@ -40,9 +46,13 @@ def recommended(study: Study) -> Iterator[Table]:
     learning rates; each only if the study has numbers for it.
     """
     if len(cells := analysis.surface(study)):
-        yield Table(
-            _CELLS.format(plots.targets_in_words(cells)), _table(cells, _cell), "predicted", 2
-        )
+        simulated = study.larger.networks[0] if study.larger and cells["is_simulated"].any() else ""
+        caption = _CELLS.format(plots.targets_in_words(cells))
+        caption += f" Simulated: steps as on {simulated}, not measured." if simulated else ""
+        yield Table(caption, _table(cells, _cell), "predicted", 2)
+    if len(curves := analysis.larger_clusters(study)):
+        caption = _LARGER.format(plots.targets_in_words(curves))
+        yield Table(caption, _table(curves, _of_curve), "larger-clusters", 2)
     if len(steps := analysis.more_workers(study)):
         caption = _STEPS.format(plots.targets_in_words(steps))
         yield Table(caption, _table(steps, _step), "more-workers", 2)
@@ -118,13 +128,31 @@ def _cell(cell: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _of_curve(cell: dict[str, Any]) -> dict[str, str]:
+    notes = ["simulated" if cell["is_simulated"] else "not simulated"]
+    notes += ["knee"] * cell["is_knee"]
+    notes += ["above the critical batch size"] * cell["is_above_critical"]
+    money = {} if pd.isna(cell["money"]) else {"money": number(cell["money"])}
+    return {
+        "network": cell["network"],
+        "workers": str(cell["num_workers"]),
+        "global batch": str(cell["global_batch"]),
+        **_with_interval("time (s)", cell, "seconds"),
+        "worker-hours": number(cell["worker_hours"]),
+        **money,
+        "notes": "; ".join(notes),
+    }
+
+
 def _step(step: dict[str, Any]) -> dict[str, str]:
     return {
         "workers": f"{step['num_workers']} to {step['more_workers']}",
         "global batch": f"{step['global_batch']} to {step['more_global_batch']}",
         **_with_interval("time saved (s)", step, "saved_seconds"),
         **_with_interval("worker-seconds added", step, "added_worker_seconds"),
-        "in time": step["verdict"] + "; extrapolated" * step["is_extrapolated"],
+        "in time": step["verdict"]
+        + "; simulated" * step["is_simulated"]
+        + "; extrapolated" * step["is_extrapolated"],
     }
 
 

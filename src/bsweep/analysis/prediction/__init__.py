@@ -44,7 +44,7 @@ from bsweep.core.sentences import said
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
 
-__all__ = ["Fits", "Prediction", "fit", "leave_out", "predict", "predict_from"]
+__all__ = ["Fits", "Prediction", "fit", "leave_out", "on_networks", "predict", "predict_from"]
 
 
 def predict(
@@ -58,7 +58,7 @@ def predict(
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
-    network: str | None = None,
+    network: str | Sequence[str] | None = None,
 ) -> Prediction:
     """Predict the time to a target for every cell of a grid, and recommend one cell.
 
@@ -71,14 +71,17 @@ def predict(
             `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
         batches: Global batch sizes of the grid. None takes those of the runs, and doublings of the
             smallest up to the largest.
-        workers: Worker counts of the grid. None takes those of the runs.
+        workers: Worker counts of the grid. None takes those of the runs and, with a network, all
+            doublings up to 64.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
             in settings other than batch size, workers, way of splitting the model, learning rate
             and seed.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
         network: The links between workers, such as `25gbit,10us`, or `measured`. Steps on more
-            workers than were timed are then simulated, see `bsweep.simulate`.
+            workers than were timed are then simulated, see `bsweep.simulate`. Several are
+            compared: the prediction is that for the first one, `others` has the further ones, and
+            `curves` the time on each number of workers with each.
 
     Returns:
         The cells of the grid with their predictions and intervals, the recommended cell, and
@@ -96,15 +99,69 @@ def predict(
     seen = observed(known, _target(known, target_accuracy, target_loss), where)
     told = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
     seen = replace(seen, ways=told.ways)
-    fits, cells = fit(seen, told.timings), _grid(seen, batches, workers, network is not None)
-    if network is not None:
-        # A simulation needs other modules of this package.
-        from bsweep.analysis.prediction.simulated import with_simulated
-
-        step_time = with_simulated(fits.step_time, seen, cells, network, where)
-        fits = replace(fits, step_time=step_time)
-    found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
+    networks = [network] if isinstance(network, str) else [*dict.fromkeys(network or ())]
+    fits, cells = fit(seen, told.timings), _grid(seen, batches, workers, bool(networks))
+    if networks:
+        found = on_networks(
+            seen, fits, wanted, cells, networks, price_per_worker_hour, told.timings, where
+        )
+    else:
+        found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
     return replace(found, warnings=(*told.left_out, *found.warnings))
+
+
+def on_networks(
+    seen: Observed,
+    fits: Fits,
+    objective: Objective,
+    of: Sequence[Key],
+    networks: Sequence[str],
+    price_per_worker_hour: float | None = None,
+    timings: tuple[Timing, ...] = (),
+    where: Mapping[str, str] | None = None,
+) -> Prediction:
+    """Return what `predict_from` does for the first of several networks, with steps on more workers
+    than were timed from a simulation, and with the predictions for the others.
+
+    A network with which no cell keeps the objective's limits is left out, with a warning.
+
+    Args:
+        seen: The runs.
+        fits: The fits to them.
+        objective: The objective.
+        of: The cells of the grid.
+        networks: The links between workers, in words.
+        price_per_worker_hour: The price of an hour of one worker.
+        timings: What was timed beside the runs.
+        where: Columns of the study's runs, and the value to select in each.
+
+    Returns:
+        The prediction.
+
+    Raises:
+        ValueError: If a word is unknown, the study has no constants for a simulation, or no cell
+            keeps the objective's limits.
+    """
+    # A simulation needs other modules of this package.
+    from bsweep.analysis.prediction.simulated import with_simulated
+
+    found, problems = [], []
+    simulated = with_simulated(fits.step_time, seen, of, networks, where)
+    for network, step_time in simulated.items():
+        own = replace(fits, step_time=step_time)
+        try:
+            one = predict_from(seen, own, objective, of, price_per_worker_hour, timings)
+        except ValueError as error:
+            problems.append((network, error))
+            continue
+        found.append(replace(one, network=network))
+    if not found:
+        raise problems[0][1]
+    left_out = [
+        said("with {network}, {problem}", network=name, problem=error.args[0])
+        for name, error in problems
+    ]
+    return replace(found[0], others=tuple(found[1:]), warnings=(*left_out, *found[0].warnings))
 
 
 def predict_from(
@@ -161,10 +218,10 @@ def _grid(
     is_simulated: bool = False,
 ) -> list[Key]:
     of = default_grid(seen)
-    if is_simulated and batches is None and workers is not None:
+    if is_simulated:
         from bsweep.analysis.prediction.simulated import larger_grid
 
-        of = larger_grid(seen, workers)
+        of = larger_grid(seen, batches, workers)
     elif batches is not None or workers is not None:
         of = grid(
             seen,

@@ -19,6 +19,7 @@ from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.networks import curves_of
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
     LEAST_GAIN,
@@ -52,8 +53,9 @@ class Prediction:
     the recommended cell.
 
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
-    `rate_rule` is the learning-rate rule for which all of it holds. The object prints as a
-    sentence, tables and warnings, also in a notebook.
+    `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
+    simulated cells, in words, and empty if none are simulated. `others` are the predictions for
+    further networks. The object prints as a sentence, tables and warnings, also in a notebook.
     """
 
     study: str
@@ -67,6 +69,20 @@ class Prediction:
     timings: tuple[Timing, ...]
     forecast: Forecast
     fitted: Fits
+    network: str = ""
+    others: tuple[Prediction, ...] = ()
+
+    @property
+    def of_networks(self) -> tuple[Prediction, ...]:
+        """This prediction and those for further networks."""
+        return (self, *self.others)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """A table of the time and the cost to the target on each number of workers at its best
+        batch size, for each network; see `networks.curves_of`.
+        """
+        return curves_of(self.of_networks)
 
     @cached_property
     def leave_out(self) -> pd.DataFrame:
@@ -168,23 +184,66 @@ class Prediction:
         Returns:
             A text of several sentences.
         """
-        amount: str = self.amount
-        if self.objective.minimize != "seconds":
-            seconds = number(self.recommended["seconds"])
-            amount = said("{amount}, {seconds} s", amount=amount, seconds=seconds)
-        return joined([self._first(amount), *self._sure(), self._others()])
+        return joined([self._first(self._whole_amount), *self._sure(), self._others()])
+
+    @property
+    def _whole_amount(self) -> Sentence:
+        """The predicted time or cost of the recommended cell as text, and the time if it is not
+        what is minimized.
+        """
+        if self.objective.minimize == "seconds":
+            return self.amount
+        seconds = number(self.recommended["seconds"])
+        return said("{amount}, {seconds} s", amount=self.amount, seconds=seconds)
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
 
         Returns:
             At most three lines: the recommended cell with its interval, how sure the recommendation
-            is and which cells come near, and the number of warnings.
+            is and which cells come near, and the number of warnings. Before the last one, a line
+            for each simulated network.
         """
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
         sure = joined([*self._sure(), self._others()])
-        return [self._first(self.amount), sure, *[warned] * bool(count)]
+        return [self._first(self.amount), sure, *self.on_networks(), *[warned] * bool(count)]
+
+    def on_networks(self) -> list[str]:
+        """Return a line for each simulated network: its best cell if there are several networks,
+        the number of workers from which on more bring little, and that from which on the best batch
+        is larger than the critical batch size.
+
+        Returns:
+            The lines; none without a simulation.
+        """
+        if not self.network:
+            return []
+        return [*filter(None, (joined(self._on_network(one)) for one in self.of_networks))]
+
+    def _on_network(self, one: Prediction) -> Iterator[str]:
+        curve = self.curves[self.curves["network"] == one.network]
+        if self.others:
+            cell, amount = cell_name(one.recommended), one._whole_amount
+            told = {"network": one.network, "cell": cell, "amount": amount}
+            if one.recommended["is_simulated"]:
+                yield said("With {network}, simulated: {cell}, {amount}.", **told)
+            else:
+                yield said("With {network}, not simulated: {cell}, {amount}.", **told)
+        if curve["is_knee"].any():
+            yield said(
+                "From {n:worker} on, more workers bring less than half of the speed that they "
+                "cost.",
+                n=curve.loc[curve["is_knee"], "num_workers"].iloc[0],
+            )
+        above = curve.loc[curve["is_above_critical"] & curve["is_simulated"], "num_workers"]
+        if len(above):
+            yield said(
+                "From {n:worker} on, the best batch is larger than the critical batch size "
+                "({batch}), so more workers save few steps.",
+                n=above.iloc[0],
+                batch=number(curve["critical_batch"].iloc[0]),
+            )
 
     def _first(self, amount: str) -> Sentence:
         """Return a sentence that names the recommended cell, with its time or cost."""
@@ -295,7 +354,10 @@ class Prediction:
     def _simulated(self) -> Iterator[str]:
         """Yield a sentence that says so if the seconds of a step come from a simulation."""
         if self.recommended["is_simulated"]:
-            yield said("Simulated: no step was timed on so many workers.")
+            yield said(
+                "Simulated with {network}: no step was timed on so many workers.",
+                network=self.network,
+            )
 
     def _others(self) -> Sentence:
         """Return sentences that name the best measured cell, and the cells that come near."""
@@ -323,19 +385,22 @@ class Prediction:
             [textwrap.fill(line, _WIDTH) for line in lines]
             for lines in (self._doubts(), self._notes())
         )
+        networks = [textwrap.fill(line, _WIDTH) for line in self.on_networks()]
+        networks += ["", _as_text(self._shown_curves()), ""] * bool(networks)
         lines = [
             textwrap.fill(self.sentence(), _WIDTH), "", *doubts, "",
-            _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
+            *networks, _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
             _as_text(self._shown_critical()), "", *notes,
         ]  # fmt: skip
         return "\n".join(lines).rstrip()
 
     def _repr_html_(self) -> str:
-        tables = (self._shown_cells(), self._shown_fits(), self._shown_critical())
+        tables = [self._shown_cells(), self._shown_fits(), self._shown_critical()]
+        tables = [self._shown_curves()] * bool(self.network) + tables
         body = "".join(table.to_html(index=False) for table in tables)
         doubts, notes = (
             "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-            for lines in (self._doubts(), self._notes())
+            for lines in ((*self._doubts(), *self.on_networks()), self._notes())
         )
         return f"<p><b>{html.escape(self.sentence())}</b></p>{doubts}{body}{notes}"
 
@@ -345,36 +410,54 @@ class Prediction:
         Returns:
             Mappings, lists, numbers and texts that JSON can hold.
         """
-        best = {str(name): value for name, value in self.recommended.items()}
         told: dict[str, Any] = {
             "study": self.study,
             "target": asdict(self.target),
             "objective": asdict(self.objective),
             "sentence": self.sentence(),
-            "recommendation": {
-                **best,
-                **asdict(self.choice),
-                "alternatives": [
-                    _key(self.cells.iloc[place]) for place in self.choice.alternatives
-                ],
-                **{
-                    name: None if place is None else _key(self.cells.iloc[place])
-                    for name, place in (
-                        ("runner_up", self.choice.runner_up),
-                        ("measured", self.choice.measured),
-                    )
-                },
-            },
+            "recommendation": self._recommendation(),
             "cells": self.cells.to_dict("records"),
             "fits": self.fits.reset_index().to_dict("records"),
             "critical_batches": [asdict(estimate) for estimate in self.critical_batches],
             "leave_out": self.leave_out.to_dict("records"),
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
+            "network": self.network or None,
         }
+        if self.network:
+            told |= self.networks_as_json()
         found: dict[str, Any] = plain(told, in_english=True)
-        found["recommendation"].pop("place")
         return found
+
+    def networks_as_json(self) -> dict[str, Any]:
+        """Return the predictions for all simulated networks in plain values.
+
+        Returns:
+            The recommendation and the cells for each network, and the curves of all.
+        """
+        networks = [
+            {
+                "network": one.network,
+                "recommendation": one._recommendation(),
+                "cells": one.cells.to_dict("records"),
+            }
+            for one in self.of_networks
+        ]
+        told = {"networks": networks, "curves": self.curves.to_dict("records")}
+        found: dict[str, Any] = plain(told, in_english=True)
+        return found
+
+    def _recommendation(self) -> dict[str, Any]:
+        """Return the recommended cell for `as_json`, and which cells are near it."""
+        choice = asdict(self.choice)
+        del choice["place"]
+        near = (("runner_up", self.choice.runner_up), ("measured", self.choice.measured))
+        return {
+            **{str(name): value for name, value in self.recommended.items()},
+            **choice,
+            "alternatives": [_key(self.cells.iloc[place]) for place in self.choice.alternatives],
+            **{name: None if at is None else _key(self.cells.iloc[at]) for name, at in near},
+        }
 
     def _doubts(self) -> Iterator[str]:
         yield from self._errors()
@@ -452,6 +535,23 @@ class Prediction:
                 "runs": mark.removeprefix("; "),
             }
             rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _shown_curves(self) -> pd.DataFrame:
+        rows = []
+        for row in self.curves.to_dict("records"):
+            notes = ["simulated"] * row["is_simulated"] + ["knee"] * row["is_knee"]
+            notes += ["above the critical batch"] * row["is_above_critical"]
+            rows.append({
+                "network": row["network"],
+                "workers": str(row["num_workers"]),
+                "batch": str(row["global_batch"]),
+                "time (s)": number(row["seconds"]),
+                "90 % interval": f"{number(row['seconds_low'])} to {number(row['seconds_high'])}",
+                "worker-hours": number(row["worker_hours"]),
+                **({"money": number(row["money"])} if row["money"] == row["money"] else {}),
+                "": "; ".join(notes),
+            })  # fmt: skip
         return pd.DataFrame(rows)
 
     def _shown_fits(self) -> pd.DataFrame:

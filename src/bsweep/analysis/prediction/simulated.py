@@ -22,44 +22,54 @@ from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, ways_of
 
 _NUM_STEPS = 2 * NUM_DRAWS
+_DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def with_simulated(
-    step_time: StepTimeFit, seen: Observed, of: Sequence[Key], network: str,
+    step_time: StepTimeFit, seen: Observed, of: Sequence[Key], networks: Sequence[str],
     where: Mapping[str, str] | None,
-) -> StepTimeFit:  # fmt: skip
-    """Return a fit of step times that takes cells on more workers than were timed from a
-    simulation.
+) -> dict[str, StepTimeFit]:  # fmt: skip
+    """Return for each network a fit of step times that takes cells on more workers than were timed
+    from a simulation.
 
     Args:
         step_time: The fit.
         seen: The runs, from whose records the constants of the simulation come, too.
         of: The cells of the grid.
-        network: The links between workers, in words.
+        networks: The links between workers, in words.
         where: Columns of the study's runs, and the value to select in each.
 
     Raises:
         ValueError: If the study has no constants for a simulation, or a word is unknown.
     """
     constants = of_study(seen.study, where)
-    links = links_of(constants, network, seen.study.name)
-    ways = {name: _way(seen.of_way(name)) for name in seen.ways}
-    found = {}
+    links = {network: links_of(constants, network, seen.study.name) for network in networks}
+    ways = {name: _way(one) for name in seen.ways if len((one := seen.of_way(name)).runs)}
+    found: dict[str, dict[Cell, Array]] = {network: {} for network in networks}
     for batch, workers, passes, name in of:
         timed = [one for one in step_time.passed if one.form.strategy in ("", name)]
-        cell = seen.ways[name].cell(batch, workers, passes)
-        if timed and workers > max(one.num_workers for one in timed):
+        if name in ways and timed and workers > max(one.num_workers for one in timed):
+            cell = seen.ways[name].cell(batch, workers, passes)
             local = seen.ways[name].local_batch(batch, workers, passes)
-            found[cell] = _log_seconds(
-                step_time, cell, _stretch(constants, links, ways[name], workers, local, passes)
-            )
-    return replace(step_time, simulated=found)
+            for network, link in links.items():
+                stretch = _stretch(constants, link, ways[name], workers, local, passes)
+                found[network][cell] = _log_seconds(step_time, cell, stretch)
+    return {network: replace(step_time, simulated=cells) for network, cells in found.items()}
 
 
-def larger_grid(seen: Observed, workers: Sequence[int]) -> list[Key]:
-    """Return cells of the worker counts, with the batch sizes of the runs and their doublings up to
-    the largest local batch on all workers.
+def larger_grid(
+    seen: Observed, batches: Sequence[int] | None = None, workers: Sequence[int] | None = None
+) -> list[Key]:
+    """Return the cells of batch sizes and worker counts.
+
+    Without `batches`, the sizes are those of the runs and their doublings up to the largest local
+    batch on all workers. Without `workers`, the counts are those of the runs and all doublings up
+    to 64.
     """
+    if workers is None:
+        workers = [*_DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
+    if batches is not None:
+        return grid(seen, sorted(set(batches)), sorted(set(workers)))
     batches = {int(batch) for batch in seen.runs["global_batch"]}
     batch, most = min(batches), seen.runs["local_batch"].max() * max(workers)
     while batch <= most:

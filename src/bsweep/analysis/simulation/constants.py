@@ -100,7 +100,8 @@ def of_study(
             values = ", ".join(sorted(set(runs[name].astype(str))))
             raise ValueError(
                 f"{study.name}: a simulation needs runs with one {name}, but these have {values}. "
-                f"Choose with --where {name}=VALUE."
+                f"Choose with --where {name}=VALUE, as `bsweep simulate` and `bsweep predict` "
+                "take it."
             )
     steps = _steps(study, runs)
     timed = _timed(study, steps)
@@ -139,7 +140,8 @@ def _timed(study: Study, steps: pd.DataFrame) -> pd.DataFrame:
     if timed.empty:
         raise ValueError(
             f"{study.name} has no run whose steps were timed, alone on one worker or with its "
-            "exchange. Train a run on one worker, or give --probe or --machine."
+            "exchange. Train a run on one worker, or give `bsweep simulate` --probe or --machine "
+            "in place of the study."
         )
     threads = timed["threads"].astype(float).fillna(0)
     return timed[threads == threads.max()]
@@ -277,8 +279,8 @@ def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
     ]
     if rings.empty:
         raise ValueError(
-            f"{study.name} does not say how large the model is. Give its number of parameters: "
-            "--parameters 11e6."
+            f"{study.name} does not say how large the model is. Train one of its points again, "
+            "which records that, or give `bsweep simulate` --parameters 11e6."
         )
     workers = rings["num_workers"]
     return float((rings["sent_bytes_of_step"] * workers / (2 * (workers - 1))).median())

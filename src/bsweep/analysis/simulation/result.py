@@ -11,6 +11,7 @@ import pandas as pd
 
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.networks import KNEE, knee
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
@@ -19,8 +20,6 @@ from bsweep.analysis.simulation.words import Way
 
 SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
-KNEE = 0.5
-"""The share of the ideal gain in speed below which more workers are not worth much."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -220,10 +219,8 @@ def knees(cells: pd.DataFrame) -> list[str]:
     own = cells[(cells["kind"] == SIMULATED) & (cells["num_workers"] > 0)]
     several = own["network"].nunique() > 1
     for (network, strategy), of in own.groupby(["network", "strategy"], sort=False):
-        gains = of["examples_per_second"].pct_change().shift(-1)
-        few = gains < KNEE * of["num_workers"].pct_change().shift(-1)
-        if few.any():
-            at = int(of["num_workers"][few].iloc[0])
+        at = knee(of["num_workers"], of["examples_per_second"])
+        if at is not None:
             where = f" with {network}" if several else ""
             found.append(
                 f"Knee of {strategy}{where}: from {at} workers on, more workers bring less than "

@@ -11,6 +11,7 @@ const DEFAULTS = {
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
+const LARGER_CHARTS = ["larger_time", "larger_cost"], AS_TIMED = "as timed";
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
@@ -361,7 +362,7 @@ function renderHeader() {
   const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
   byId("summary").textContent = words("summary", { runs: rows.length, statuses });
   byId("title").textContent = study.name;
-  for (const name of ["map", "curves", "parallel", ...SPLIT_CHARTS]) fill(`save-${name}`, saveButtons(name));
+  for (const name of ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS]) fill(`save-${name}`, saveButtons(name));
   menu("lang", Object.entries(LANGUAGES), state.lang);
   menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
 }
@@ -397,6 +398,7 @@ function cellReading(cell) {
   if (known && isPredicted()) lines.push(words("best_predicted", ends));
   else if (known) lines.push(words(cell.num_runs > 1 ? "best_measured" : "best_one", ends));
   if (cell.problem) lines.push(cell.problem);
+  else if (cell.is_simulated) lines.push(words("simulated"));
   return lines;
 }
 function renderAnswer(cells) {
@@ -411,7 +413,7 @@ function renderAnswer(cells) {
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
     if (state.objective === "seconds") notes.push(found.sure);
-    else notes.push(words("sure_objective"), best.num_reached ? "" : words("not_measured"));
+    else notes.push(best.is_simulated ? words("simulated_says") : "", words("sure_objective"), best.num_reached ? "" : words("not_measured"));
   } else if (best && !isSaid) notes.push(words("by_runs"));
   if (!own && line) notes.push(words("recomputed", { answer: line }));
   byId("sure").textContent = notes.filter(String).join(" ");
@@ -423,7 +425,8 @@ function renderNext(found, isSaid) {
   if (found?.cells && (target() !== givenTarget().value || state.objective !== "seconds")) {
     const option = metric() === "test_accuracy" ? "--target-accuracy" : "--target-loss";
     const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`
-      + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`);
+      + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`)
+      + (study.larger?.words.replace(state.objective === "money" ? / --price-per-worker-hour \S+/ : /$^/, "") ?? "");
     fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks));
   } else if (found?.next) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
@@ -467,9 +470,10 @@ async function renderMap(cells) {
   }
   spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
   spec.height *= innerWidth < 600 ? Math.min(44, Math.max(30, 200 / spec.height)) : Math.min(64, Math.max(36, 300 / spec.height));
-  byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured");
+  byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured")
+    + (cells.some((cell) => cell.is_simulated) ? ` ${words("map_simulated")}` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
-  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
+  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell) + (cell.is_simulated ? `, ${words("simulated")}` : "")])], state.cell);
   fill("reading", chosen ? [
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
@@ -690,6 +694,33 @@ async function renderParallel(shown) {
   if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
 }
 
+// Larger clusters: simulated networks over workers
+
+async function renderLarger() {
+  const curves = study.parts.length ? part()?.larger : null;
+  byId("larger").hidden = !curves;
+  if (!curves) return;
+  const told = table(curves), price = state.objective === "money" ? Number(state.price) : study.larger.price;
+  const first = (row) => told.find((one) => one.network === row.network && one.is_simulated && one.is_above_critical) === row;
+  const lineOf = (row) => row.network === AS_TIMED ? words("as_timed") : words("simulated_on", { network: row.network });
+  for (const name of LARGER_CHARTS) {
+    const factor = (row) => name === "larger_time" ? 1 : row.num_workers / 3600 * (price ?? 1);
+    const title = name === "larger_time" ? words("seconds_to_target") : words(price ? "money_to_target" : "worker_hours_to_target");
+    const spec = structuredClone(study.charts[name]);
+    spec.encoding.x.title = words("workers");
+    spec.encoding.y.title = title;
+    spec.layer[0].encoding.y.title = title;
+    byId(`${name}-title`).textContent = title;
+    byId(name).setAttribute("aria-label", `${words("larger")}. ${title}`);
+    await draw(name, spec, told.map((row) => ({
+      num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds, low: factor(row) * row.seconds_low,
+      high: factor(row) * row.seconds_high, is_dashed: row.network !== AS_TIMED, is_knee: row.is_knee, is_wall: first(row),
+      tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}${row.is_simulated ? `, ${words("simulated")}` : ""}\n${title}: ${number(factor(row) * row.seconds)}`,
+    })));
+  }
+  fill("larger-says", part().networks.map((line) => el("p", { class: "note" }, line)));
+}
+
 // Ways of splitting a model: the cells of the runs that are shown
 
 async function renderSplits(shown) {
@@ -838,7 +869,7 @@ async function render() {
     renderTable(shown);
     await renderMap(cells);
     document.body.dataset.answered = "yes";
-    for (const draw of [renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
+    for (const draw of [renderLarger, renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
       await new Promise((resolve) => setTimeout(resolve));
       if (mine === drawing) await draw(shown);
     }

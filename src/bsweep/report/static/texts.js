@@ -36,6 +36,11 @@ const TEXTS = {
     price: "Price of a worker-hour", measured: "From runs alone",
     map_predicted: "Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of 5 % or more. Darker is better.",
     map_measured: "Median of each cell's runs, and their range. Darker is better.",
+    map_simulated: "A dashed frame marks cells whose steps are simulated, not measured.",
+    simulated: "simulated", simulated_on: "{network}, simulated", as_timed: "the study's own links, timed",
+    simulated_says: "Simulated: no step was timed on so many workers.",
+    larger: "Larger clusters", worker_hours_to_target: "worker-hours to target",
+    larger_says: "Each number of workers at its best batch, with the 90 % interval of one more run. Dashed lines are simulated, but for one worker. A ring is the knee: from there on, more workers bring less than half of the speed that they cost. Dotted: from there on, the best batch is larger than the critical batch size.",
     global_batch: "Global batch (examples)", workers: "Workers", choose_cell: "Cell", no_cell: "none",
     not_reached: "not reached", reset: "Reset the view",
     filters: "Filters", all: "all", from: "from", to: "to", shown: "{n} of {all} runs shown", clear: "Clear",
@@ -118,6 +123,11 @@ const TEXTS = {
     price: "워커 1시간의 가격", measured: "실행 결과만",
     map_predicted: "예측 중앙값과, 한 번 더 실행할 때의 90 % 구간. 테두리는 실행이 있는 조합입니다. ★은 추천, ☆은 각각 5 % 이상의 확률로 더 좋은 조합입니다. 진할수록 좋습니다.",
     map_measured: "각 조합에서 실행의 중앙값과 범위. 진할수록 좋습니다.",
+    map_simulated: "점선 테두리는 스텝 시간을 재지 않고 시뮬레이션한 조합입니다.",
+    simulated: "시뮬레이션", simulated_on: "{network}, 시뮬레이션", as_timed: "연구의 연결, 측정값",
+    simulated_says: "시뮬레이션 값입니다. 이만한 수의 워커로는 스텝 시간을 재지 않았습니다.",
+    larger: "더 큰 클러스터", worker_hours_to_target: "목표까지 워커 시간 (시간)",
+    larger_says: "워커 수마다 가장 좋은 배치에서의 값과, 한 번 더 실행할 때의 90 % 구간. 점선은 워커 1개를 빼고 시뮬레이션 값입니다. 고리는 무릎점입니다. 그 뒤로는 워커를 더해도 드는 비용의 절반만큼도 빨라지지 않습니다. 점점이 찍은 선: 그 뒤로는 가장 좋은 배치가 임계 배치 크기보다 큽니다.",
     global_batch: "전체 배치 (예제 수)", workers: "워커", choose_cell: "조합", no_cell: "없음",
     not_reached: "도달 못 함", reset: "처음 화면으로",
     filters: "필터", all: "전체", from: "부터", to: "까지", shown: "실행 {all}개 중 {n}개 표시", clear: "지우기",
@@ -290,7 +300,13 @@ const SENTENCES = {
     "the threads of a worker change with the number of workers, but the formula for the time of a step assumes that each worker computes as fast as a worker alone. Give launch.threads_per_worker.": "워커 수에 따라 워커의 스레드 수가 바뀌지만, 스텝 시간 공식은 각 워커가 혼자 있을 때와 같은 속도로 계산한다고 가정합니다. launch.threads_per_worker를 지정하세요.",
     "no run of the recommended cell reached the target. The prediction assumes that longer runs would have reached it, although a batch size may never reach it. Train this cell for longer first.": "추천한 조합에서 목표에 도달한 실행이 없습니다. 예측은 더 오래 실행하면 도달한다고 가정하지만, 어떤 배치 크기는 끝내 도달하지 못할 수 있습니다. 먼저 이 조합을 더 오래 훈련하세요.",
     "the runs used different versions of {name}, so their times may differ: {values}.": "실행들이 서로 다른 {name} 버전을 썼으므로 시간이 다를 수 있습니다: {values}.",
-    "Simulated: no step was timed on so many workers.": "시뮬레이션 값입니다. 이만한 수의 워커로는 스텝 시간을 재지 않았습니다.",
+    "Simulated with {network}: no step was timed on so many workers.": "{network} 네트워크의 시뮬레이션 값입니다. 이만한 수의 워커로는 스텝 시간을 재지 않았습니다.",
+    "With {network}, simulated: {cell}, {amount}.": "{network} 네트워크, 시뮬레이션: {cell}, {amount}.",
+    "With {network}, not simulated: {cell}, {amount}.": "{network} 네트워크, 시뮬레이션 아님: {cell}, {amount}.",
+    "From {n:worker} on, more workers bring less than half of the speed that they cost.": "워커 {n}개부터는 워커를 더해도 드는 비용의 절반만큼도 빨라지지 않습니다.",
+    "From {n:worker} on, the best batch is larger than the critical batch size ({batch}), so more workers save few steps.": "워커 {n}개부터는 가장 좋은 배치가 임계 배치 크기({batch})보다 커서, 워커를 더해도 스텝이 거의 줄지 않습니다.",
+    "with {network}, {problem}": "{network} 네트워크에서: {problem}",
+    "larger clusters were not simulated: {why}": "더 큰 클러스터를 시뮬레이션하지 못했습니다: {why}",
     "the seconds of a step of the recommended cell are simulated, not measured. Time a few steps with so many workers before you rent them.": "추천한 조합의 스텝 시간은 잰 것이 아니라 시뮬레이션 값입니다. 워커를 빌리기 전에 그 수의 워커로 몇 스텝을 재세요.",
     "the recommended cell lies beyond what was measured: {beyond}. Train this cell before you rely on it.": "추천한 조합이 측정한 범위를 벗어납니다: {beyond}. 믿기 전에 이 조합을 훈련하세요.",
     "steps were timed only on {known:worker}, so the cost of an exchange on {others:worker} is a guess with a wide interval. Time a few steps with so many workers, or give bsweep predict the file of `bsweep probe` with --probe.": "스텝 시간은 워커 {known}개에서만 쟀으므로, 워커 {others}개의 교환 비용은 구간이 넓은 짐작입니다. 그 수의 워커로 몇 스텝을 재거나, `bsweep probe`의 파일을 bsweep predict에 --probe로 주세요.",
@@ -554,6 +570,7 @@ function spoken(told) {  // the document, with all of its sentences in the reade
     part.name = sentence(part.name);
     if (part.sentences) part.sentences = sentence(part.sentences);
     if (part.sure) part.sure = sentence(part.sure);
+    if (part.networks) part.networks = sentence(part.networks);
     if (part.cells) part.cells.problem = sentence(part.cells.problem);
   }
   for (const column of told.columns) {

@@ -1,0 +1,89 @@
+"""The comparison of predictions for several networks: the time and the cost to the target on each
+number of workers, the knee from which on more workers bring little, and the critical batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from bsweep.analysis.prediction.result import Prediction
+
+KNEE = 0.5
+"""The share of the ideal gain in speed below which more workers are not worth much."""
+
+AS_TIMED = "as timed"
+_CELL = [
+    "num_workers", "global_batch", "local_batch", "passes", "way", "seconds", "seconds_low",
+    "seconds_high", "is_simulated", "is_extrapolated",
+]  # fmt: skip
+
+
+def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
+    """Return the number of workers from which on more of them bring less than the share `KNEE` of
+    the speed that they cost; None if there is none.
+
+    Args:
+        workers: The numbers of workers, ascending.
+        speeds: The speed with each.
+    """
+    few = speeds.pct_change().shift(-1) < KNEE * workers.pct_change().shift(-1)
+    return int(workers[few].iloc[0]) if few.any() else None
+
+
+def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
+    """Return the time and the cost to the target on each number of workers, each at the batch size
+    with the least median time, for the networks of several predictions.
+
+    Numbers of workers whose steps were timed ran on the links of the study: they are a curve of
+    their own, whose network is `AS_TIMED`. The curve of a simulated network has the simulated
+    numbers of workers, and one worker, which needs no link.
+
+    Columns:
+        `network`, `num_workers`, `global_batch`, `local_batch`, `passes` and `way`.
+        `seconds`, `worker_hours` and `money` (NaN without a price), each with the ends `_low` and
+            `_high` of the 90 % prediction interval of one further run.
+        `is_simulated`, `is_extrapolated`.
+        `is_knee`: True at the `knee` of a curve.
+        `is_above_critical`: True if the global batch is larger than `critical_batch`, the median of
+            the critical batch size.
+
+    Args:
+        predictions: One prediction for each network, all of the same study and target.
+    """
+    curves = []
+    for place, one in enumerate(predictions):
+        best, is_simulated = _best(one), _best(one)["is_simulated"]
+        if not place and (best.loc[~is_simulated, "num_workers"] > 1).any():
+            curves.append(_curve(one, best[~is_simulated], AS_TIMED))
+        curves.append(_curve(one, best[is_simulated | (best["num_workers"] == 1)], one.network))
+    return pd.concat(curves, ignore_index=True)
+
+
+def _best(prediction: Prediction) -> pd.DataFrame:
+    """Return the cell with the least time of each number of workers, whatever the limits of the
+    objective are.
+    """
+    cells = prediction.cells[prediction.cells["problem"] == ""]
+    reached = cells[~cells["is_unreached"]]
+    cells = reached if len(reached) else cells
+    return cells.loc[cells.groupby("num_workers")["seconds"].idxmin()]
+
+
+def _curve(prediction: Prediction, cells: pd.DataFrame, network: str) -> pd.DataFrame:
+    table = cells[_CELL].assign(network=network)
+    price = (cells["money"] / cells["worker_seconds"] * 3600).iloc[0] if len(cells) else np.nan
+    for end in ("", "_low", "_high"):
+        table[f"worker_hours{end}"] = table[f"seconds{end}"] * table["num_workers"] / 3600
+        table[f"money{end}"] = table[f"worker_hours{end}"] * price
+    critical = float(np.median(prediction.fitted.steps.critical_batch))
+    at = knee(table["num_workers"], 1 / table["seconds"]) if network != AS_TIMED else None
+    return table.assign(
+        is_knee=table["num_workers"].eq(at if at is not None else 0),
+        critical_batch=critical,
+        is_above_critical=table["global_batch"] > critical,
+    )
