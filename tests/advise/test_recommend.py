@@ -281,9 +281,19 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
         "and no others"
     )
     assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
-    third = command(*REAL, cwd=tmp_path)
+    third = command(*REAL, "--network", "25gbit,10us", "--network", "1gbit,1ms", cwd=tmp_path)
     assert third.returncode == 0
     assert "next:" not in third.stderr, "there is nothing to go on with"
+    simulated = json.loads(third.stdout)["simulated"]
+    assert [one["network"] for one in simulated["networks"]] == ["25gbit,10us", "1gbit,1ms"]
+    cells = simulated["networks"][0]["cells"]
+    assert {cell["num_workers"] for cell in cells if cell["is_simulated"]} == {4, 8, 16, 32, 64}
+    own = json.loads(third.stdout)["prediction"]
+    assert not any(cell["is_simulated"] for cell in own["cells"]), "the answer is not mixed with it"
+    assert any(line.startswith("Simulated with ") for line in json.loads(third.stdout)["said"])
+    refused = command(*REAL, "--network", "25gb", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--network 25gb" in refused.stderr
     kept = [
         json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()
     ]

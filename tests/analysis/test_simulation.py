@@ -559,7 +559,9 @@ def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
     assert cells[64].all()
     assert not cells[[1, 2]].any()
     assert found.recommended["num_workers"] == 64
-    assert "Simulated: no step was timed on so many workers." in found.sentence()
+    says = "Simulated with 25gbit,10us: no step was timed on so many workers."
+    assert says in found.sentence()
+    assert says in found.brief()[1]
     assert any("are simulated, not measured" in warning for warning in found.warnings)
     assert not any("cost of an exchange" in warning for warning in found.warnings)
     told = found.as_json()

@@ -22,9 +22,8 @@ from bsweep.analysis.prediction.next_run import Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
-from bsweep.analysis.prediction.simulated import larger_grid
+from bsweep.analysis.prediction.simulated import check_networks, larger_grid
 from bsweep.analysis.prediction.ways import names_of_points
-from bsweep.analysis.simulation.network import check_networks
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig

@@ -23,7 +23,6 @@ from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
-from bsweep.analysis.simulation.network import check_networks
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
@@ -200,6 +199,9 @@ def check_simulated(study: Study) -> None:
     """
     if study.larger is None:
         return
+    # A simulation needs other modules of this package.
+    from bsweep.analysis.prediction.simulated import check_networks
+
     check_networks(study.larger.networks)
     found = answers(study)
     if not any(one.prediction is not None and one.prediction.network for one in found):

@@ -182,8 +182,8 @@ def _placed(rows: pd.DataFrame) -> Iterator[tuple[int, int, dict[str, Any]]]:
 def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str, Any]) -> None:
     """Draw one cell of a map as a rectangle, with a text in it if the map has at most 14 columns.
 
-    It has a frame if the cell was measured, a dashed one if it is simulated, and a star if the cell is recommended, or better than
-    the recommended one with a probability of 5 % or more.
+    It has a frame if the cell was measured, a dashed one if it is simulated, and a star if the cell
+    is recommended, or better than the recommended one with a probability of 5 % or more.
     """
     corner, is_lost = (x - 0.48, y - 0.46), cell["problem"] != ""
     look: dict[str, Any] = {"facecolor": color, "edgecolor": "none"}

@@ -79,9 +79,10 @@ def predict(
             and seed.
         probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
         network: The links between workers, such as `25gbit,10us`, or `measured`. Steps on more
-            workers than were timed are then simulated, see `bsweep.simulate`. Several are
-            compared: the prediction is that for the first one, `others` has the further ones, and
-            `curves` the time on each number of workers with each.
+            workers than were timed are then simulated, see `bsweep.simulate`. A word such as
+            `compression=fp16` among them simulates a codec. Several networks are compared: the
+            prediction is that for the first one, `others` has the further ones, and `curves` the
+            time on each number of workers with each.
 
     Returns:
         The cells of the grid with their predictions and intervals, the recommended cell, and
@@ -143,7 +144,7 @@ def on_networks(
             keeps the objective's limits.
     """
     # A simulation needs other modules of this package.
-    from bsweep.analysis.prediction.simulated import with_simulated
+    from bsweep.analysis.prediction.simulated import links_and_codec, with_simulated
 
     found, problems = [], []
     simulated = with_simulated(fits.step_time, seen, of, networks, where)
@@ -157,11 +158,20 @@ def on_networks(
         found.append(replace(one, network=network))
     if not found:
         raise problems[0][1]
-    left_out = [
+    warnings = [
         said("with {network}, {problem}", network=name, problem=error.args[0])
         for name, error in problems
     ]
-    return replace(found[0], others=tuple(found[1:]), warnings=(*left_out, *found[0].warnings))
+    codecs = dict.fromkeys(codec for _, codec in map(links_and_codec, networks) if codec)
+    warnings += [
+        said(
+            "{codec} is simulated in steps on more workers than were timed alone, and the steps to "
+            "the target are those of the runs, although a codec may change them.",
+            codec=codec,
+        )
+        for codec in codecs
+    ]
+    return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
 
 
 def predict_from(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from bsweep.analysis.prediction.forecast import Key, grid
 from bsweep.analysis.prediction.sampler import Array
@@ -17,10 +18,11 @@ from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import Constants, links_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS, of_study
-from bsweep.analysis.simulation.network import Network
+from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, ways_of
 
+_CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
 _DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -36,23 +38,30 @@ def with_simulated(
         step_time: The fit.
         seen: The runs, from whose records the constants of the simulation come, too.
         of: The cells of the grid.
-        networks: The links between workers, in words.
+        networks: The links between workers, in words; see `links_and_codec`.
         where: Columns of the study's runs, and the value to select in each.
 
     Raises:
         ValueError: If the study has no constants for a simulation, or a word is unknown.
     """
     constants = of_study(seen.study, where)
-    links = {network: links_of(constants, network, seen.study.name) for network in networks}
-    ways = {name: _way(one) for name in seen.ways if len((one := seen.of_way(name)).runs)}
+    told = {network: links_and_codec(network) for network in networks}
+    links = {one: links_of(constants, text, seen.study.name) for one, (text, _) in told.items()}
+    own = {name: one for name in seen.ways if len((one := seen.of_way(name)).runs)}
+    ways = {
+        (network, name): _way(one, codec)
+        for name, one in own.items()
+        for network, (_, codec) in told.items()
+    }
     found: dict[str, dict[Cell, Array]] = {network: {} for network in networks}
     for batch, workers, passes, name in of:
         timed = [one for one in step_time.passed if one.form.strategy in ("", name)]
-        if name in ways and timed and workers > max(one.num_workers for one in timed):
+        if name in own and timed and workers > max(one.num_workers for one in timed):
             cell = seen.ways[name].cell(batch, workers, passes)
             local = seen.ways[name].local_batch(batch, workers, passes)
             for network, link in links.items():
-                stretch = _stretch(constants, link, ways[name], workers, local, passes)
+                way = ways[network, name]
+                stretch = _stretch(constants, link, way, workers, local, passes)
                 found[network][cell] = _log_seconds(step_time, cell, stretch)
     return {network: replace(step_time, simulated=cells) for network, cells in found.items()}
 
@@ -78,10 +87,32 @@ def larger_grid(
     return grid(seen, sorted(batches), sorted(set(workers)))
 
 
-def _way(of: Observed) -> Way:
-    """Return the way of the runs of one way of sharing the model, for a simulation."""
+def check_networks(texts: Sequence[str]) -> None:
+    """Raise ValueError if one of several texts is not what `links_and_codec` takes."""
+    for text in texts:
+        links, codec = links_and_codec(text)
+        if links != "measured":
+            parse_network(links)
+        if codec:
+            ways_of(f"horovod:compression={codec}", pd.DataFrame())
+
+
+def links_and_codec(text: str) -> tuple[str, str]:
+    """Return the words for links in a text such as `25gbit,10us,compression=fp16`, and the codec
+    that such a text may name; empty for that of the runs.
+    """
+    words = text.split(",")
+    codecs = [word for word in words if word.startswith(_CODEC)]
+    links = ",".join(word for word in words if word not in codecs)
+    return links, codecs[-1].removeprefix(_CODEC) if codecs else ""
+
+
+def _way(of: Observed, codec: str) -> Way:
+    """Return the way of the runs of one way of sharing the model, for a simulation, with another
+    codec if one is given.
+    """
     run = of.runs.iloc[0]
-    codec = str(run["compression"])
+    codec = codec or str(run["compression"])
     text = str(run["strategy"]) + f":compression={codec}" * (codec not in ("none", "", "nan"))
     return ways_of(text, of.runs)[0]
 

@@ -9,7 +9,7 @@ in both directions at once, so the round takes as long as the busiest link, plus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -151,15 +151,6 @@ class ToAll:
         taken = np.bincount(groups[self.targets], self.shares, number_of)
         most = max((sent * (taken.sum() - taken)).max(), (taken * (sent.sum() - sent)).max())
         return float(most), bool(most > 0)
-
-
-def check_networks(texts: Iterable[str]) -> None:
-    """Raise ValueError if one of several texts is neither `measured` nor what `parse_network`
-    takes.
-    """
-    for text in texts:
-        if text != "measured":
-            parse_network(text)
 
 
 def parse_network(text: str) -> Network:

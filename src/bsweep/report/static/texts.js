@@ -306,6 +306,7 @@ const SENTENCES = {
     "From {n:worker} on, more workers bring less than half of the speed that they cost.": "워커 {n}개부터는 워커를 더해도 드는 비용의 절반만큼도 빨라지지 않습니다.",
     "From {n:worker} on, the best batch is larger than the critical batch size ({batch}), so more workers save few steps.": "워커 {n}개부터는 가장 좋은 배치가 임계 배치 크기({batch})보다 커서, 워커를 더해도 스텝이 거의 줄지 않습니다.",
     "with {network}, {problem}": "{network} 네트워크에서: {problem}",
+    "{codec} is simulated in steps on more workers than were timed alone, and the steps to the target are those of the runs, although a codec may change them.": "{codec}은(는) 시간을 잰 것보다 많은 워커의 스텝에서만 시뮬레이션합니다. 코덱이 목표까지의 스텝 수를 바꿀 수 있지만, 그 수는 실행한 그대로입니다.",
     "larger clusters were not simulated: {why}": "더 큰 클러스터를 시뮬레이션하지 못했습니다: {why}",
     "the seconds of a step of the recommended cell are simulated, not measured. Time a few steps with so many workers before you rent them.": "추천한 조합의 스텝 시간은 잰 것이 아니라 시뮬레이션 값입니다. 워커를 빌리기 전에 그 수의 워커로 몇 스텝을 재세요.",
     "the recommended cell lies beyond what was measured: {beyond}. Train this cell before you rely on it.": "추천한 조합이 측정한 범위를 벗어납니다: {beyond}. 믿기 전에 이 조합을 훈련하세요.",

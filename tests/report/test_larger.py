@@ -1,0 +1,230 @@
+"""Larger clusters in predictions, reports and pages: simulated cells are marked as simulated
+everywhere, and networks are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+import bsweep
+from bsweep import analysis, plots, report
+from bsweep.analysis.prediction.networks import AS_TIMED, knee
+from bsweep.cli import predict as command
+from bsweep.cli import report as report_command
+from bsweep.report.document import document
+from bsweep.report.interactive import html_of
+from bsweep.report.recommended import recommended
+from tests.report.browser import go, opened, rows
+
+GROUPNORM = Path(__file__).parents[2] / "results/measured/groupnorm"
+NETWORKS = ["25gbit,10us", "100mbit,1ms"]
+WORKERS = [1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.fixture(scope="module")
+def study() -> analysis.Study:
+    """A measured study on one and two workers, with two networks."""
+    return bsweep.load(GROUPNORM).on_networks(NETWORKS, WORKERS, price_per_worker_hour=2.0)
+
+
+@pytest.fixture(scope="module")
+def prediction(study: analysis.Study) -> analysis.Prediction:
+    (answer,) = analysis.answers(study)
+    assert answer.prediction is not None
+    return answer.prediction
+
+
+def test_networks_are_compared(prediction: analysis.Prediction) -> None:
+    curves = prediction.curves
+    assert [*dict.fromkeys(curves["network"])] == [AS_TIMED, *NETWORKS]
+    timed = curves[curves["network"] == AS_TIMED]
+    assert timed["num_workers"].max() == 2
+    assert not timed["is_simulated"].any()
+    for network in NETWORKS:
+        of = curves[curves["network"] == network]
+        assert of.loc[of["is_simulated"], "num_workers"].tolist() == [4, 8, 16, 32, 64]
+        assert (of["seconds_low"] < of["seconds"]).all()
+        assert of["money"].tolist() == pytest.approx(
+            (of["seconds"] * of["num_workers"] / 1800).tolist()
+        )
+    fast, slow = (curves[curves["network"] == name].iloc[-1] for name in NETWORKS)
+    assert fast["seconds"] < slow["seconds"]
+    lines = prediction.on_networks()
+    assert len(lines) == 2
+    for line, one in zip(lines, prediction.of_networks, strict=True):
+        is_simulated = bool(one.recommended["is_simulated"])
+        says = "simulated" if is_simulated else "not simulated"
+        assert line.startswith(f"With {one.network}, {says}: global batch ")
+        assert "90 % interval" in line
+    assert "knee" in repr(prediction)
+
+
+def test_a_knee_is_where_more_workers_bring_little() -> None:
+    import pandas as pd
+
+    workers = pd.Series([1, 2, 4, 8])
+    assert knee(workers, pd.Series([1.0, 1.9, 3.5, 4.0])) == 4
+    assert knee(workers, pd.Series([1.0, 2.0, 4.0, 8.0])) is None
+
+
+def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(GROUPNORM), "--workers", "1..64", "--target-accuracy", "0.42"]
+    words += [word for network in NETWORKS for word in ("--network", network)]
+    assert command.run(words) == 0
+    told = capsys.readouterr().out
+    assert all(f"With {network}, " in told for network in NETWORKS)
+    assert "--network 25gbit,10us --network 100mbit,1ms --workers 1,2,4,8,16,32,64 writes" in told
+    assert command.run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["network"] for one in found["networks"]] == NETWORKS
+    for one in found["networks"]:
+        assert {cell["is_simulated"] for cell in one["cells"]} == {True, False}
+        assert one["recommendation"]["is_simulated"] in (True, False)
+    assert {row["network"] for row in found["curves"]} == {AS_TIMED, *NETWORKS}
+
+
+def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> None:
+    cells = analysis.surface(study)
+    assert cells["is_simulated"].any()
+    for name in ("time_surface", "bottlenecks"):
+        (axes,) = plots.FIGURES[name](study).axes
+        dashed = [
+            one for one in axes.patches if isinstance(one, Rectangle) and not one.get_fill()
+            and one.get_linestyle() != "solid" and one.get_linestyle() != "-"
+        ]  # fmt: skip
+        shown = cells["is_simulated"] & (cells["problem"] == "")
+        assert len(dashed) == shown.sum()
+    for name in ("time_surface", "bottlenecks", "pareto_front", "one_more_worker"):
+        figure = plots.FIGURES[name](study)
+        assert "simulated" in plots.caption(figure)
+        legends = [text.get_text() for one in figure.legends for text in one.get_texts()]
+        assert "simulated" in legends, name
+    tables = {table.name: table for table in recommended(study)}
+    for name, column in (("predicted", "runs"), ("more-workers", "in time")):
+        assert tables[name].cells[column].str.contains("simulated").any()
+    assert "Simulated: steps as on 25gbit,10us" in tables["predicted"].caption
+    assert len(tables["larger-clusters"].cells) == len(analysis.larger_clusters(study))
+
+
+def test_the_figure_of_larger_clusters_has_a_dashed_line_for_each_network(
+    study: analysis.Study,
+) -> None:
+    figure = plots.FIGURES["larger_clusters"](study)
+    time, money = figure.axes
+    curves = analysis.larger_clusters(study)
+    found = {
+        str(network): (of["seconds"].tolist(), of["money"].tolist())
+        for network, of in curves.groupby("network", sort=False)
+    }
+    for axes, place in ((time, 0), (money, 1)):
+        lines = [line for line in axes.lines if len(line.get_xdata()) > 1 and is_curve(line)]
+        drawn = [list(line.get_ydata()) for line in lines]
+        assert drawn == [pytest.approx(values[place]) for values in found.values()]
+        assert [line.is_dashed() for line in lines] == [name != AS_TIMED for name in found]
+    assert money.get_ylabel() == "Money"
+    assert "simulated, not measured" in plots.caption(figure)
+
+
+def is_curve(line: Line2D) -> bool:
+    return line.get_marker() not in ("None", "") and line.get_linestyle() != "None"
+
+
+def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = bsweep.load(GROUPNORM)
+    assert analysis.larger_clusters(plain).empty
+    assert "larger_clusters" not in plots.figures(plain)
+    assert not analysis.surface(plain)["is_simulated"].any()
+    (answer,) = analysis.answers(plain)
+    assert answer.prediction is not None
+    assert answer.prediction.on_networks() == []
+    assert "network" not in answer.prediction.sentence()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--network", "25gb"], "--network 25gb"),
+        (["--workers", "1..64"], "--workers without a network"),
+    ],
+)
+def test_a_report_refuses_what_it_cannot_simulate(
+    words: list[str], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path / "out"), *words]) == 2
+    assert says in caplog.text + capsys.readouterr().err
+
+
+def test_a_network_that_misses_the_deadline_is_left_out() -> None:
+    given: dict[str, Any] = {"target_accuracy": 0.42, "workers": [8, 16], "batches": [512, 1024]}
+    times = bsweep.predict(GROUPNORM, network=["100gbit,1us", "1mbit,100ms"], **given)
+    fast, slow = (one.cells["seconds"].min() for one in times.of_networks)
+    deadline = f"deadline={(fast * slow) ** 0.5:.3f}s"
+    found = bsweep.predict(
+        GROUPNORM, network=["1mbit,100ms", "100gbit,1us"], objective=deadline, **given
+    )
+    assert found.network == "100gbit,1us"
+    assert not found.others
+    assert found.warnings[0].startswith("with 1mbit,100ms, objective")
+
+
+def test_a_codec_is_compared_like_a_network() -> None:
+    networks = ["100mbit,1ms", "100mbit,1ms,compression=fp16"]
+    found = bsweep.predict(
+        GROUPNORM, target_accuracy=0.42, network=networks, workers=[1, 8], batches=[256, 512]
+    )
+    seconds = [one.cells.set_index("num_workers")["seconds"][8].min() for one in found.of_networks]
+    assert seconds[1] < seconds[0]
+    assert any("a codec may change them" in warning for warning in found.warnings)
+    with pytest.raises(ValueError, match="compression=fp15 is unknown"):
+        bsweep.load(GROUPNORM).on_networks("1gbit,compression=fp15")
+
+
+def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
+    told: list[str] = []
+    page = report.write(
+        GROUPNORM, tmp_path / "out", network=NETWORKS, workers=WORKERS, tell=told.append
+    )
+    assert sum(line.startswith("With ") for line in told) == 2
+    assert (page.parent / "larger_clusters.svg").is_file()
+    text = page.read_text()
+    assert "--network 25gbit,10us --network 100mbit,1ms --workers 1,2,4" in text
+    assert "simulated" in (page.parent / "table.md").read_text()
+
+
+def test_the_page_marks_what_is_simulated(
+    browser: Any, study: analysis.Study, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    cells, curves = analysis.surface(study), analysis.larger_clusters(study)
+    best = cells[cells["is_recommended"]].iloc[0]
+    with opened(browser, path) as page:
+        on_map = rows(page, "map")
+        assert sum(row["is_simulated"] for row in on_map) == cells["is_simulated"].sum()
+        assert "dashed frame" in page.inner_text("#map-says")
+        if best["is_simulated"]:
+            assert "Simulated with 25gbit,10us: no step was timed" in page.inner_text("#sure")
+        for name, column in (("larger_time", "seconds"), ("larger_cost", "money")):
+            drawn = rows(page, name)
+            assert [row["value"] for row in drawn] == pytest.approx([*curves[column]])
+            assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
+        assert {row["line"] for row in drawn} == {
+            "the study's own links, timed", *(f"{name}, simulated" for name in NETWORKS),
+        }  # fmt: skip
+        assert page.inner_text("#larger-says").count("With ") == 2
+        go(page, objective="money", price="4")
+        assert [row["value"] for row in rows(page, "larger_cost")] == pytest.approx(
+            [*(2 * curves["money"])]
+        )
+        chosen = cells[cells["is_simulated"] & (cells["problem"] == "")].iloc[0]
+        go(page, cell=f"{chosen['global_batch']}x{chosen['num_workers']}")
+        assert "simulated" in page.inner_text("#reading")
+        go(page, lang="ko")
+        assert "시뮬레이션" in page.inner_text("#larger")
