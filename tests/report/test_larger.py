@@ -55,7 +55,7 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
         )
     fast, slow = (curves[curves["network"] == name].iloc[-1] for name in NETWORKS)
     assert fast["seconds"] < slow["seconds"]
-    lines = prediction.on_networks()
+    lines = prediction.network_lines()
     assert len(lines) == 2
     for line, one in zip(lines, prediction.of_networks, strict=True):
         is_simulated = bool(one.recommended["is_simulated"])
@@ -142,7 +142,7 @@ def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[st
     assert not analysis.surface(plain)["is_simulated"].any()
     (answer,) = analysis.answers(plain)
     assert answer.prediction is not None
-    assert answer.prediction.on_networks() == []
+    assert answer.prediction.network_lines() == []
     assert "network" not in answer.prediction.sentence()
 
 

@@ -349,7 +349,7 @@ def _larger(
         first = f"Simulated with {found.network}: no larger number of workers does better."
     else:
         first = f"Simulated with {found.network}, and no part of the above: {found.brief()[0]}"
-    return [first, *found.on_networks()], found
+    return [first, *found.network_lines()], found
 
 
 def _rate_told(search: Search, prediction: Prediction) -> list[str]:

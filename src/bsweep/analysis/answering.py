@@ -141,7 +141,7 @@ def in_short(study: Study) -> list[str]:
     chosen = answers(study)[place]
     assert chosen.prediction is not None
     cell, sure, *_ = chosen.prediction.brief()
-    networks = chosen.prediction.on_networks()
+    networks = chosen.prediction.network_lines()
     run_next = f"Run next: {chosen.prediction.next_run()}."
     _, origin = common_target(study) or (None, "")
     others = sum(answer.prediction is not None for answer in answers(study)) - 1
@@ -320,7 +320,7 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
 
 
 def _sentences(part: Study, found: Prediction) -> tuple[str, ...]:
-    sentences = (found.sentence(), *found.on_networks(), _of_rates(part, found))
+    sentences = (found.sentence(), *found.network_lines(), _of_rates(part, found))
     return tuple(filter(None, sentences))
 
 

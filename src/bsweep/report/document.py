@@ -211,7 +211,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},
         "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,
-        "networks": found.on_networks(),
+        "networks": found.network_lines(),
         "cells": {name: [*cells[name]] for name in _CELLS},
         "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},

@@ -207,9 +207,9 @@ class Prediction:
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
         sure = joined([*self._sure(), self._others()])
-        return [self._first(self.amount), sure, *self.on_networks(), *[warned] * bool(count)]
+        return [self._first(self.amount), sure, *self.network_lines(), *[warned] * bool(count)]
 
-    def on_networks(self) -> list[str]:
+    def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
         the number of workers from which on more bring little, and that from which on the best batch
         is larger than the critical batch size.
@@ -385,7 +385,7 @@ class Prediction:
             [textwrap.fill(line, _WIDTH) for line in lines]
             for lines in (self._doubts(), self._notes())
         )
-        networks = [textwrap.fill(line, _WIDTH) for line in self.on_networks()]
+        networks = [textwrap.fill(line, _WIDTH) for line in self.network_lines()]
         networks += ["", _as_text(self._shown_curves()), ""] * bool(networks)
         lines = [
             textwrap.fill(self.sentence(), _WIDTH), "", *doubts, "",
@@ -400,7 +400,7 @@ class Prediction:
         body = "".join(table.to_html(index=False) for table in tables)
         doubts, notes = (
             "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-            for lines in ((*self._doubts(), *self.on_networks()), self._notes())
+            for lines in ((*self._doubts(), *self.network_lines()), self._notes())
         )
         return f"<p><b>{html.escape(self.sentence())}</b></p>{doubts}{body}{notes}"
 
