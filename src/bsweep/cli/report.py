@@ -20,29 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     """Write the figures, tables and page of a study, print the path of the page, and return the
     exit code.
     """
-    parser = argparse.ArgumentParser(
-        prog="bsweep report", description="Write a study's figures, tables and page."
-    )
-    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
-    parser.add_argument("--out", type=Path, help="folder for the report (default: STUDY/report)")
-    parser.add_argument("--mix", action="store_true", help=MIX)
-    parser.add_argument("--beside", action="store_true", help=BESIDE)
-    parser.add_argument(
-        "--columns",
-        default="",
-        help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
-    )
-    parser.add_argument("--network", action="append", default=[], help=NETWORK)
-    parser.add_argument(
-        "--workers",
-        type=counts,
-        help="numbers of workers to simulate, such as 1..64 (default: all doublings up to 64)",
-    )
-    parser.add_argument(
-        "--price-per-worker-hour", type=float, help="price of a worker's hour, with --network"
-    )
-    parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     from bsweep import report as writer
     from bsweep.core.whole_files import is_full, no_space
 
@@ -69,6 +47,32 @@ def run(arguments: Sequence[str]) -> int:
         logger.error(f"bsweep: {problem}")
         return BAD_CONFIG
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bsweep report", description="Write a study's figures, tables and page."
+    )
+    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
+    parser.add_argument("--out", type=Path, help="folder for the report (default: STUDY/report)")
+    parser.add_argument("--mix", action="store_true", help=MIX)
+    parser.add_argument("--beside", action="store_true", help=BESIDE)
+    parser.add_argument(
+        "--columns",
+        default="",
+        help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
+    )
+    parser.add_argument("--network", action="append", default=[], help=NETWORK)
+    parser.add_argument(
+        "--workers",
+        type=counts,
+        help="numbers of workers to simulate, such as 1..64 (default: all doublings up to 64)",
+    )
+    parser.add_argument(
+        "--price-per-worker-hour", type=float, help="price of a worker's hour, with --network"
+    )
+    parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
+    return parser
 
 
 def _tell(line: str) -> None:
