@@ -15,7 +15,6 @@ from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import PARTS
-from bsweep.analysis.prediction.networks import curves_of
 
 NO_DIFFERENCE = "no difference"
 NOT_REACHED = "not reached"
@@ -151,8 +150,8 @@ def larger_clusters(study: Study) -> pd.DataFrame:
     """Return the time and the cost to the target on each number of workers at its best batch size,
     for each network that a study simulates.
 
-    The table has the columns of `curves_of` and `where`, `target`: the part of the study and its
-    target. It is empty if the study has no larger clusters, see `Study.on_networks`.
+    The table has the columns of `Prediction.curves` and `where`, `target`: the part of the study
+    and its target. It is empty if the study has no larger clusters, see `Study.on_networks`.
 
     Args:
         study: The study.
@@ -161,9 +160,7 @@ def larger_clusters(study: Study) -> pd.DataFrame:
         The table with a plain index.
     """
     parts = [
-        curves_of(answer.prediction.of_networks).assign(
-            where=answer.where, target=str(answer.prediction.target)
-        )
+        answer.prediction.curves.assign(where=answer.where, target=str(answer.prediction.target))
         for answer in answers(study)
         if answer.prediction is not None and answer.prediction.network
     ]

@@ -57,10 +57,12 @@ def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
     """
     curves = []
     for place, one in enumerate(predictions):
-        best, is_simulated = _best(one), _best(one)["is_simulated"]
-        if not place and (best.loc[~is_simulated, "num_workers"] > 1).any():
+        best = _best(one)
+        is_simulated, is_alone = best["is_simulated"], best["num_workers"] == 1
+        if not place and (~is_simulated & ~is_alone).any():
             curves.append(_curve(one, best[~is_simulated], AS_TIMED))
-        curves.append(_curve(one, best[is_simulated | (best["num_workers"] == 1)], one.network))
+        if (is_simulated | is_alone).any():
+            curves.append(_curve(one, best[is_simulated | is_alone], one.network))
     return pd.concat(curves, ignore_index=True)
 
 
@@ -76,7 +78,7 @@ def _best(prediction: Prediction) -> pd.DataFrame:
 
 def _curve(prediction: Prediction, cells: pd.DataFrame, network: str) -> pd.DataFrame:
     table = cells[_CELL].assign(network=network)
-    price = (cells["money"] / cells["worker_seconds"] * 3600).iloc[0] if len(cells) else np.nan
+    price = (cells["money"] / cells["worker_seconds"] * 3600).iloc[0]
     for end in ("", "_low", "_high"):
         table[f"worker_hours{end}"] = table[f"seconds{end}"] * table["num_workers"] / 3600
         table[f"money{end}"] = table[f"worker_hours{end}"] * price
