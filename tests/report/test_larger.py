@@ -5,9 +5,12 @@ everywhere, and networks are compared.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -15,6 +18,7 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.prediction.networks import AS_TIMED, knee
+from bsweep.analysis.simulation.constants import of_study
 from bsweep.cli import predict as command
 from bsweep.cli import report as report_command
 from bsweep.report.document import document
@@ -66,8 +70,6 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
 
 
 def test_a_knee_is_where_more_workers_bring_little() -> None:
-    import pandas as pd
-
     workers = pd.Series([1, 2, 4, 8])
     assert knee(workers, pd.Series([1.0, 1.9, 3.5, 4.0])) == 4
     assert knee(workers, pd.Series([1.0, 2.0, 4.0, 8.0])) is None
@@ -172,6 +174,13 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert found.network == "100gbit,1us"
     assert not found.others
     assert found.warnings[0].startswith("with 1mbit,100ms, objective")
+
+
+def test_a_message_names_the_command_that_has_the_option() -> None:
+    known = bsweep.load(GROUPNORM)
+    unknown = replace(known, runs=known.runs.assign(num_parameters=np.nan))
+    with pytest.raises(ValueError, match="give `bsweep simulate` --parameters"):
+        of_study(unknown, {"num_workers": "1"})
 
 
 def test_a_codec_is_compared_like_a_network() -> None:
