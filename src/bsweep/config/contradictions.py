@@ -80,10 +80,25 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     yield from c.measure.problems(c)
     yield from c.model.problems(c)
     yield from c.launch.problems(c)
-    yield from c.strategy.problems(c)
-    yield from _codec_contradictions(c)
-    for card in (c.compression, c.allocation, c.batching, c.optimizer, c.data):
+    yield from exchange_contradictions(c)
+    for card in (c.batching, c.optimizer, c.data):
         yield from card.problems(c)
+
+
+def exchange_contradictions(config: RunConfig) -> Iterator[str]:
+    """Yield an error message, with the remedy, for each contradiction of the strategy, the codec
+    and the allocation with each other or with the rest of a configuration.
+
+    Args:
+        config: The configuration, whose every key is valid by itself.
+
+    Yields:
+        One message for each contradiction.
+    """
+    yield from config.strategy.problems(config)
+    yield from _codec_contradictions(config)
+    for card in (config.compression, config.allocation):
+        yield from card.problems(config)
 
 
 def why_not_compiled(config: RunConfig) -> str:

@@ -114,6 +114,8 @@ class Start:
     classes: tuple[str, ...]  # their names; empty if they have none
     num_classes: Natural | None = None  # or the size of a text's vocabulary; None for a regression
     num_parameters: Natural | None  # None if only the user's own program knows it, as num_test
+    layer_parameters: tuple[Natural, ...] | None = None  # of each layer, in the model's order
+    num_blocks: Natural | None = None  # which workers that divide the model handle one at a time
     tokens_per_example: Natural | None = None
     device: str
     precision: str

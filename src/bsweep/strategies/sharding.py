@@ -78,11 +78,11 @@ def _assign(
     """
     match strategy.sharding:
         case "layer":
-            return _largest_first(_layers(slices), num_servers)
+            return _largest_first(layers(slices), num_servers)
         case "layer_round_robin":
             return (
                 (number % num_servers, part)
-                for number, layer in enumerate(_layers(slices))
+                for number, layer in enumerate(layers(slices))
                 for part in layer
             )
         case "memory":
@@ -91,15 +91,15 @@ def _assign(
             return _hashed(slices, num_servers, max(1, strategy.chunk_bytes // _ELEMENT_BYTES))
 
 
-def _layers(slices: Sequence[Slice]) -> list[list[Slice]]:
+def layers(slices: Sequence[Slice]) -> list[list[Slice]]:
     """Return a list of slices for each layer of the model, in the model's order.
 
     The slices of a layer are a module's own tensors, such as weight and bias.
     """
-    layers: dict[str, list[Slice]] = {}
+    found: dict[str, list[Slice]] = {}
     for part in sorted(slices, key=lambda part: part.index):
-        layers.setdefault(part.name.rpartition(".")[0], []).append(part)
-    return list(layers.values())
+        found.setdefault(part.name.rpartition(".")[0], []).append(part)
+    return list(found.values())
 
 
 def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
@@ -162,7 +162,7 @@ def _nothing_held(
         case "layer" | "layer_round_robin":
             return (
                 f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: "
-                f"the model has {len(_layers(slices))} layers with parameters, and each layer "
+                f"the model has {len(layers(slices))} layers with parameters, and each layer "
                 "stays whole. Use at most that many servers, or strategy.sharding=memory."
             )
         case "memory":

@@ -24,6 +24,7 @@ from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.strategies import AnyStrategy
+from bsweep.config.values import ConfigError
 from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
@@ -45,7 +46,7 @@ from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.strategies import InBackward, Staged, Strategy
+from bsweep.strategies import InBackward, Staged, Strategy, sharding
 from bsweep.strategies.single import Single
 from bsweep.train import (
     checkpointing,
@@ -312,6 +313,8 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         num_classes=None if dataset.is_regression else dataset.num_classes,
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.num_parameters,
+        layer_parameters=_layer_parameters(job.vector),
+        num_blocks=_num_blocks(job),
         device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
@@ -326,6 +329,24 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         start_seconds=_seconds_since(launched_at, job.paths),
         learning_rate=optim.base_learning_rate(config),
     )
+
+
+def _layer_parameters(vector: Vector) -> tuple[int, ...] | None:
+    """Return the number of parameters of each layer; None if this worker has only some layers."""
+    layers = sharding.layers(vector.slices)
+    sizes = tuple(sum(part.num_elements for part in layer) for layer in layers)
+    return sizes if sum(sizes) == vector.num_parameters else None
+
+
+def _num_blocks(job: Job) -> int | None:
+    """Return the number of the model's blocks; None if this worker has only a part of the model, or
+    a name of a block is wrong.
+    """
+    if job.config.strategy.can.splits_model:
+        return None
+    with suppress(ConfigError):
+        return len(models.blocks(job.config.model, job.model))
+    return None
 
 
 def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:

@@ -26,11 +26,13 @@ from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, ways_of
 from bsweep.config.values import check_above_zero
+from bsweep.core.words import counted, listed
 
 __all__ = ["Constants", "Failures", "Simulation", "links_of", "simulate", "simulate_from"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
 _MOST_WORKERS = 65_536
+_FEW_WORKERS = 8  # settings that fit no number up to this contradict each other
 
 
 def simulate(
@@ -104,11 +106,13 @@ def simulate(
     if of is not None:
         links = {one: machines.within(link, of) for one, link in links.items()}
     ways = ways_of(strategies, known.runs if known else pd.DataFrame())
-    return simulate_from(
+    simulation = simulate_from(
         found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
         failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
         seed=seed, progress=progress,
     )  # fmt: skip
+    more = () if of is None else machines.memory_notes(of, found.parameter_bytes, ways, workers)
+    return replace(simulation, notes=(*simulation.notes, *more))
 
 
 def _adjusted(
@@ -170,15 +174,12 @@ def simulate_from(
     check_above_zero("global-batch", global_batch, 1024)
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
+    cells, left_out = _cells(ways, sorted(set(workers)), local, global_batch)
     rows, timelines = [], []
-    for name, way, count in product(networks, ways, sorted(set(workers))):
+    for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
-        own = with_replicas(way, count)
-        if problem := next(iter(own.card.problems_of_workers(count)), ""):
-            raise ValueError(f"--strategies {way.name}: {problem}")
-        batch = _local_batch(own, count, local, global_batch)
-        case = Case(constants, networks[name], own, count, batch, num_steps, seed)
-        steps = outcome(own.card, case)
+        case = Case(constants, networks[name], way, count, batch, num_steps, seed)
+        steps = outcome(way.card, case)
         factor = failures.factor(count, seed) if failures else 1.0
         rows.append({"network": name, **result.row_of(case, steps, factor)})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
@@ -190,8 +191,46 @@ def simulate_from(
     return Simulation(
         table,
         pd.concat(told, ignore_index=True) if told else pd.DataFrame(),
-        (*_notes(constants, ways), *result.knees(table)),
+        (*_notes(constants, ways), *left_out, *result.knees(table)),
     )
+
+
+def _cells(
+    ways: Sequence[Way], counts: Sequence[int], local: float, global_batch: int | None
+) -> tuple[list[tuple[Way, int, float]], list[str]]:
+    """Return each way on each number of workers that bsweep can train so, with a worker's batch,
+    and sentences about the numbers that are left out.
+
+    Raises:
+        ValueError: If a way's settings contradict each other on any number of workers, or no number
+            of workers is left for any way.
+    """
+    cells, notes, problems = [], [], {}
+    for way in ways:
+        refused = {}
+        for count in counts:
+            own = with_replicas(way, count)
+            batch = _local_batch(own, count, local, global_batch)
+            if problem := own.problem(count, batch):
+                refused[count] = problem
+            else:
+                cells.append((own, count, batch))
+        if not refused:
+            continue
+        first = next(iter(refused.values()))
+        problems[way.name] = first
+        if len(refused) == len(counts) and all(
+            with_replicas(way, count).problem(count, local) for count in range(1, _FEW_WORKERS + 1)
+        ):
+            raise ValueError(f"--strategies {way.name}: {first}")
+        notes.append(f"{way.name}: not on {_workers([*refused])}: {first}")
+    if not cells:
+        raise ValueError("\n".join(f"--strategies {name}: {of}" for name, of in problems.items()))
+    return cells, notes
+
+
+def _workers(counts: Sequence[int]) -> str:
+    return counted(listed(counts) if len(counts) > 1 else counts[0], "worker")
 
 
 def _check_counts(workers: Sequence[int], num_steps: int) -> None:
@@ -286,9 +325,18 @@ def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
     notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
     if constants.network is None:
         notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
+    if not constants.layer_shares and any(_holds_layers(way) for way in ways):
+        notes.append(
+            "The sizes of the layers are not known: servers that hold whole layers are taken to "
+            "hold equal parts of the model."
+        )
     if any(way.card.can.splits_model for way in ways) and not constants.example_bytes:
         notes.append(
             "The size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."
         )
     return notes
+
+
+def _holds_layers(way: Way) -> bool:
+    return getattr(way.card, "sharding", "") in ("layer", "layer_round_robin")

@@ -39,6 +39,11 @@ _MISSED = 0.1  # of the logarithm of an exchange's seconds, by its model, before
 _FEW = 5  # the number of runs that this weighs
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
+OTHER_WAY = 0.1
+"""The standard deviation of the logarithm of a step's seconds, in which an exchange that a study
+has not measured differs from what others tell of it: by leaving ways out of the studies in
+`results/measured`, see `between_ways` in `scripts/simulate_truth.py`.
+"""
 _SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 _SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds", "codec_seconds"]
@@ -129,7 +134,23 @@ def of_study(
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         measured=steps,
+        **_of_model(study, runs),
     )
+
+
+def _of_model(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
+    """Return what the records of a study say of the parts of its model: the shares of its layers,
+    and the number of its blocks.
+    """
+    found: dict[str, Any] = {}
+    for run_id in runs["run_id"].head(_MOST_READ):
+        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
+        start = next((one for one in records if one["type"] == "start"), {})
+        if sizes := start.get("layer_parameters"):
+            found["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
+        if number := start.get("num_blocks"):
+            found["num_blocks"] = number
+    return found
 
 
 def _timed(study: Study, steps: pd.DataFrame) -> pd.DataFrame:

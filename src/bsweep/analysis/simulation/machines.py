@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.simulation.strategies import with_replicas
+from bsweep.analysis.simulation.words import Way
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import Count, Positive, did_you_mean
 from bsweep.core.regular_files import read_regular
+from bsweep.core.words import listed
 
 _UNSURE = 0.3  # of the logarithm of the share of a machine's speed that a model reaches
 _SPREAD = Spread(0.03)  # of steps, on a machine that nobody has measured
@@ -82,6 +85,36 @@ def of_machine(
         spread=_SPREAD,
         is_gpu=True,
     )
+
+
+def memory_notes(
+    of: Machine, parameter_bytes: float, ways: Sequence[Way], counts: Sequence[int]
+) -> Iterator[str]:
+    """Yield a sentence for each way in which the parameters, the gradients, the optimizer's state
+    and the strategy's copies of a worker take more than its memory.
+
+    Args:
+        of: The machine.
+        parameter_bytes: The bytes of the model's parameters.
+        ways: The ways to exchange.
+        counts: The numbers of workers.
+    """
+    for way in ways:
+        needs = {}
+        for count in sorted(set(counts)):
+            own = with_replicas(way, count)
+            parameters, gradients, state = own.card.parts_held(count)
+            vectors = 1 / parameters + 1 / gradients + own.card.vectors_held
+            vectors += (own.optimizer.vectors_of_state or 0) / state
+            needs[count] = vectors * parameter_bytes / 1e9
+        full = [count for count, need in needs.items() if need > of.memory_gb]
+        if full:
+            most = max(needs[count] for count in full)
+            yield (
+                f"{way.name}: on {listed(full)} workers the parameters, the gradients and the "
+                f"state of optimizer={way.optimizer.name} take up to {most:.0f} GB of a worker's "
+                f"{of.memory_gb:g} GB, before any activation. Such steps cannot be made."
+            )
 
 
 def within(network: Network, of: Machine) -> Network:

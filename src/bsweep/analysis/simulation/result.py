@@ -15,6 +15,7 @@ from bsweep.analysis.prediction.networks import KNEE, knee
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
+from bsweep.analysis.simulation.spread import P95
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.analysis.simulation.words import Way
 
@@ -110,7 +111,7 @@ def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
     number_of = len(found.step_seconds)
     blocks = np.array_split(found.step_seconds / found.steps_each, min(NUM_DRAWS, number_of))
     means = _of_draws(blocks) * factor
-    low, high = np.quantile(means, INTERVAL)
+    low, high = _widened(means, case.other_way)
     whole = float(found.step_seconds.sum())
     exposed = 1 - float(found.slowest_seconds.sum()) / whole
     waiting = float((found.slowest_seconds - found.mean_seconds).sum()) / whole
@@ -124,13 +125,21 @@ def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
         "local_batch": case.local_batch,
         "global_batch": round(batch),
         "step_seconds": seconds,
-        "step_seconds_low": float(low),
-        "step_seconds_high": float(high),
+        "step_seconds_low": low,
+        "step_seconds_high": high,
         "exchange_share": max(0.0, exposed),
         "waiting_share": max(0.0, waiting),
         "examples_per_second": batch * found.examples_factor / seconds,
         "lost_share": 1 - 1 / factor,
     }
+
+
+def _widened(seconds: Array, spread_of_logs: float) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of draws that may all be wrong by one factor, too."""
+    low, middle, high = np.log(np.quantile(seconds, [INTERVAL[0], 0.5, INTERVAL[1]]))
+    more = P95 * spread_of_logs
+    ends = middle - np.hypot(middle - low, more), middle + np.hypot(high - middle, more)
+    return float(np.exp(ends[0])), float(np.exp(ends[1]))
 
 
 def _of_draws(blocks: list[Array]) -> Array:

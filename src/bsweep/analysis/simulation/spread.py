@@ -16,7 +16,7 @@ import pandas as pd
 
 from bsweep.analysis.simulation.network import Array
 
-_P95 = 1.645  # standard deviations from the median to the 95th percentile
+P95 = 1.645  # standard deviations from the median to the 95th percentile
 _STRETCH = 20  # steps of a stretch, if not measured
 _FEWEST = 20  # measured steps from which others are drawn
 _MOST_SPREAD = 1.0  # of logarithms: few disturbed steps must not make all steps wild
@@ -93,6 +93,6 @@ def of_epochs(epochs: pd.DataFrame) -> Spread:
     within = logs - logs.groupby(known["run_id"]).transform("mean")
     freedom = len(within) - known["run_id"].nunique()
     slow = float(np.sqrt((within**2).sum() / freedom)) if freedom > 0 else 0.0
-    fast = float(np.median(ratio)) / _P95
+    fast = float(np.median(ratio)) / P95
     stretch = max(1, int(known["num_steps"].median()))
     return Spread(min(fast, _MOST_SPREAD), min(slow, _MOST_SPREAD), stretch)

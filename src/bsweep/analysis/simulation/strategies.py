@@ -16,7 +16,7 @@ import numpy as np
 
 from bsweep.analysis.simulation import collectives, engine, passes, servers
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
-from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants
 from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
 from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
 from bsweep.analysis.simulation.words import Way
@@ -67,6 +67,16 @@ class Case:
     def draw_of_step(self) -> Numbers:
         """The number of the draw of the constants in each step."""
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
+
+    @property
+    def other_way(self) -> float:
+        """The standard deviation of the logarithm of a step's seconds that comes from an exchange
+        of which nothing was measured.
+        """
+        measured = self.constants.measured
+        own = measured if measured.empty else self.way.of(measured)
+        is_known = self.num_workers == 1 or (len(own) and (own["num_workers"] > 1).any())
+        return 0.0 if is_known else OTHER_WAY
 
     @cached_property
     def speeds(self) -> Array:

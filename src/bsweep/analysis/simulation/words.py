@@ -17,19 +17,21 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bsweep.analysis.simulation.collectives import ALGORITHMS
-from bsweep.config.groups import CodecConfig, StrategyConfig
+from bsweep.config.contradictions import exchange_contradictions
+from bsweep.config.groups import CodecConfig, OptimizerConfig, StrategyConfig
 from bsweep.config.parsing import conf_dir
-from bsweep.config.run import names, variants
+from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
 Allocation = Literal["uniform", "steps_by_speed", "by_speed"]
 _UNKNOWN = ("own", "program")  # their code may exchange in any way
+_OPTIMIZER = "adamw"  # if no run tells
 
 
 @dataclass(frozen=True)
 class Way:
     """One way in which simulated workers exchange: a strategy, a codec, an algorithm, and how work
-    is shared among uneven workers.
+    is shared among uneven workers; and the optimizer, with which some strategies do not get on.
 
     `algorithm` is the user's choice for the exchange, or empty for the strategy's own.
     `has_replicas` tells a user's choice of replicas from the strategy's default.
@@ -38,6 +40,7 @@ class Way:
     name: str
     card: StrategyConfig
     codec: CodecConfig
+    optimizer: OptimizerConfig
     algorithm: str = ""
     allocation: Allocation = "uniform"
     has_replicas: bool = False
@@ -54,6 +57,23 @@ class Way:
                     lambda value, wanted=wanted: _plain(value) == wanted
                 )
         return runs[own]
+
+    def problem(self, num_workers: int, local_batch: float) -> str:
+        """Return the first message with which bsweep would refuse a run of this way, or an empty
+        text. Settings that no simulation has, such as the precision, fit the strategy.
+        """
+        can = self.card.can
+        starts = "horovodrun" if can.uses_horovod else (can.launchers or ("torchrun",))[0]
+        config = RunConfig(
+            study="simulated", results_dir="results", num_workers=num_workers,
+            local_batch=max(1, round(local_batch)), global_batch=None, accumulation_steps=1,
+            epochs=1, seed=0, device="auto", precision="fp32", channels_last="auto",
+            average_batchnorm=True, log_every_steps=20, data=_default("data", "synthetic"),
+            model=_default("model", "tiny_cnn"), optimizer=self.optimizer, strategy=self.card,
+            compression=self.codec, allocation=_default("allocation", self.allocation),
+            launch=_default("launch", starts),
+        )  # fmt: skip
+        return next(exchange_contradictions(config), "")
 
 
 def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
@@ -111,12 +131,24 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
     coded = runs[runs["compression"] == codec] if "compression" in runs else runs
     of_codec = _of_runs(coded, [one.name for one in fields(codec_kind)], "compression")
     codec_card = _card(word, codec_kind, {**_defaults("compression", codec), **of_codec})
-    if codec_card.builds and not card.can.takes_codecs:
-        raise ValueError(
-            f"--strategies {word}: strategy={name} takes no compression. Leave it out."
-        )
     has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
-    return Way(word, card, codec_card, str(algorithm), allocation, has_replicas)
+    return Way(
+        word, card, codec_card, _optimizer(runs), str(algorithm), allocation, has_replicas
+    )  # fmt: skip
+
+
+def _optimizer(runs: pd.DataFrame) -> OptimizerConfig:
+    """Return the card of the runs' optimizer, with its default settings."""
+    known = runs["optimizer"].dropna().unique() if "optimizer" in runs else []
+    is_known = len(known) == 1 and known[0] not in _UNKNOWN
+    found: OptimizerConfig = _default("optimizer", str(known[0]) if is_known else _OPTIMIZER)
+    return found
+
+
+@functools.cache
+def _default(group: str, name: str) -> Any:
+    """Return the card of a variant with the default settings."""
+    return _card(name, _kind(group, name), _defaults(group, name))
 
 
 def _pair(word: str, pair: str) -> tuple[str, Any]:
@@ -139,7 +171,11 @@ def _kind(group: str, name: str) -> Any:
 
 @functools.cache
 def _defaults(group: str, name: str) -> Mapping[str, Any]:
-    found = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+    of_all, own = (
+        yaml.safe_load((conf_dir() / file).read_text())
+        for file in ("config.yaml", f"{group}/{name}.yaml")
+    )
+    found = {**of_all.get(group, {}), **own}
     return {key: value for key, value in found.items() if key != "defaults"}
 
 
