@@ -26,7 +26,7 @@ from bsweep.analysis.simulation import (
     strategies,
     words,
 )
-from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants, of_study
+from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
 from bsweep.analysis.simulation.constants import of_bench as constants_of_bench
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import parse_network
@@ -478,7 +478,7 @@ def test_money_and_failures_are_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--strategies", "horovod:bucket=2"], "has no key 'bucket'"),
         (["--network", "25gbit", "--strategies", "horovod:buckets=0"], "buckets"),
         (["--network", "25gbit", "--global-batch", "32", "--workers", "64"], "less than one"),
-        (["--network", "25gbit", "--strategies", "single", "--workers", "2"], "one worker"),
+        (["--network", "25gbit", "--strategies", "single", "--workers", "2"], "exchanges nothing"),
         (["--network", "25gbit", "--steps", "3"], "--steps 3"),
         (["--network", "25gbit", "--machine", "h100"], "one source"),
         (["--network", "25gbit", "--speeds", "0,1"], "above 0"),
@@ -490,6 +490,87 @@ def test_wrong_words_get_a_message_with_the_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         command.run([str(study), *words])
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("horovod:buckets=4:compression=topk", "a codec takes the whole gradient at once"),
+        ("parameter_server:consistency=stale_synchronous", "needs strategy.staleness"),
+        ("parameter_server:staleness=3", "this key is for"),
+        ("ddp:compression=topk", "take a codec. strategy.hook is DDP's own"),
+        ("horovod:allocation=steps_by_speed", "takes no number of local steps"),
+        ("pipeline:microbatches=5", "does not divide the local batch"),
+        ("pipeline:schedule=gpipe:replicas=64", "Use a divisor of num_workers"),
+    ],
+)
+def test_a_way_that_bsweep_cannot_train_is_refused_in_the_words_of_its_card(
+    way: str, message: str, study: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"--strategies {way}: .*{message}"):
+        bsweep.simulate(study, workers=[1, 2, 8], strategies=f"horovod,{way}", network="25gbit")
+
+
+def test_a_refused_way_ends_with_code_2(study: Path) -> None:
+    given = ("--network", "25gbit", "--strategies", "parameter_server:staleness=3")
+    result = run_bsweep("simulate", str(study), *given, cwd=study)
+    assert result.returncode == 2
+    assert "Leave strategy.staleness out" in result.stderr
+
+
+def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) -> None:
+    found = bsweep.simulate(
+        study, workers=[2, 4, 7, 11], strategies="allreduce,pipeline", network="25gbit"
+    )
+    workers = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
+    assert workers.apply(list).to_dict() == {"allreduce": [2, 4, 7, 11], "pipeline": [2, 4]}
+    (note,) = [one for one in found.notes if "not on" in one]
+    assert note.startswith("pipeline: not on 7 and 11 workers: strategy.microbatches=4 with")
+    alone = bsweep.simulate(study, workers=[7], strategies="allreduce,pipeline", network="25gbit")
+    assert list(alone.cells["strategy"]) == ["allreduce"]
+    with pytest.raises(ValueError, match=r"--strategies pipeline: strategy\.microbatches=4"):
+        bsweep.simulate(study, workers=[7], strategies="pipeline", network="25gbit")
+
+
+def test_a_pipeline_takes_all_doublings(study: Path) -> None:
+    found = bsweep.simulate(
+        study, workers=counts("1..64"), strategies="pipeline", network="25gbit", num_steps=20
+    )
+    assert list(found.cells["num_workers"]) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
+    sizes = (1_000_000, 9_000_000, 181_642, 1_000_000)
+    found = {}
+    for known in (sizes, None):
+        folder = tmp_path / str(known is None)
+        write_run(folder, local_batch=8, layer_parameters=known)
+        found[known] = bsweep.simulate(
+            folder, workers=[8], strategies="parameter_server:sharding=layer", network="1gbit"
+        )
+    step = {known: float(one.cells["step_seconds"].iloc[-1]) for known, one in found.items()}
+    assert step[sizes] > 1.5 * step[None]
+    assert not any("layers are not known" in note for note in found[sizes].notes)
+    assert any("layers are not known" in note for note in found[None].notes)
+
+
+def test_ways_that_nobody_measured_are_doubted_more(study: Path) -> None:
+    cells = bsweep.simulate(
+        study, workers=[1, 2], strategies="horovod,allreduce", local_batch=64
+    ).cells.query("kind == 'simulated'").set_index(["strategy", "num_workers"])  # fmt: skip
+    widths = np.log(cells["step_seconds_high"] / cells["step_seconds_low"])
+    assert widths["allreduce", 2] > np.hypot(widths["horovod", 2], 2 * 1.6 * OTHER_WAY) * 0.9
+    assert widths["horovod", 2] < 2 * 1.6 * OTHER_WAY
+    assert widths["allreduce", 1] == pytest.approx(widths["horovod", 1])
+
+
+def test_machines_whose_memory_is_too_small_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--machine", "h100", "--flops-per-example", "1e12", "--parameters", "20e9"]
+    given += ["--network", "400gbit", "--workers", "8,16", "--strategies", "allreduce,sharded"]
+    command.run([*given, "--json"])
+    (note,) = [one for one in json.loads(capsys.readouterr().out)["notes"] if "GB" in one]
+    assert note.startswith("allreduce: on 8 and 16 workers ")
+    assert "up to 320 GB of a worker's 80 GB" in note  # AdamW has two vectors of state
 
 
 def test_counts_are_numbers_or_doublings() -> None:
