@@ -39,7 +39,7 @@ def test_draws_are_those_of_a_posterior_that_is_known() -> None:
     precision = np.linalg.inv(0.01 * np.array([[1, 0.99], [0.99, 1]]))
     center = np.array([1.0, -2.0])
 
-    def log_likelihood(points: Array) -> Array:
+    def log_likelihood(points: Array, _: Array) -> Array:
         away = points[:, :2] - center
         return np.asarray(-0.5 * np.einsum("ni,ij,nj->n", away, precision, away))
 
@@ -53,7 +53,7 @@ def test_draws_are_those_of_a_posterior_that_is_known() -> None:
 
 
 def test_two_modes_are_both_found_in_their_shares() -> None:
-    def log_likelihood(points: Array) -> Array:
+    def log_likelihood(points: Array, _: Array) -> Array:
         one, other = (stats.norm.logpdf(points[:, 0], place, 0.05) for place in (-1, 1))
         return np.asarray(np.logaddexp(one, np.log(3) + other))
 
@@ -77,6 +77,9 @@ def test_the_likelihood_integrates_a_normal_over_censored_cells() -> None:
     assert log_likelihood(bounded, model, sigma, tau)[0] == pytest.approx(
         np.log(above) + np.log(below), abs=0.01
     )
+    twice = [np.repeat(value, 2, axis=0) for value in (model, sigma, tau)]
+    of_two = log_likelihood(bounded, twice[0], twice[1], twice[2], np.array([-np.inf, 0.0]))
+    assert of_two.tolist() == [log_likelihood(bounded, model, sigma, tau)[0], -np.inf]
     repeated = [np.repeat(value, 4000, axis=0) for value in (model, sigma, tau)]
     many = draw_effects(bounded, repeated[0], repeated[1], repeated[2], np.random.default_rng(0))
     assert many[:, 0].mean() > 0.03, "the bound lifts the effect above that of the exact runs alone"

@@ -2,14 +2,14 @@
 
 A study may have thousands of runs, of which few are at work. So a look reads again only the runs
 that are at work, and those in whose folders files were made or removed since the last look, as
-every attempt does. For another run without a result, a look costs one system call.
+every attempt does. For another run without a result, a look costs one system call, and for a run
+with a result none.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Watched:
         self._found: dict[str, State] = {}
         self._stamps: dict[str, _Stamp] = {}  # of runs without a result
         self._final: dict[str, int] = {}  # the folder's inode, of runs with a result
+        self._listings: tuple[_Stamp, ...] = ()  # of the study's folder when it was last listed
         self._commands: _Stamp = ()
         self._by = Estimate([])
         self._estimated = -_ESTIMATE_SECONDS
@@ -106,44 +107,59 @@ class Watched:
 
     def _read(self) -> set[str]:
         """Read the runs that have changed, and return their names."""
-        changed, there = set(), 0
-        for entry in os.scandir(self.folder):
-            name = entry.name
-            if self._final.get(name) == entry.inode():
-                there += 1
-                continue
-            is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
-            if name.startswith(".") or not is_folder:  # a link in a circle is none
-                continue
-            there += 1
+        changed = set()
+        for name, stamp in self._unfinished().items():
             before = self._found.get(name, NEW)
-            status = entry.stat()
-            stamp = (status.st_ino, status.st_mtime_ns)
             if before.status != "running" and self._stamps.get(name) == stamp:
                 continue
-            # What changes while the run is read is read again next time.
-            now = states.state_of_run(Path(entry))
             self._final.pop(name, None)
             self._stamps.pop(name, None)
+            if not stamp:  # the run is gone, or is a link to a folder that is
+                self._listings = ()
+                if self._found.pop(name, None):
+                    changed.add(name)
+                continue
+            # What changes while the run is read is read again next time.
+            now = states.state_of_run(self.folder / name)
             if now.status in states.RESULTS:
-                self._final[name] = status.st_ino
+                self._final[name] = stamp[0]
             else:
                 self._stamps[name] = stamp
             if now != before:
                 self._found[name] = now
                 changed.add(name)
-        if there < len(self._stamps) + len(self._final):
-            names = {path.name for path in self.folder.iterdir()}
-            for name in (self._stamps.keys() | self._final.keys()) - names:
-                self._stamps.pop(name, None)
-                self._final.pop(name, None)
-                if self._found.pop(name, None):
-                    changed.add(name)
         self._is_outdated |= bool(changed)
         commands = _stamp(self.folder / "commands.jsonl")
         if commands != self._commands:
             self._commands, self._is_outdated, self._estimated = commands, True, -_ESTIMATE_SECONDS
         return changed
+
+    def _unfinished(self) -> dict[str, _Stamp]:
+        """Return the stamps of all runs' folders, but of those that had a result at the last look
+        and are still there. The stamp of a run that is gone is empty.
+
+        The study's folder is listed only after runs were made or removed in it. It is listed twice
+        then, because file systems with coarse clocks give two changes the same time.
+        """
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # only so is its time new
+        try:
+            listing = _stamp(folder)
+            if self._listings == (listing, listing):
+                return {name: _stamp(name, folder) for name in self._stamps}
+        finally:
+            os.close(folder)
+        self._listings = (*self._listings[-1:], listing)
+        found, kept = {}, set()
+        for entry in os.scandir(self.folder):
+            name = entry.name
+            if self._final.get(name) == entry.inode():
+                kept.add(name)
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
+            if is_folder and not name.startswith("."):  # a link in a circle is none
+                found[name] = _stamp(entry)
+        gone = (self._stamps.keys() | self._final.keys()) - found.keys() - kept
+        return {**found, **dict.fromkeys(gone, ())}
 
     def _change(self, name: str) -> None:
         """Show the state of a run, with the estimate as it was."""
@@ -179,8 +195,15 @@ class Watched:
         self._estimated, self._is_outdated = time.monotonic(), False
 
 
-def _stamp(path: Path) -> _Stamp:
-    with suppress(OSError):
-        status = path.stat()
-        return (status.st_ino, status.st_mtime_ns, status.st_size)
-    return ()
+def _stamp(path: str | int | os.PathLike[str], folder: int | None = None) -> _Stamp:
+    """Return a file's inode, time of change and size; nothing if there is no such file.
+
+    Args:
+        path: The path or descriptor of the file.
+        folder: The descriptor of the folder to which the path is relative, if it is.
+    """
+    try:
+        status = os.stat(path, dir_fd=folder)
+    except OSError:
+        return ()
+    return (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from bsweep.analysis.prediction.fitting import Fits
 from bsweep.analysis.prediction.forecast import Key, are_unreached, keys_of
@@ -361,7 +361,8 @@ def _gain_of_rate(slower: float) -> float:
     cell whose log time (or log cost) is by so much larger than that of the recommended cell.
     """
     far = slower / _RATE_EFFECT
-    return float(_RATE_EFFECT * (norm.pdf(far) - far * norm.sf(far)))
+    density = np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)
+    return float(_RATE_EFFECT * (density - far * ndtr(-far)))
 
 
 def _best(table: pd.DataFrame, ends: End) -> Next:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Likelihood = Callable[[Array, Array], Array]
 
 NUM_DRAWS = 4000
 _MOVES, _LAST_MOVES = 6, 20  # moves of each point, at each t below 1 and at t = 1
@@ -25,7 +26,7 @@ _LEAST_SHARE = 0.5  # effective share of the points after a change of t
 
 
 def posterior(
-    log_likelihood: Callable[[Array], Array],
+    log_likelihood: Likelihood,
     num_parameters: int,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
@@ -35,14 +36,15 @@ def posterior(
 
     Args:
         log_likelihood: A function from points of shape (n, num_parameters) to log likelihoods of
-            shape (n,). It returns -inf where the data are impossible.
+            shape (n,). It returns -inf where the data are impossible. Its second argument, of shape
+            (n,), are the log likelihoods below which points are refused: there it may return -inf.
         num_parameters: The number of parameters.
         num_draws: The number of draws, which must be even.
         seed: The seed of the random numbers.
     """
     rng = np.random.default_rng(seed)
     points = rng.standard_normal((num_draws, num_parameters))
-    heights, temperature = log_likelihood(points), 0.0
+    heights, temperature = log_likelihood(points, np.full(num_draws, -np.inf)), 0.0
     while temperature < 1:
         rise = _rise(heights, 1 - temperature)
         temperature = min(1.0, temperature + rise)
@@ -91,7 +93,7 @@ def _moved(
     points: Array,
     heights: Array,
     temperature: float,
-    log_likelihood: Callable[[Array], Array],
+    log_likelihood: Likelihood,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
     """Move each of the sampler's points by one Metropolis step, and return all points with their
@@ -108,11 +110,10 @@ def _moved(
         scale = 2.38 / np.sqrt(2 * dim) * rng.uniform(0.4, 1.2, (len(old), 1))
         scale[rng.random(len(old)) < 0.1] = 1.0  # Such a step can jump from one mode to another.
         new = old + scale * (first - second) + 1e-4 * rng.standard_normal(old.shape)
-        new_heights = log_likelihood(new)
-        change = temperature * (new_heights - heights[own]) - 0.5 * (
-            np.sum(new**2, axis=1) - np.sum(old**2, axis=1)
-        )
-        accepted = np.log(rng.random(len(old))) < change
+        farther = 0.5 * (np.sum(new**2, axis=1) - np.sum(old**2, axis=1))
+        limits = np.log(rng.random(len(old)))
+        new_heights = log_likelihood(new, heights[own] + (limits + farther) / temperature)
+        accepted = limits < temperature * (new_heights - heights[own]) - farther
         points[own] = np.where(accepted[:, None], new, old)
         heights[own] = np.where(accepted, new_heights, heights[own])
     return points, heights

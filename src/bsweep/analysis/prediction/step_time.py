@@ -407,17 +407,19 @@ def _seconds(
         by_more = one.sync_more_seconds[:, None] * more[own]
         exchange[:, own] = one.sync_seconds[:, None] + by_more
     found: Array = passes * one_pass
-    for kind in ("step", "exposed", "exchange"):
-        if not (of := (kinds == kind) & (workers > 1)).any():
-            continue
-        whole = pollux.step_seconds(one_pass[:, of], exchange[:, of], overlap)
-        if kind == "exchange":
-            found[:, of] = exchange[:, of]
-        elif kind == "step":
-            exchanging = np.where(is_split[of], passes[of], 1)  # passes that exchange
-            found[:, of] = (passes[of] - exchanging) * one_pass[:, of] + exchanging * whole
-        else:
-            found[:, of] = np.maximum(whole - one_pass[:, of], 1e-12)
+    is_apart = (kinds == "exchange") & (workers > 1)
+    found[:, is_apart] = exchange[:, is_apart]
+    of = np.isin(kinds, ["step", "exposed"]) & (workers > 1)
+    if of.any():
+        # A cell may have both kinds, and its powers are what takes time.
+        _, first, place = np.unique(rows[of], axis=0, return_index=True, return_inverse=True)
+        passing, exchanging = one_pass[:, of], exchange[:, of]
+        whole = pollux.step_seconds(passing[:, first], exchanging[:, first], overlap)
+        whole = whole[:, place.ravel()]
+        meeting = np.where(is_split[of], passes[of], 1)  # passes that exchange
+        step = (passes[of] - meeting) * passing + meeting * whole
+        exposed = np.maximum(whole - passing, 1e-12)
+        found[:, of] = np.where(kinds[of] == "step", step, exposed)
     return found
 
 
