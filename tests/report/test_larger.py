@@ -125,8 +125,9 @@ def test_the_figure_of_larger_clusters_has_a_dashed_line_for_each_network(
         for network, of in curves.groupby("network", sort=False)
     }
     for axes, place in ((time, 0), (money, 1)):
-        lines = [line for line in axes.lines if len(line.get_xdata()) > 1 and is_curve(line)]
-        drawn = [list(line.get_ydata()) for line in lines]
+        curves_of = {line: np.asarray(line.get_ydata()) for line in axes.lines if is_curve(line)}
+        lines = [line for line, values in curves_of.items() if len(values) > 1]
+        drawn = [curves_of[line].tolist() for line in lines]
         assert drawn == [pytest.approx(values[place]) for values in found.values()]
         assert [line.is_dashed() for line in lines] == [name != AS_TIMED for name in found]
     assert money.get_ylabel() == "Money"

@@ -257,7 +257,7 @@ def study_of(
     ]
     warnings = (*lost, *_warnings(runs, provenance))
     name = escaped(folder.resolve().name)
-    known = {"runs": runs, "provenance": provenance, **typed}
+    known: dict[str, Any] = {"runs": runs, "provenance": provenance, **typed}
     return Study(name, folder, warnings=warnings, skipped=skipped or {}, **known)
 
 

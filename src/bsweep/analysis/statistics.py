@@ -78,7 +78,7 @@ def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
     It is the probability that samples from populations of equal means have means at least as far
     apart. It is NaN where all values are equal.
     """
-    difference = abs(float(np.mean(one) - np.mean(other)))
+    difference = abs(float(np.asarray(one, float).mean() - np.asarray(other, float).mean()))
     variance, freedom = _welch(one, other)
     if not variance:
         return 0.0 if difference else math.nan

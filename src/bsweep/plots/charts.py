@@ -61,18 +61,24 @@ _FIELD: Spec = {
         "strokeWidth": {
             "condition": [
                 {"test": "datum.is_picked || indexof(hovered, datum.name) >= 0", "value": 4},
-                {
-                    "test": "(datum.num_runs > 0 || datum.is_simulated && !datum.problem)"
-                    " && room > 12",
-                    "value": 1.5,
-                },
+                {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
             ],
             "value": 0,
         },
-        "strokeDash": {
-            "condition": {"test": "datum.is_simulated && !(datum.num_runs > 0)", "value": [4, 3]},
-            "value": [1, 0],
-        },
+    },
+}
+_SIMULATED: Spec = {  # a rectangle takes no dashes from its data
+    "transform": [
+        {"filter": "datum.is_simulated && !(datum.num_runs > 0) && !datum.problem && room > 12"}
+    ],
+    "mark": {
+        "type": "rect",
+        "cornerRadius": 3,
+        "fillOpacity": 0,
+        "stroke": {"expr": "ink"},
+        "strokeWidth": 1.5,
+        "strokeDash": [4, 3],
+        "interactive": False,
     },
 }
 
@@ -119,7 +125,7 @@ def time_map() -> Spec:
             "x": {"field": "global_batch", "type": "ordinal"},
             "y": {"field": "num_workers", "type": "ordinal", "sort": "descending"},
         },
-        "layer": [_FIELD, *_TEXTS],
+        "layer": [_FIELD, _SIMULATED, *_TEXTS],
         "config": {
             "axisX": {"labelAngle": 0, "labelOverlap": True},
             "axis": {"ticks": False, "domain": False, "grid": False},

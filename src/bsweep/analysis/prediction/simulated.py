@@ -79,12 +79,12 @@ def larger_grid(
         workers = [*_DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
     if batches is not None:
         return grid(seen, sorted(set(batches)), sorted(set(workers)))
-    batches = {int(batch) for batch in seen.runs["global_batch"]}
-    batch, most = min(batches), seen.runs["local_batch"].max() * max(workers)
+    found = {int(batch) for batch in seen.runs["global_batch"]}
+    batch, most = min(found), seen.runs["local_batch"].max() * max(workers)
     while batch <= most:
-        batches.add(batch)
+        found.add(batch)
         batch *= 2
-    return grid(seen, sorted(batches), sorted(set(workers)))
+    return grid(seen, sorted(found), sorted(set(workers)))
 
 
 def check_networks(texts: Sequence[str]) -> None:

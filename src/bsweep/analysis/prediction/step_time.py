@@ -412,10 +412,10 @@ def _seconds(
     of = np.isin(kinds, ["step", "exposed"]) & (workers > 1)
     if of.any():
         # A cell may have both kinds, and its powers are what takes time.
-        _, first, place = np.unique(rows[of], axis=0, return_index=True, return_inverse=True)
+        _, first, places = np.unique(rows[of], axis=0, return_index=True, return_inverse=True)
         passing, exchanging = one_pass[:, of], exchange[:, of]
         whole = pollux.step_seconds(passing[:, first], exchanging[:, first], overlap)
-        whole = whole[:, place.ravel()]
+        whole = whole[:, places.ravel()]
         meeting = np.where(is_split[of], passes[of], 1)  # passes that exchange
         step = (passes[of] - meeting) * passing + meeting * whole
         exposed = np.maximum(whole - passing, 1e-12)

@@ -196,7 +196,7 @@ def simulate_from(
 
 
 def _cells(
-    ways: Sequence[Way], counts: Sequence[int], local: float, global_batch: int | None
+    ways: Sequence[Way], counts: Sequence[int], local: int, global_batch: int | None
 ) -> tuple[list[tuple[Way, int, float]], list[str]]:
     """Return each way on each number of workers that bsweep can train so, with a worker's batch,
     and sentences about the numbers that are left out.

@@ -62,6 +62,9 @@ class Way:
         """Return the first message with which bsweep would refuse a run of this way, or an empty
         text. Settings that no simulation has, such as the precision, fit the strategy.
         """
+        card: Any = self.card
+        codec: Any = self.codec
+        optimizer: Any = self.optimizer
         can = self.card.can
         starts = "horovodrun" if can.uses_horovod else (can.launchers or ("torchrun",))[0]
         config = RunConfig(
@@ -69,8 +72,8 @@ class Way:
             local_batch=max(1, round(local_batch)), global_batch=None, accumulation_steps=1,
             epochs=1, seed=0, device="auto", precision="fp32", channels_last="auto",
             average_batchnorm=True, log_every_steps=20, data=_default("data", "synthetic"),
-            model=_default("model", "tiny_cnn"), optimizer=self.optimizer, strategy=self.card,
-            compression=self.codec, allocation=_default("allocation", self.allocation),
+            model=_default("model", "tiny_cnn"), optimizer=optimizer, strategy=card,
+            compression=codec, allocation=_default("allocation", self.allocation),
             launch=_default("launch", starts),
         )  # fmt: skip
         return next(exchange_contradictions(config), "")
@@ -139,7 +142,7 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
 
 def _optimizer(runs: pd.DataFrame) -> OptimizerConfig:
     """Return the card of the runs' optimizer, with its default settings."""
-    known = runs["optimizer"].dropna().unique() if "optimizer" in runs else []
+    known = runs.get("optimizer", pd.Series(dtype=object)).dropna().unique()
     is_known = len(known) == 1 and known[0] not in _UNKNOWN
     found: OptimizerConfig = _default("optimizer", str(known[0]) if is_known else _OPTIMIZER)
     return found
@@ -175,8 +178,9 @@ def _defaults(group: str, name: str) -> Mapping[str, Any]:
         yaml.safe_load((conf_dir() / file).read_text())
         for file in ("config.yaml", f"{group}/{name}.yaml")
     )
-    found = {**of_all.get(group, {}), **own}
-    return {key: value for key, value in found.items() if key != "defaults"}
+    of_others = [one for one in own.pop("defaults", ()) if isinstance(one, str)]
+    others = {key: value for one in of_others for key, value in _defaults(group, one).items()}
+    return {**of_all.get(group, {}), **others, **own}
 
 
 def _of_runs(runs: pd.DataFrame, keys: Sequence[str], group: str) -> dict[str, Any]:
