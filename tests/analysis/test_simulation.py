@@ -504,7 +504,7 @@ def test_wrong_words_get_a_message_with_the_remedy(
         ("pipeline:schedule=gpipe:replicas=64", "Use a divisor of num_workers"),
     ],
 )
-def test_a_way_that_bsweep_cannot_train_is_refused_in_the_words_of_its_card(
+def test_a_way_that_cannot_be_trained_is_refused_as_its_card_does(
     way: str, message: str, study: Path
 ) -> None:
     with pytest.raises(ValueError, match=f"--strategies {way}: .*{message}"):

@@ -39,7 +39,11 @@ class Larger:
     price_per_worker_hour: float | None = None
 
     def words(self) -> str:
-        """Return the options of `bsweep report` for these clusters, each after a space."""
+        """Return the options of `bsweep report` for these clusters.
+
+        Returns:
+            The options, each after a space; empty without a network.
+        """
         if not self.networks:
             return ""
         words = [word for network in self.networks for word in ("--network", network)]
