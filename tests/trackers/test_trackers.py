@@ -48,6 +48,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trackers=[tensorboard,mlflow,wandb]",
         cwd=folder,
         env=imported_first(folder),
+        timeout=550,
     )
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr
