@@ -511,6 +511,14 @@ def test_a_way_that_cannot_be_trained_is_refused_as_its_card_does(
         bsweep.simulate(study, workers=[1, 2, 8], strategies=f"horovod,{way}", network="25gbit")
 
 
+def test_batches_by_speed_suit_every_strategy(study: Path) -> None:
+    found = bsweep.simulate(
+        study, workers=[2], strategies="horovod:allocation=by_speed", network="25gbit",
+        speeds=(1.0, 0.5),
+    )  # fmt: skip
+    assert list(found.cells["num_workers"]) == [2]
+
+
 def test_a_refused_way_ends_with_code_2(study: Path) -> None:
     given = ("--network", "25gbit", "--strategies", "parameter_server:staleness=3")
     result = run_bsweep("simulate", str(study), *given, cwd=study)

@@ -39,7 +39,7 @@ _MISSED = 0.1  # of the logarithm of an exchange's seconds, by its model, before
 _FEW = 5  # the number of runs that this weighs
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
-OTHER_WAY = 0.1
+OTHER_WAY = 0.15
 """The standard deviation of the logarithm of a step's seconds, in which an exchange that a study
 has not measured differs from what others tell of it: by leaving ways out of the studies in
 `results/measured`, see `between_ways` in `scripts/simulate_truth.py`.
@@ -67,6 +67,7 @@ class Constants:
     example_bytes: float = 0.0
     exchange_factors: Array = field(default_factory=lambda: _factors(_UNSURE))
     network: Network | None = None  # as measured, between the workers of the study
+    other_way: float = OTHER_WAY  # for exchanges that were not measured
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
     codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again

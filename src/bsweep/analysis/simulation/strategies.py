@@ -16,7 +16,7 @@ import numpy as np
 
 from bsweep.analysis.simulation import collectives, engine, passes, servers
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
-from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
 from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
 from bsweep.analysis.simulation.words import Way
@@ -76,7 +76,7 @@ class Case:
         measured = self.constants.measured
         own = measured if measured.empty else self.way.of(measured)
         is_known = self.num_workers == 1 or (len(own) and (own["num_workers"] > 1).any())
-        return 0.0 if is_known else OTHER_WAY
+        return 0.0 if is_known else self.constants.other_way
 
     @cached_property
     def speeds(self) -> Array:

@@ -65,6 +65,7 @@ class Way:
         card: Any = self.card
         codec: Any = self.codec
         optimizer: Any = self.optimizer
+        allocation = "steps_by_speed" if self.allocation == "steps_by_speed" else "uniform"
         can = self.card.can
         starts = "horovodrun" if can.uses_horovod else (can.launchers or ("torchrun",))[0]
         config = RunConfig(
@@ -73,7 +74,7 @@ class Way:
             epochs=1, seed=0, device="auto", precision="fp32", channels_last="auto",
             average_batchnorm=True, log_every_steps=20, data=_default("data", "synthetic"),
             model=_default("model", "tiny_cnn"), optimizer=optimizer, strategy=card,
-            compression=codec, allocation=_default("allocation", self.allocation),
+            compression=codec, allocation=_default("allocation", allocation),
             launch=_default("launch", starts),
         )  # fmt: skip
         return next(exchange_contradictions(config), "")
