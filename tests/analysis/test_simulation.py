@@ -511,12 +511,20 @@ def test_a_way_that_cannot_be_trained_is_refused_as_its_card_does(
         bsweep.simulate(study, workers=[1, 2, 8], strategies=f"horovod,{way}", network="25gbit")
 
 
-def test_batches_by_speed_suit_every_strategy(study: Path) -> None:
+def test_batches_by_flops_suit_every_strategy(study: Path) -> None:
     found = bsweep.simulate(
-        study, workers=[2], strategies="horovod:allocation=by_speed", network="25gbit",
+        study, workers=[2], strategies="horovod:allocation=batch_by_flops", network="25gbit",
         speeds=(1.0, 0.5),
     )  # fmt: skip
     assert list(found.cells["num_workers"]) == [2]
+
+
+def test_by_speed_means_what_it_means_in_a_run() -> None:
+    (short,), (long,) = (
+        words.ways_of(f"diloco:allocation={name}", NO_RUNS)
+        for name in ("by_speed", "steps_by_speed")
+    )
+    assert short.allocation == long.allocation == "steps_by_speed"
 
 
 def test_a_refused_way_ends_with_code_2(study: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, RATE, Search, named
-from bsweep.analysis.loaded import Larger
+from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.numbers import different_texts, number
 from bsweep.analysis.prediction import Prediction, on_networks
 from bsweep.analysis.prediction.forecast import Key
@@ -322,7 +322,7 @@ def _tell(
         print("\n".join(lines))
     else:
         answer = prediction.brief() if prediction is not None else [ended.pop(0)]
-        words = Larger(tuple(networks), None, search.price).words() if simulated else ""
+        words = LargerClusters(tuple(networks), None, search.price).words() if simulated else ""
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))}{words} writes it."
         print("\n".join([*answer, " ".join(filter(None, [*ended, more])), *larger, page]))
     return 0 if prediction is not None else 1

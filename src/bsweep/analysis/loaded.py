@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Larger:
+class LargerClusters:
     """Clusters that are larger than those of a study, which predictions for the study simulate.
 
     `networks` are the links between workers, in words (see `bsweep.simulate`), and `workers` the
@@ -133,7 +133,7 @@ class Study:
     timeline: pd.DataFrame
     rounds: pd.DataFrame
     skipped: Mapping[str, str] = field(default_factory=dict)
-    larger: Larger | None = None
+    larger: LargerClusters | None = None
 
     def on_networks(
         self,
@@ -160,7 +160,7 @@ class Study:
 
         networks = (network,) if isinstance(network, str) else tuple(network)
         counts = None if workers is None else tuple(workers)
-        found = replace(self, larger=Larger(networks, counts, price_per_worker_hour))
+        found = replace(self, larger=LargerClusters(networks, counts, price_per_worker_hour))
         check_simulated(found)
         return found
 

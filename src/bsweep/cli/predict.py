@@ -57,12 +57,12 @@ def run(arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     study, as_json, is_verbose = map(options.pop, ("study", "json", "verbose"))
     from bsweep.analysis import predict as predicted
-    from bsweep.analysis.loaded import Larger
+    from bsweep.analysis.loaded import LargerClusters
 
     where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
     workers, price = options["workers"], options["price_per_worker_hour"]
-    larger = Larger(tuple(options["network"] or ()), workers and tuple(workers), price)
+    larger = LargerClusters(tuple(options["network"] or ()), workers and tuple(workers), price)
     _print(prediction, study, larger.words(), as_json, is_verbose)
     return 0
 

@@ -381,15 +381,6 @@ def larger_clusters() -> Spec:
         "mark": {"type": "area", "interactive": False, "opacity": 0.12},
         "encoding": {"y": {"field": "low", **amount}, "y2": {"field": "high"}},
     }
-    line: Spec = {
-        "mark": {"type": "line", "interactive": False, "strokeWidth": 1.5},
-        "encoding": {
-            "strokeDash": {
-                "condition": {"test": "datum.is_dashed", "value": [5, 3]},
-                "value": [1, 0],
-            },
-        },
-    }
     ring: Spec = {
         "transform": [{"filter": "datum.is_knee"}],
         "mark": {"type": "point", "size": 260, "interactive": False},
@@ -399,27 +390,13 @@ def larger_clusters() -> Spec:
         "mark": {"type": "rule", "strokeDash": [2, 3], "interactive": False, "strokeWidth": 1.3},
         "encoding": {"y": None},
     }
-    series = _series("line", 2)
-    points: Spec = {
-        "mark": {"type": "point", "filled": True, "size": 70},
-        "encoding": {"shape": series["shape"]},
-    }
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "cells"},
-        "width": "container",
-        "height": 260,
-        "encoding": {
-            "x": {
-                "field": "num_workers",
-                "type": "ordinal",
-                "axis": {"labelAngle": 0, "labelOverlap": True},
-            },
-            "y": {"field": "value", **amount},
-            "color": series["color"],
-        },
-        "layer": [band, line, points, ring, wall],
-    }
+    spec = _lines("num_workers", "value", _series("line", 2), band)
+    spec["encoding"]["x"]["axis"]["labelOverlap"] = True
+    spec["encoding"]["y"] |= amount
+    dashes = {"condition": {"test": "datum.is_dashed", "value": [5, 3]}, "value": [1, 0]}
+    spec["layer"][1]["encoding"] = {"strokeDash": dashes}
+    spec["layer"] += [ring, wall]
+    return spec
 
 
 def memory_and_time() -> Spec:

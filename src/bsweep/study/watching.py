@@ -141,7 +141,7 @@ class Watched:
         The study's folder is listed only after runs were made or removed in it. It is listed twice
         then, because file systems with coarse clocks give two changes the same time.
         """
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # only so is its time new
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # NFS asks its server then
         try:
             listing = _stamp(folder)
             if self._listings == (listing, listing):

@@ -100,9 +100,14 @@ def check_networks(texts: Sequence[str]) -> None:
 def links_and_codec(text: str) -> tuple[str, str]:
     """Return the words for links in a text such as `25gbit,10us,compression=fp16`, and the codec
     that such a text may name; empty for that of the runs.
+
+    Raises:
+        ValueError: If the text names two codecs.
     """
     words = text.split(",")
     codecs = [word for word in words if word.startswith(_CODEC)]
+    if len(codecs) > 1:
+        raise ValueError(f"--network {text}: {_CODEC} is there twice. Give it once.")
     links = ",".join(word for word in words if word not in codecs)
     return links, codecs[-1].removeprefix(_CODEC) if codecs else ""
 

@@ -140,8 +140,8 @@ def of_study(
 
 
 def _of_model(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return what the records of a study say of the parts of its model: the shares of its layers,
-    and the number of its blocks.
+    """Return the shares of a model's layers and the number of its blocks, as far as the records of
+    a study's runs have them.
     """
     found: dict[str, Any] = {}
     for run_id in runs["run_id"].head(_MOST_READ):

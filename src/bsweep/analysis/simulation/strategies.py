@@ -109,7 +109,7 @@ class Case:
 
     def _batch_factor(self) -> Array:
         """Return by what each worker's batch is larger than the mean."""
-        if self.way.allocation != "by_speed":
+        if self.way.allocation != "batch_by_flops":
             return np.ones(self.num_workers)
         return np.asarray(self.speeds / self.speeds.mean())
 

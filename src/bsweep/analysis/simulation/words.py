@@ -23,7 +23,8 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
-Allocation = Literal["uniform", "steps_by_speed", "by_speed"]
+Allocation = Literal["uniform", "steps_by_speed", "batch_by_flops"]
+_SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
 _UNKNOWN = ("own", "program")  # their code may exchange in any way
 _OPTIMIZER = "adamw"  # if no run tells
 
@@ -65,7 +66,6 @@ class Way:
         card: Any = self.card
         codec: Any = self.codec
         optimizer: Any = self.optimizer
-        allocation = "steps_by_speed" if self.allocation == "steps_by_speed" else "uniform"
         can = self.card.can
         starts = "horovodrun" if can.uses_horovod else (can.launchers or ("torchrun",))[0]
         config = RunConfig(
@@ -74,7 +74,7 @@ class Way:
             epochs=1, seed=0, device="auto", precision="fp32", channels_last="auto",
             average_batchnorm=True, log_every_steps=20, data=_default("data", "synthetic"),
             model=_default("model", "tiny_cnn"), optimizer=optimizer, strategy=card,
-            compression=codec, allocation=_default("allocation", allocation),
+            compression=codec, allocation=_default("allocation", self.allocation),
             launch=_default("launch", starts),
         )  # fmt: skip
         return next(exchange_contradictions(config), "")
@@ -110,6 +110,7 @@ def _way(word: str, runs: pd.DataFrame) -> Way:
     given = dict(_pair(word, pair) for pair in pairs)
     codec = given.pop("compression", "none")
     allocation = given.pop("allocation", "uniform")
+    allocation = _SHORT.get(allocation, allocation)
     if allocation not in (allowed := get_args(Allocation)):
         raise ValueError(
             f"--strategies {word}: allocation={allocation} is not simulated. Known: "
