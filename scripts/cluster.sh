@@ -4,7 +4,7 @@
 #   cluster.sh TEXT FOLDER [RATE...]   TEXT is a text file to train on. Studies go to FOLDER, one for each model and RATE:
 #                                      100mbit, 1gbit, 10gbit; without, all
 #
-# The hosts share this machine's cores. So that they need not take turns, workers sleep for 15 of 16 parts of each pass
+# The hosts share this machine's cores. So that they need not take turns, workers sleep for 7 of 8 parts of each pass
 # (launch.slowdown), and what they measure is the exchange. A cell whose run is complete is not run again.
 set -euo pipefail
 text=$(realpath "$1") folder=$(realpath "$2")
@@ -15,7 +15,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 run() {
     local model=$1 rate=$2 workers=$3 steps=$4 seeds=$5 hosts="" slow="" host on=() own=()
     shift 5
-    for ((host = 1; host <= workers; host++)); do hosts+=${hosts:+,}h$host:1 slow+=${slow:+,}16; done
+    for ((host = 1; host <= workers; host++)); do hosts+=${hosts:+,}h$host:1 slow+=${slow:+,}8; done
     for ((; host <= workers + workers / 2; host++)); do hosts+=,h$host:1; done # for parameter servers
     if ((workers > 1)); then
         on=("launch.hosts='$hosts'" launch.network_interface=eth0 launch.ssh_identity_file=/run/bsweep-hosts/identity)
@@ -23,7 +23,7 @@ run() {
     case $model in
     resnet18) own=(data=synthetic local_batch=8 "data.num_train=$((8 * steps * workers))" data.num_test=16) ;;
     llama) own=(data=text "data.path=$text" data.sequence_length=64 data.test_share=0.002 model=llama_tiny
-        model.hidden_size=256 model.intermediate_size=688 local_batch=4 "data.subset=$((4 * steps * workers))") ;;
+        model.hidden_size=256 model.intermediate_size=688 local_batch=2 "data.subset=$((2 * steps * workers))") ;;
     esac
     "$here/hosts.sh" run h1 bsweep run "results_dir=$folder" "study=${model}_$rate" "seed=$seeds" "num_workers=$workers" \
         "launch.slowdown=[$slow]" "${own[@]}" "${on[@]}" epochs=1 log_every_steps=1 checkpoint_every=null device=cpu \
@@ -33,7 +33,7 @@ run() {
 
 (($#)) || set -- 1gbit 10gbit 100mbit
 for rate; do
-    steps=20 seeds=1,2,3
+    steps=16 seeds=1,2,3
     [[ $rate != 100mbit ]] || steps=8 seeds=1 # a step takes up to 15 s
     "$here/hosts.sh" down >/dev/null 2>&1 || true
     "$here/hosts.sh" up 12 "$rate"
