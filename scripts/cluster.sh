@@ -48,3 +48,6 @@ for rate; do
     done
 done
 "$here/hosts.sh" down
+for study in "$folder"/*/; do # what is published of a study
+    tar -czf "${study%/}.tar.gz" -C "$folder" --exclude=logs --exclude='.*' --sort=name "$(basename "$study")"
+done

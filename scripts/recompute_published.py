@@ -17,6 +17,7 @@ import json
 import math
 import re
 import sys
+import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -35,6 +36,7 @@ LEFT_OUT = (
     "numbers in sentences, except those of BatchNorm",
     "accuracies after 24 steps, memory and overheads",
     "model_parallel (scripts/model_parallel.py prints it from the records)",
+    "clusters: simulated seconds (scripts/simulate_truth.py)",
     "results/bench, the log, and outputs that the docs show",
 )
 
@@ -558,9 +560,36 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
         yield f"{name}, {label}", over_seeds(totals), total
 
 
+@cache
+def cluster_steps(study: str) -> Mapping[tuple[str, int], list[float]]:
+    """The mean seconds of a step of each run, by the strategy and the number of workers."""
+    found = defaultdict(list)
+    with tarfile.open(MEASURED / "clusters" / f"{study}.tar.gz") as archive:
+        for name in archive.getnames():
+            if not name.endswith("/metrics.jsonl"):
+                continue
+            file = archive.extractfile(name)
+            assert file, name
+            records = [json.loads(line) for line in file]
+            start = next(one for one in records if one["type"] == "start")["config"]
+            of = [one for one in records if one["type"] == "epoch"]
+            seconds = sum(one["train_seconds"] for one in of) / sum(one["num_steps"] for one in of)
+            found[start["strategy"]["name"], start["num_workers"]].append(seconds)
+    return found
+
+
+def of_clusters(page: str) -> Iterator[Told]:
+    """The measured steps; the simulated ones are left out."""
+    for study, strategy, two, four, _, eight, _ in table(section(page, "clusters:"), "simulated"):
+        for workers, text in ((2, two), (4, four), (8, eight)):
+            steps = cluster_steps(study.strip("`"))[strategy.strip("`"), workers]
+            yield f"clusters, {study}, {strategy} on {workers}", [median(steps)], text
+
+
 PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
     of_truth, of_steps_again, of_grids, of_policies, of_recorded_policies, of_batchnorm, of_worlds,
     of_cifar10, of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
+    of_clusters,
 )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -174,6 +176,28 @@ def stragglers() -> Iterator[Row]:
     links = _own_links(constants)
     for text, select in _ways_of(steps):
         yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
+
+
+def clusters() -> Iterator[Row]:
+    """Compare seconds of a step on 4 and 8 emulated hosts with what is simulated from 1 and 2.
+
+    Two models, three strategies and three rates of the cables. The hosts share two cores, so
+    workers sleep for most of each pass (`scripts/cluster.sh`).
+    """
+    for archive in sorted((MEASURED / "clusters").glob("*.tar.gz")):
+        name = archive.name.removesuffix(".tar.gz")
+        with TemporaryDirectory() as folder:
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+            study = load(Path(folder, name))
+            few = study.runs[study.runs["num_workers"] <= 2]
+            constants = of_study(replace(study, runs=few))
+            measured = of_study(study).measured
+        for workers, steps in measured[measured["num_workers"] > 2].groupby("num_workers"):
+            for way, select in _ways_of(steps):
+                true = float(select["step_seconds"].median())
+                row = _row(constants, _own_links(constants), way, workers, true)
+                yield row._replace(what=f"{name}, {way.partition(':')[0]} on {workers}")
 
 
 def between_ways() -> Iterator[Row]:
@@ -377,8 +401,8 @@ def diloco() -> Iterator[Row]:
 COMPARISONS: Mapping[str, Callable[[], Iterator[Row]]] = {
     one.__name__: one
     for one in (
-        strategies_1gbit, parameter_sharding_1gbit, stragglers, between_ways, first_document,
-        second_document, third_document, horovod, byteps, pipeline, diloco,
+        strategies_1gbit, parameter_sharding_1gbit, stragglers, clusters, between_ways,
+        first_document, second_document, third_document, horovod, byteps, pipeline, diloco,
     )
 }  # fmt: skip
 
