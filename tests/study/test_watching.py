@@ -98,6 +98,24 @@ def test_a_study_is_listed_only_when_runs_come_or_go(
     assert watched.news(0)["gone"] == [aside.name]
 
 
+def test_a_listing_that_fails_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
+    watched = Watched(study)
+    run = write_run(study, local_batch=16)
+
+    def failing(_: Path) -> object:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("bsweep.study.watching.os.scandir", failing)
+        for _ in range(3):
+            watched.look()
+    watched.look()
+    assert statuses(watched)[run.name] == "completed"
+
+
 def test_it_finds_what_a_first_look_finds(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     watched = Watched(study)

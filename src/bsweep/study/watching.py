@@ -148,7 +148,6 @@ class Watched:
                 return {name: _stamp(name, folder) for name in self._stamps}
         finally:
             os.close(folder)
-        self._listings = (*self._listings[-1:], listing)
         found, kept = {}, set()
         for entry in os.scandir(self.folder):
             name = entry.name
@@ -158,6 +157,7 @@ class Watched:
             is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
             if is_folder and not name.startswith("."):  # a link in a circle is none
                 found[name] = _stamp(entry)
+        self._listings = (*self._listings[-1:], listing)  # not if an error ended this one
         gone = (self._stamps.keys() | self._final.keys()) - found.keys() - kept
         return {**found, **dict.fromkeys(gone, ())}
 
