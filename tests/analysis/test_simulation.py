@@ -369,6 +369,14 @@ def test_pipedream_fills_its_pipeline_once() -> None:
     np.testing.assert_allclose(found[10:], 0.5 / 4)
 
 
+def test_workers_that_divide_layers_do_not_divide_what_a_pass_costs() -> None:
+    free = parse_network("100tbit,1ns")
+    light = constants(parameter_bytes=1.0)
+    alone, four = (steps("tensor", workers, light, network=free) for workers in (1, 4))
+    assert alone.step_seconds.mean() == pytest.approx(0.1 + 0.05 * 8)
+    assert four.step_seconds.mean() == pytest.approx(0.1 + 0.05 * 2, rel=1e-3)
+
+
 def test_gathering_is_hidden_by_computing_if_links_are_fast() -> None:
     fast = parse_network("1tbit,1us")
     assert steps("sharded", 4, network=fast).step_seconds.mean() == pytest.approx(0.5, rel=0.02)
@@ -589,6 +597,28 @@ def test_machines_whose_memory_is_too_small_are_named(capsys: pytest.CaptureFixt
     ]
     assert note.startswith("allreduce: on 8 and 16 workers ")
     assert "up to 320 GB of a worker's 80 GB" in note  # AdamW has two vectors of state
+
+
+def test_deepspeed_divides_what_it_holds_beside_the_parameters(study: Path) -> None:
+    found = bsweep.simulate(
+        machine="h100", flops_per_example=1e12, parameters=20e9, network="400gbit", workers=[64],
+        strategies="deepspeed:stage=3,diloco",
+    )  # fmt: skip
+    assert not any(note.startswith("deepspeed") and "GB" in note for note in found.notes)
+    (note,) = [one for one in found.notes if one.startswith("diloco") and "GB" in one]
+    assert "up to 480 GB" in note  # the anchor and the outer momentum, too
+
+
+def test_own_code_is_not_simulated() -> None:
+    with pytest.raises(ValueError, match="--strategies own: strategy=own has code that"):
+        words.ways_of("horovod,own", NO_RUNS)
+
+
+def test_codecs_without_measured_seconds_are_named(study: Path) -> None:
+    found = bsweep.simulate(
+        study, workers=[2], strategies="allreduce:compression=topk,allreduce", network="1gbit"
+    )
+    assert "The seconds of topk are not known: they take no time here." in found.notes
 
 
 def test_counts_are_numbers_or_doublings() -> None:

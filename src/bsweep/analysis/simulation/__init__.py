@@ -179,7 +179,10 @@ def simulate_from(
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
         case = Case(constants, networks[name], way, count, batch, num_steps, seed)
-        steps = outcome(way.card, case)
+        try:
+            steps = outcome(way.card, case)
+        except ValueError as error:
+            raise ValueError(f"--strategies {way.name}: {error}") from None
         factor = failures.factor(count, seed) if failures else 1.0
         rows.append({"network": name, **result.row_of(case, steps, factor)})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
@@ -330,6 +333,9 @@ def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
             "The sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
         )
+    codecs = dict.fromkeys(str(way.codec.name) for way in ways if way.codec.builds)
+    if unknown := [name for name in codecs if name not in constants.codec_seconds]:
+        notes.append(f"The seconds of {listed(unknown)} are not known: they take no time here.")
     if any(way.card.can.splits_model for way in ways) and not constants.example_bytes:
         notes.append(
             "The size of activations is not known: what tensor and pipeline workers send of them "

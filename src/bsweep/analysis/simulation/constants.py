@@ -40,9 +40,10 @@ _FEW = 5  # the number of runs that this weighs
 _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 OTHER_WAY = 0.15
-"""The standard deviation of the logarithm of a step's seconds, in which an exchange that a study
-has not measured differs from what others tell of it: by leaving ways out of the studies in
-`results/measured`, see `between_ways` in `scripts/simulate_truth.py`.
+"""By how much a simulated step may be wrong if no run of the study measured its way to exchange:
+the standard deviation of the logarithm of its seconds. `between_ways` in
+`scripts/simulate_truth.py` finds it in `results/measured`, by simulations of one way from the runs
+of another.
 """
 _SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded

@@ -104,8 +104,9 @@ def memory_notes(
         for count in sorted(set(counts)):
             own = with_replicas(way, count)
             parameters, gradients, state = own.card.parts_held(count)
-            vectors = 1 / parameters + 1 / gradients + own.card.vectors_held
-            vectors += (own.optimizer.vectors_of_state or 0) / state
+            # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
+            beside = own.card.vectors_held + (own.optimizer.vectors_of_state or 0)
+            vectors = 1 / parameters + 1 / gradients + beside / state
             needs[count] = vectors * parameter_bytes / 1e9
         full = [count for count, need in needs.items() if need > of.memory_gb]
         if full:

@@ -156,8 +156,8 @@ class Case:
         share = codec.summed_share or constants.codec_shares.get(name)
         if share is None:
             raise ValueError(
-                f"--strategies {self.way.name}: what compression={name} sends depends on the "
-                "model. Simulate from a study that has runs with it, and others without."
+                f"what compression={name} sends depends on the model. Simulate from a study that "
+                "has runs with it, and others without."
             )
         return self.all_reduce(share * constants.parameter_bytes), seconds
 
@@ -178,8 +178,12 @@ class Outcome:
 
 @singledispatch
 def outcome(card: StrategyConfig, case: Case) -> Outcome:
-    """Simulate the steps of a case, whose strategy has this card."""
-    raise ValueError(f"--strategies {case.way.name}: bsweep cannot simulate strategy={card.name}.")
+    """Simulate the steps of a case, whose strategy has this card.
+
+    Raises:
+        ValueError: If it cannot be simulated. The message names no option of a command.
+    """
+    raise ValueError(f"bsweep cannot simulate strategy={card.name}.")
 
 
 def _ran(case: Case, program: Program, busy: Array, steps_each: int = 1) -> Outcome:
@@ -198,8 +202,6 @@ def _then_exchange(case: Case, seconds: Array, name: str = "gradient") -> Outcom
 
 @outcome.register
 def _(card: SingleConfig, case: Case) -> Outcome:
-    if case.num_workers > 1:
-        raise ValueError("strategy=single has one worker: leave it out, or use --workers 1.")
     return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step))
 
 
@@ -359,8 +361,9 @@ def _(card: TensorConfig, case: Case) -> Outcome:
     ):
         program += [Compute(share), Exchange(f"sum {number}", sums), Wait(f"sum {number}")]
     program += [Exchange("gradient", gradient), Wait("gradient")]
-    busy = case.busy(case.draw_of_step) / parts
-    return _ran(case, program, busy)
+    # Each worker computes its part of every layer, so that a pass costs what a pass costs.
+    divided = replace(case, local_batch=case.local_batch / parts)
+    return _ran(case, program, divided.busy(case.draw_of_step))
 
 
 @outcome.register

@@ -32,7 +32,7 @@ _OPTIMIZER = "adamw"  # if no run tells
 @dataclass(frozen=True)
 class Way:
     """One way in which simulated workers exchange: a strategy, a codec, an algorithm, and how work
-    is shared among uneven workers; and the optimizer, with which some strategies do not get on.
+    is shared among uneven workers; and the optimizer, which some strategies refuse.
 
     `algorithm` is the user's choice for the exchange, or empty for the strategy's own.
     `has_replicas` tells a user's choice of replicas from the strategy's default.
@@ -92,50 +92,49 @@ def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
     Raises:
         ValueError: If a name, a key or a value is wrong.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    found = {word: _way(word, runs) for word in words}
-    if not found:
+    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
+    if not words:
         raise ValueError("--strategies names none: give some, as in --strategies horovod,diloco.")
-    return [*found.values()]
+    found = []
+    for word in words:
+        try:
+            found.append(way_of(word, runs))
+        except ValueError as error:
+            raise ValueError(f"--strategies {word}: {error}") from None
+    return found
 
 
-def _way(word: str, runs: pd.DataFrame) -> Way:
+def way_of(word: str, runs: pd.DataFrame) -> Way:
+    """Return the way that a text such as `diloco:sync_every=500` names; see `ways_of`.
+
+    Raises:
+        ValueError: If a name, a key or a value is wrong. The message names no option of a command.
+    """
     name, *pairs = word.split(":")
-    known = [one for card in variants("strategy") for one in names(card) if one not in _UNKNOWN]
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise ValueError(
-            f"--strategies {word}: unknown strategy {name!r}.{near} Known: {', '.join(known)}."
-        )
-    given = dict(_pair(word, pair) for pair in pairs)
-    codec = given.pop("compression", "none")
-    allocation = given.pop("allocation", "uniform")
+    kind = _kind("strategy", name)
+    given = dict(_pair(pair) for pair in pairs)
+    codec, allocation = (
+        str(given.pop(key, default))
+        for key, default in (("compression", "none"), ("allocation", "uniform"))
+    )
     allocation = _SHORT.get(allocation, allocation)
     if allocation not in (allowed := get_args(Allocation)):
-        raise ValueError(
-            f"--strategies {word}: allocation={allocation} is not simulated. Known: "
-            f"{', '.join(allowed)}."
-        )
-    kind = _kind("strategy", name)
+        raise ValueError(f"allocation={allocation} is not simulated. Known: {', '.join(allowed)}.")
     keys = [one.name for one in fields(kind)]
     algorithm = given.get("algorithm", "")
     if algorithm and ("algorithm" not in keys or algorithm in ("hierarchical", "double_tree")):
         if algorithm not in ALGORITHMS:
-            raise ValueError(
-                f"--strategies {word}: unknown algorithm {algorithm!r}. Known: "
-                f"{', '.join(ALGORITHMS)}."
-            )
+            raise ValueError(f"unknown algorithm {algorithm!r}. Known: {', '.join(ALGORITHMS)}.")
         given.pop("algorithm")
     for key in [one for one in given if one not in keys]:
-        near = did_you_mean(key, keys)
-        raise ValueError(f"--strategies {word}: strategy={name} has no key {key!r}.{near}")
+        raise ValueError(f"strategy={name} has no key {key!r}.{did_you_mean(key, keys)}")
     own = runs[runs["strategy"] == name] if "strategy" in runs else runs
     settings = {**_defaults("strategy", name), **_of_runs(own, keys, "strategy"), **given}
-    card = _card(word, kind, settings)
+    card = _card(kind, settings)
     codec_kind = _kind("compression", codec)
     coded = runs[runs["compression"] == codec] if "compression" in runs else runs
     of_codec = _of_runs(coded, [one.name for one in fields(codec_kind)], "compression")
-    codec_card = _card(word, codec_kind, {**_defaults("compression", codec), **of_codec})
+    codec_card = _card(codec_kind, {**_defaults("compression", codec), **of_codec})
     has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
     return Way(
         word, card, codec_card, _optimizer(runs), str(algorithm), allocation, has_replicas
@@ -153,25 +152,31 @@ def _optimizer(runs: pd.DataFrame) -> OptimizerConfig:
 @functools.cache
 def _default(group: str, name: str) -> Any:
     """Return the card of a variant with the default settings."""
-    return _card(name, _kind(group, name), _defaults(group, name))
+    return _card(_kind(group, name), _defaults(group, name))
 
 
-def _pair(word: str, pair: str) -> tuple[str, Any]:
+def _pair(pair: str) -> tuple[str, Any]:
     key, is_pair, value = pair.partition("=")
     if not is_pair:
-        raise ValueError(f"--strategies {word}: write key=value after a colon, not {pair!r}.")
+        raise ValueError(f"write key=value after a colon, not {pair!r}.")
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ValueError(f"--strategies {word}: {value!r} is no value for {key}.") from None
+        raise ValueError(f"{value!r} is no value for {key}.") from None
 
 
-def _kind(group: str, name: str) -> Any:
-    known = {one: card for card in variants(group) for one in names(card)}
-    if name not in known:
-        near = did_you_mean(str(name), [*known])
-        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
-    return known[name]
+def _kind(group: str, name: object) -> Any:
+    known = {str(one): card for card in variants(group) for one in names(card)}
+    others = [one for one in known if one not in _UNKNOWN]
+    if name in _UNKNOWN:
+        raise ValueError(
+            f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
+            f"another {group}: {', '.join(others)}."
+        )
+    if str(name) not in known:
+        near = did_you_mean(str(name), others)
+        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(others)}.")
+    return known[str(name)]
 
 
 @functools.cache
@@ -203,10 +208,10 @@ def _plain(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def _card(word: str, kind: Any, settings: Mapping[str, Any]) -> Any:
+def _card(kind: Any, settings: Mapping[str, Any]) -> Any:
     try:
         return TypeAdapter(kind).validate_python(settings)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"--strategies {word}: {where}: {first['msg']}.") from None
+        raise ValueError(f"{where}: {first['msg']}.") from None
