@@ -24,15 +24,18 @@ _CELL = [
 
 
 def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
-    """Return the number of workers from which on more of them bring less than the share `KNEE` of
-    the speed that they cost; None if there is none.
+    """Return the number of workers from which on each further step to more of them brings less than
+    the share `KNEE` of the speed that it costs; None if the last step brings more.
 
     Args:
         workers: The numbers of workers, ascending.
         speeds: The speed with each.
     """
-    few = speeds.pct_change().shift(-1) < KNEE * workers.pct_change().shift(-1)
-    return int(workers[few].iloc[0]) if few.any() else None
+    gains, wanted = speeds.pct_change(), KNEE * workers.pct_change()
+    few = (gains < wanted).iloc[1:]
+    if few.empty or not few.iloc[-1]:
+        return None
+    return int(workers.iloc[len(few) - int(few[::-1].astype(int).cumprod().sum())])
 
 
 def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
