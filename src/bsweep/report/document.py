@@ -207,7 +207,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     if found is None:
         return {"sentences": answer.sentences}
     cells, cell = cells_of(answer.where, found), found.next_cell()
-    names = ["global_batch", "num_workers", "local_batch", "gain"]
+    names = ["global_batch", "num_workers", "local_batch", "is_simulated", "gain"]
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},
         "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,

@@ -253,8 +253,8 @@ def gains(
     over choosing now.
 
     Each cell has two rows, by `kind`: a `run` to the target, or a few `steps` that are timed. The
-    columns are `CELL`, `way`, `local_batch`, `kind`, `gain`, `worker_seconds` of the measurement
-    and `gain_per_worker_second`. The gain is 0 if the cell itself is not allowed.
+    columns are `CELL`, `way`, `local_batch`, `is_simulated`, `kind`, `gain`, `worker_seconds` of
+    the measurement and `gain_per_worker_second`. The gain is 0 if the cell itself is not allowed.
 
     Args:
         forecast: The present predictions.
@@ -265,7 +265,8 @@ def gains(
     table = with_probabilities(forecast, objective)
     allowed = np.flatnonzero(table["is_allowed"])
     values = log_objective(forecast, objective)[:, allowed]
-    cells = table[["global_batch", "num_workers", "passes", "way", "local_batch"]]
+    names = ["global_batch", "num_workers", "passes", "way", "local_batch", "is_simulated"]
+    cells = table[names]
     worker_steps = NUM_TIMED_STEPS * table["step_seconds"] * table["num_workers"]
     both = []
     for kind, measured, noise, cost in (

@@ -308,7 +308,7 @@ class Prediction:
                 f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
             )
         return (
-            f"{cell_name(cell)} with a new seed. {takes}. Its result may change the "
+            f"{_marked(cell)} with a new seed. {takes}. Its result may change the "
             f"recommendation, which {gain}"
         )
 
@@ -369,14 +369,14 @@ class Prediction:
                 amount=self._amount(choice.measured),
             ))  # fmt: skip
         if choice.alternatives:
-            near = [cell_name(self.cells.iloc[place]) for place in choice.alternatives]
+            near = [_marked(self.cells.iloc[place]) for place in choice.alternatives]
             lines.append(said(
                 "Each of these cells is better with a probability of {percent} % or more: {cells}.",
                 percent=f"{100 * TELLS_APART:g}",
                 cells=first_said(near, "; "),
             ))  # fmt: skip
         elif choice.runner_up is not None:
-            next_best = cell_name(self.cells.iloc[choice.runner_up])
+            next_best = _marked(self.cells.iloc[choice.runner_up])
             lines.append(said("The next best cell is {cell}.", cell=next_best))
         return joined(lines)
 
@@ -615,6 +615,12 @@ def cell_name(cell: pd.Series[Any]) -> Sentence:
     )
     way = cell.get("way", "")
     return said("{cell} with {way}", cell=named, way=way) if way else named
+
+
+def _marked(cell: pd.Series[Any]) -> Sentence:
+    """Return the name of a cell, which says so if its steps are simulated."""
+    named = cell_name(cell)
+    return said("{cell}, simulated", cell=named) if cell["is_simulated"] else named
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:

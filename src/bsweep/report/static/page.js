@@ -141,7 +141,8 @@ function cellWords(row) {
   const name = row.num_workers === 1 ? "cell_1" : "cell";
   const said = words(name, { batch: row.global_batch, workers: row.num_workers });
   const of = place() === null && study.parts[row.part] ? `, ${study.parts[row.part].name}` : "";
-  return (row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said) + of;
+  const mark = row.is_simulated ? `, ${words("simulated")}` : "";
+  return (row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said) + of + mark;
 }
 function cost(seconds, workers, of = {}) {
   if (!isNumber(seconds)) return null;
@@ -398,7 +399,6 @@ function cellReading(cell) {
   if (known && isPredicted()) lines.push(words("best_predicted", ends));
   else if (known) lines.push(words(cell.num_runs > 1 ? "best_measured" : "best_one", ends));
   if (cell.problem) lines.push(cell.problem);
-  else if (cell.is_simulated) lines.push(words("simulated"));
   return lines;
 }
 function renderAnswer(cells) {
@@ -473,7 +473,7 @@ async function renderMap(cells) {
   byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured")
     + (cells.some((cell) => cell.is_simulated) ? ` ${words("map_simulated")}` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
-  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell) + (cell.is_simulated ? `, ${words("simulated")}` : "")])], state.cell);
+  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
   fill("reading", chosen ? [
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
@@ -715,7 +715,7 @@ async function renderLarger() {
     await draw(name, spec, told.map((row) => ({
       num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds, low: factor(row) * row.seconds_low,
       high: factor(row) * row.seconds_high, is_dashed: row.network !== AS_TIMED, is_knee: row.is_knee, is_wall: first(row),
-      tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}${row.is_simulated ? `, ${words("simulated")}` : ""}\n${title}: ${number(factor(row) * row.seconds)}`,
+      tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}\n${title}: ${number(factor(row) * row.seconds)}`,
     })));
   }
   fill("larger-says", part().networks.map((line) => el("p", { class: "note" }, line)));
