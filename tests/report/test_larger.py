@@ -17,14 +17,19 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots, report
+from bsweep.advise import recommend
+from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.networks import AS_TIMED, knee
-from bsweep.analysis.simulation.constants import of_study
+from bsweep.analysis.prediction.result import cell_name
+from bsweep.analysis.simulation.constants import OTHER_WAY, of_study
 from bsweep.cli import predict as command
 from bsweep.cli import report as report_command
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.recommended import recommended
+from tests.analysis.test_ways import write as write_ways
 from tests.report.browser import go, opened, rows
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
 GROUPNORM = Path(__file__).parents[2] / "results/measured/groupnorm"
 NETWORKS = ["25gbit,10us", "100mbit,1ms"]
@@ -73,6 +78,11 @@ def test_a_knee_is_where_more_workers_bring_little() -> None:
     workers = pd.Series([1, 2, 4, 8])
     assert knee(workers, pd.Series([1.0, 1.9, 3.5, 4.0])) == 4
     assert knee(workers, pd.Series([1.0, 2.0, 4.0, 8.0])) is None
+    assert knee(workers, pd.Series([1.0, 1.1, 1.2, 1.3])) == 1
+    # The first exchange costs much, but more workers then bring much again.
+    assert knee(pd.Series([1, 2, 4, 8, 16]), pd.Series([1.0, 1.3, 2.4, 4.4, 5.0])) == 8
+    assert knee(workers, pd.Series([1.0, 1.3, 2.4, 4.4])) is None
+    assert knee(pd.Series([4]), pd.Series([1.0])) is None
 
 
 def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +201,105 @@ def test_a_codec_is_compared_like_a_network() -> None:
     )
     seconds = [one.cells.set_index("num_workers")["seconds"][8].min() for one in found.of_networks]
     assert seconds[1] < seconds[0]
-    assert any("a codec may change them" in warning for warning in found.warnings)
+    assert any("a codec may change it" in warning for warning in found.warnings)
     with pytest.raises(ValueError, match="compression=fp15 is unknown"):
         bsweep.load(GROUPNORM).on_networks("1gbit,compression=fp15")
+
+
+def test_a_codec_that_nobody_measured_is_doubted_and_warned_of() -> None:
+    networks = ["100mbit,1ms", "100mbit,1ms, compression=fp16"]
+    found = bsweep.predict(
+        GROUPNORM, target_accuracy=0.42, network=networks, workers=[1, 8], batches=[256, 512]
+    )
+    plain, coded = (
+        one.cells[one.cells["is_simulated"]].set_index("global_batch") for one in found.of_networks
+    )
+    widths = [np.log(of["step_seconds_high"] / of["step_seconds_low"]) for of in (plain, coded)]
+    assert (widths[1] > np.hypot(widths[0], 0.9 * 2 * 1.645 * OTHER_WAY)).all()
+    assert any("no run measured the seconds that fp16 takes" in one for one in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ("1gbit,compression=", "name a codec, as in compression=fp16"),
+        ("1gbit,compression=own", "compression=own has code that bsweep does not know"),
+        ("1gbit,compression=powersgd", "what compression=powersgd sends depends on the model"),
+    ],
+)
+def test_a_codec_that_cannot_be_simulated_is_refused_by_its_option(network: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^--network {network}: {says}"):
+        bsweep.predict(GROUPNORM, target_accuracy=0.42, network=network, workers=[1, 8])
+
+
+def test_a_network_without_larger_numbers_of_workers_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = "--network 1gbit: no cell of the grid has more workers than were timed"
+    with pytest.raises(ValueError, match=f"^{says}"):
+        bsweep.predict(GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 2])
+    words = [str(GROUPNORM), "--out", str(tmp_path), "--network", "1gbit", "--workers", "1,2"]
+    assert report_command.run(words) == 2
+    assert f"bsweep: {says}" in caplog.text
+
+
+def test_numbers_of_workers_without_a_batch_are_named() -> None:
+    found = bsweep.predict(
+        GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 3, 4, 7], batches=[256, 512]
+    )
+    assert set(found.cells["num_workers"]) == {1, 4}
+    assert found.warnings[0].startswith("no batch size of the grid suits 3, 7 workers")
+
+
+def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:
+    choice = prediction.choice
+    near = (choice.alternatives or (choice.runner_up,))[:3]
+    cells = [prediction.cells.iloc[place] for place in near]
+    assert any(cell["is_simulated"] for cell in cells)
+    for cell in cells:
+        marked = f"{cell_name(cell)}, simulated"
+        assert (marked in prediction.brief()[1]) == bool(cell["is_simulated"])
+
+
+def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
+    study = tmp_path / "ways"
+    write_ways(study)
+    found = bsweep.predict(study, TARGET, network="1gbit", workers=[1, 2, 4, 8])
+    simulated = found.cells[found.cells["is_simulated"]]
+    assert set(simulated["num_workers"]) == {8}
+    ways = {"ddp", "sharded", "pipeline"}
+    assert {way.split()[0] for way in simulated["way"]} == ways
+    assert (found.cells["num_workers"] == 8).sum() == len(simulated)
+    with pytest.raises(ValueError, match=r"compression=topk with strategy=\w+: only "):
+        bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
+
+
+def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
+    study = tmp_path / "lone"
+    for seed in (0, 1):
+        for batch in (64, 256):
+            for workers, name in ((1, "single"), (2, "ddp")):
+                settings = {"strategy": {"name": name}}
+                write_target_run(
+                    study, Truth(), batch=batch, workers=workers, seed=seed, settings=settings
+                )
+    found = bsweep.predict(study, TARGET, network="1gbit", workers=[1, 2, 4])
+    of = found.cells.groupby("way")["num_workers"].max()
+    assert of.to_dict() == {"single": 1, "ddp": 4}
+    assert found.warnings[0].startswith("with 1gbit, strategy=single exchanges nothing")
+
+
+def test_a_search_tells_the_warnings_of_its_simulation() -> None:
+    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
+    lines, found = recommend._larger(own, ["100mbit,1ms,compression=fp16"], None)
+    assert found is not None
+    assert any(line.startswith("Warning: fp16 is simulated only in steps") for line in lines)
+    assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
+
+
+def test_the_words_of_larger_clusters_keep_the_price() -> None:
+    words = LargerClusters(("1gbit",), (1, 2), 1234.5678).words()
+    assert words == " --network 1gbit --workers 1,2 --price-per-worker-hour 1234.5678"
 
 
 def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:

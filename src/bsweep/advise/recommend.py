@@ -349,7 +349,8 @@ def _larger(
         first = f"Simulated with {found.network}: no larger number of workers does better."
     else:
         first = f"Simulated with {found.network}, and no part of the above: {found.brief()[0]}"
-    return [first, *found.network_lines()], found
+    doubts = [f"Warning: {one}" for one in found.warnings if one not in prediction.warnings]
+    return [first, *found.network_lines(), *doubts], found
 
 
 def _rate_told(search: Search, prediction: Prediction) -> list[str]:

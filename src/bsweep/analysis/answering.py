@@ -202,14 +202,15 @@ def check_simulated(study: Study) -> None:
     # A simulation needs other modules of this package.
     from bsweep.analysis.prediction.simulated import check_networks
 
-    check_networks(study.larger.networks)
+    if not (networks := study.larger.networks):
+        raise ValueError("no network is given: name the links, as in 25gbit,10us.")
+    check_networks(networks)
     found = answers(study)
     if not any(one.prediction is not None and one.prediction.network for one in found):
-        why = [one.not_simulated or joined(one.sentences) for one in found]
-        network = ", ".join(study.larger.networks)
-        raise ValueError(
-            f"--network {network}: {why[0] if why else 'no run of the study has completed.'}"
-        )
+        if found and found[0].not_simulated:
+            raise ValueError(found[0].not_simulated)
+        why = joined(found[0].sentences) if found else "no run of the study has completed."
+        raise ValueError(f"--network {networks[0]}: {why}")
 
 
 def doubts(study: Study) -> list[str]:

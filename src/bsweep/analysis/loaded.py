@@ -50,7 +50,7 @@ class LargerClusters:
         if self.workers:
             words += ["--workers", ",".join(map(str, self.workers))]
         if self.price_per_worker_hour is not None:
-            words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:g}"]
+            words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:.12g}"]
         return f" {shlex.join(words)}"
 
 

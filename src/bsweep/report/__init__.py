@@ -82,8 +82,8 @@ def write(
         price_per_worker_hour: The price of an hour of one worker, for the figure of these clusters.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
-        tell: A function that is called with each line of the answer, at most four: the
-            recommendation or the best cell, how sure it is, and what to run next.
+        tell: A function that is called with each line of the answer: the recommendation or the best
+            cell, how sure it is, a line for each network, and what to run next.
 
     Returns:
         The path of the file `report.html` in the report's folder.

@@ -108,7 +108,14 @@ def predict(
         )
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
-    return replace(found, warnings=(*told.left_out, *found.warnings))
+    none = sorted(set(workers or ()) - {count for _, count, *_ in cells})
+    without_cell = said(
+        "no batch size of the grid suits {others:worker}: it must be no larger than the training "
+        "set, and divide evenly among the workers.",
+        others=", ".join(map(str, none)),
+    )
+    more = (*told.left_out, *[without_cell] * bool(none))
+    return replace(found, warnings=(*more, *found.warnings))
 
 
 def on_networks(
@@ -124,7 +131,8 @@ def on_networks(
     """Return what `predict_from` does for the first of several networks, with steps on more workers
     than were timed from a simulation, and with the predictions for the others.
 
-    A network with which no cell keeps the objective's limits is left out, with a warning.
+    A network with which nothing can be simulated, or no cell keeps the objective's limits, is left
+    out, with a warning. So are cells that bsweep would refuse to train.
 
     Args:
         seen: The runs.
@@ -140,36 +148,47 @@ def on_networks(
         The prediction.
 
     Raises:
-        ValueError: If a word is unknown, the study has no constants for a simulation, or no cell
-            keeps the objective's limits.
+        ValueError: If a word is unknown, the study has no constants for a simulation, or all
+            networks are left out.
     """
     # A simulation needs other modules of this package.
-    from bsweep.analysis.prediction.simulated import links_and_codec, with_simulated
+    from bsweep.analysis.prediction import simulated
+    from bsweep.analysis.simulation.constants import of_study
 
+    simulated.check_networks(networks)
+    constants = of_study(seen.study, where)
     found, problems = [], []
-    simulated = with_simulated(fits.step_time, seen, of, networks, where)
-    for network, step_time in simulated.items():
-        own = replace(fits, step_time=step_time)
+    for network in networks:
         try:
-            one = predict_from(seen, own, objective, of, price_per_worker_hour, timings)
+            of_network = simulated.with_simulated(fits.step_time, seen, of, network, constants)
+            own = replace(fits, step_time=of_network.step_time)
+            one = predict_from(
+                seen, own, objective, of_network.cells, price_per_worker_hour, timings
+            )
         except ValueError as error:
-            problems.append((network, error))
+            problems.append((network, error.args[0]))
             continue
+        problems += [(network, why) for why in of_network.refused]
         found.append(replace(one, network=network))
     if not found:
-        raise problems[0][1]
+        raise ValueError("--network {}: {}".format(*problems[0]))
     warnings = [
-        said("with {network}, {problem}", network=name, problem=error.args[0])
-        for name, error in problems
+        said("with {network}, {problem}", network=name, problem=why) for name, why in problems
     ]
-    codecs = dict.fromkeys(codec for _, codec in map(links_and_codec, networks) if codec)
+    told = [simulated.links_and_codec(one.network) for one in found]
+    codecs = dict.fromkeys(codec for _, codec in told if codec not in ("", "none"))
     warnings += [
         said(
-            "{codec} is simulated in steps on more workers than were timed alone, and the steps to "
-            "the target are those of the runs, although a codec may change them.",
+            "{codec} is simulated only in steps on more workers than were timed. The number of "
+            "steps to the target is that of the runs, although a codec may change it.",
             codec=codec,
         )
         for codec in codecs
+    ]
+    warnings += [
+        said("no run measured the seconds that {codec} takes, so it takes none here.", codec=codec)
+        for codec in codecs
+        if codec not in constants.codec_seconds
     ]
     return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
 

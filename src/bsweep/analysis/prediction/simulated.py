@@ -6,8 +6,9 @@ of slower workers, comes from the simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,53 +18,72 @@ from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import Constants, links_of
-from bsweep.analysis.simulation.constants import NUM_DRAWS, of_study
-from bsweep.analysis.simulation.network import Network, parse_network
+from bsweep.analysis.simulation.constants import NUM_DRAWS
+from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
-from bsweep.analysis.simulation.words import Way, ways_of
+from bsweep.analysis.simulation.words import Way, way_of
 
 _CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
 _DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
+_NONE = (
+    "no cell of the grid has more workers than were timed, and the steps of all others are "
+    "measured. Give bsweep predict or report more workers, as in --workers 1..512."
+)
+
+
+class Simulated(NamedTuple):
+    """A fit of step times that takes cells on more workers than were timed from a simulation.
+
+    `cells` are those of the grid but for those that bsweep would refuse to train so, and `refused`
+    says why, with one message for each way of sharing the model.
+    """
+
+    step_time: StepTimeFit
+    cells: list[Key]
+    refused: tuple[str, ...]
 
 
 def with_simulated(
-    step_time: StepTimeFit, seen: Observed, of: Sequence[Key], networks: Sequence[str],
-    where: Mapping[str, str] | None,
-) -> dict[str, StepTimeFit]:  # fmt: skip
-    """Return for each network a fit of step times that takes cells on more workers than were timed
-    from a simulation.
+    step_time: StepTimeFit, seen: Observed, of: Sequence[Key], network: str, constants: Constants
+) -> Simulated:
+    """Return a fit that takes cells on more workers than were timed from a simulation.
 
     Args:
         step_time: The fit.
-        seen: The runs, from whose records the constants of the simulation come, too.
+        seen: The runs.
         of: The cells of the grid.
-        networks: The links between workers, in words; see `links_and_codec`.
-        where: Columns of the study's runs, and the value to select in each.
+        network: The links between workers, in words; see `links_and_codec`.
+        constants: The constants of the simulation, from the records of the same runs.
 
     Raises:
-        ValueError: If the study has no constants for a simulation, or a word is unknown.
+        ValueError: If nothing can be simulated. The message says why, without the network.
     """
-    constants = of_study(seen.study, where)
-    told = {network: links_and_codec(network) for network in networks}
-    links = {one: links_of(constants, text, seen.study.name) for one, (text, _) in told.items()}
-    own = {name: one for name in seen.ways if len((one := seen.of_way(name)).runs)}
-    ways = {
-        (network, name): _way(one, codec)
-        for name, one in own.items()
-        for network, (_, codec) in told.items()
-    }
-    found: dict[str, dict[Cell, Array]] = {network: {} for network in networks}
+    words, codec = links_and_codec(network)
+    links = links_of(constants, words, seen.study.name)
+    ways = {str(name): _way(runs, codec) for name, runs in seen.runs.groupby("way")}
+    found: dict[Cell, Array] = {}
+    kept: list[Key] = []
+    refused: dict[str, str] = {}
     for batch, workers, passes, name in of:
-        timed = [one for one in step_time.passed if one.form.strategy in ("", name)]
-        if name in own and timed and workers > max(one.num_workers for one in timed):
-            cell = seen.ways[name].cell(batch, workers, passes)
+        cell = seen.ways[name].cell(batch, workers, passes)
+        if name in ways and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
-            for network, link in links.items():
-                way = ways[network, name]
-                stretch = _stretch(constants, link, way, workers, local, passes)
-                found[network][cell] = _log_seconds(step_time, cell, stretch)
-    return {network: replace(step_time, simulated=cells) for network, cells in found.items()}
+            if problem := ways[name].problem(workers, local):
+                refused.setdefault(name, problem)
+                continue
+            case = Case(constants, links, ways[name], workers, local, _NUM_STEPS, passes=passes)
+            found[cell] = _log_seconds(step_time, cell, case)
+        kept.append((batch, workers, passes, name))
+    if not found:
+        raise ValueError(next(iter(refused.values()), _NONE))
+    return Simulated(replace(step_time, simulated=found), kept, tuple(refused.values()))
+
+
+def _most_timed(step_time: StepTimeFit, strategy: str) -> float:
+    """Return the most workers whose steps with a strategy were timed; infinite if none were."""
+    timed = [one.num_workers for one in step_time.passed if one.form.strategy == strategy]
+    return max(timed, default=np.inf)
 
 
 def larger_grid(
@@ -93,8 +113,10 @@ def check_networks(texts: Sequence[str]) -> None:
         links, codec = links_and_codec(text)
         if links != "measured":
             parse_network(links)
-        if codec:
-            ways_of(f"horovod:compression={codec}", pd.DataFrame())
+        try:
+            way_of(f"horovod:compression={codec or 'none'}", pd.DataFrame())
+        except ValueError as error:
+            raise ValueError(f"--network {text}: {error}") from None
 
 
 def links_and_codec(text: str) -> tuple[str, str]:
@@ -102,45 +124,42 @@ def links_and_codec(text: str) -> tuple[str, str]:
     that such a text may name; empty for that of the runs.
 
     Raises:
-        ValueError: If the text names two codecs.
+        ValueError: If the text names two codecs, or none after `compression=`.
     """
-    words = text.split(",")
-    codecs = [word for word in words if word.startswith(_CODEC)]
+    words = [word.strip() for word in text.split(",")]
+    codecs = [word.removeprefix(_CODEC) for word in words if word.startswith(_CODEC)]
     if len(codecs) > 1:
         raise ValueError(f"--network {text}: {_CODEC} is there twice. Give it once.")
-    links = ",".join(word for word in words if word not in codecs)
-    return links, codecs[-1].removeprefix(_CODEC) if codecs else ""
+    if "" in codecs:
+        raise ValueError(f"--network {text}: name a codec, as in {_CODEC}fp16.")
+    links = ",".join(word for word in words if not word.startswith(_CODEC))
+    return links, codecs[0] if codecs else ""
 
 
-def _way(of: Observed, codec: str) -> Way:
+def _way(runs: pd.DataFrame, codec: str) -> Way:
     """Return the way of the runs of one way of sharing the model, for a simulation, with another
     codec if one is given.
     """
-    run = of.runs.iloc[0]
+    run = runs.iloc[0]
     codec = codec or str(run["compression"])
     text = str(run["strategy"]) + f":compression={codec}" * (codec not in ("none", "", "nan"))
-    return ways_of(text, of.runs)[0]
+    return way_of(text, runs)
 
 
-def _stretch(
-    constants: Constants, links: Network, way: Way, workers: int, local: float, passes: int
-) -> Array:
-    """Return by what a simulated step is longer than a worker's computing, for each draw of the
-    constants.
-    """
-    case = Case(constants, links, way, workers, local, _NUM_STEPS, passes=passes)
-    steps: Outcome = outcome(way.card, case)
-    blocks = np.array_split(steps.step_seconds / steps.mean_seconds, NUM_DRAWS)
-    return np.sort([block.mean() for block in blocks])
-
-
-def _log_seconds(step_time: StepTimeFit, cell: Cell, stretch: Array) -> Array:
+def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     """Return draws of the logarithm of a cell's seconds: those of the fit for a worker alone,
-    without a pipeline's bubble, times a stretch of the simulation, drawn between the sorted ones.
+    without a pipeline's bubble, times what a simulated step is longer than a worker's computing,
+    drawn between the sorted draws of the simulation.
+
+    An exchange of which nothing was measured may be wrong by one factor in all draws.
     """
+    steps: Outcome = outcome(case.way.card, case)
+    blocks = np.array_split(steps.step_seconds / steps.mean_seconds, NUM_DRAWS)
+    stretch = np.sort([block.mean() for block in blocks])
     alone = step_time.log_seconds(
         cell._replace(num_workers=1, form=cell.form._replace(sent_bytes=0.0, busy=1.0))
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))
-    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)))
+    off = case.other_way * rng.standard_normal(len(alone))
+    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + off)
