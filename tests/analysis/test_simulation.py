@@ -609,6 +609,15 @@ def test_deepspeed_divides_what_it_holds_beside_the_parameters(study: Path) -> N
     assert "up to 480 GB" in note  # the anchor and the outer momentum, too
 
 
+def test_memory_is_only_that_of_numbers_of_workers_that_suit_a_way() -> None:
+    found = bsweep.simulate(
+        machine="h100", flops_per_example=1e12, parameters=20e9, network="400gbit",
+        workers=[8, 64], strategies="sharded:replicas=64",
+    )  # fmt: skip
+    (note,) = [one for one in found.notes if "GB of a worker" in one]
+    assert note.startswith("sharded:replicas=64: on 64 workers ")
+
+
 def test_own_code_is_not_simulated() -> None:
     with pytest.raises(ValueError, match="--strategies own: strategy=own has code that"):
         words.ways_of("horovod,own", NO_RUNS)

@@ -111,8 +111,10 @@ def simulate(
         failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
         seed=seed, progress=progress,
     )  # fmt: skip
-    more = () if of is None else machines.memory_notes(of, found.parameter_bytes, ways, workers)
-    return replace(simulation, notes=(*simulation.notes, *more))
+    if of is None:
+        return simulation
+    full = machines.memory_notes(of, found.parameter_bytes, ways, simulation.cells)
+    return replace(simulation, notes=(*simulation.notes, *full))
 
 
 def _adjusted(

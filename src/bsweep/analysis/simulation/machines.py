@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -88,7 +89,7 @@ def of_machine(
 
 
 def memory_notes(
-    of: Machine, parameter_bytes: float, ways: Sequence[Way], counts: Sequence[int]
+    of: Machine, parameter_bytes: float, ways: Sequence[Way], cells: pd.DataFrame
 ) -> Iterator[str]:
     """Yield a sentence for each way in which the parameters, the gradients, the optimizer's state
     and the strategy's copies of a worker take more than its memory.
@@ -97,11 +98,11 @@ def memory_notes(
         of: The machine.
         parameter_bytes: The bytes of the model's parameters.
         ways: The ways to exchange.
-        counts: The numbers of workers.
+        cells: The table `Simulation.cells`, which has the numbers of workers that suit each way.
     """
     for way in ways:
         needs = {}
-        for count in sorted(set(counts)):
+        for count in sorted(set(cells.loc[cells["strategy"] == way.name, "num_workers"])):
             own = with_replicas(way, count)
             parameters, gradients, state = own.card.parts_held(count)
             # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
