@@ -113,11 +113,9 @@ def way_of(word: str, runs: pd.DataFrame) -> Way:
     name, *pairs = word.split(":")
     kind = _kind("strategy", name)
     given = dict(_pair(pair) for pair in pairs)
-    codec, allocation = (
-        str(given.pop(key, default))
-        for key, default in (("compression", "none"), ("allocation", "uniform"))
-    )
-    allocation = _SHORT.get(allocation, allocation)
+    codec = str(given.pop("compression", "none"))
+    allocation = given.pop("allocation", "uniform")
+    allocation = _SHORT.get(str(allocation), allocation)
     if allocation not in (allowed := get_args(Allocation)):
         raise ValueError(f"allocation={allocation} is not simulated. Known: {', '.join(allowed)}.")
     keys = [one.name for one in fields(kind)]
