@@ -686,7 +686,8 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
         network=["10gbit,10us", "100mbit,1ms,sites=2,between=10mbit/20ms"],
     )  # fmt: skip
     assert found.cells["network"].nunique() == 3  # measured cells have none
-    assert any(note.startswith("Knee of horovod with 100mbit") for note in found.notes)
+    # The first exchange is slow, but 64 workers are much faster than 4: there is no knee.
+    assert not any(note.startswith("Knee of horovod with 100mbit") for note in found.notes)
     paths = [*simulation.write(found, tmp_path / "figures")]
     assert [path.stem for path in paths] == [one.__name__ for one in simulation.FIGURES]
 

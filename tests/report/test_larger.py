@@ -21,7 +21,7 @@ from bsweep.advise import recommend
 from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.networks import AS_TIMED, knee
 from bsweep.analysis.prediction.result import cell_name
-from bsweep.analysis.simulation.constants import OTHER_WAY, of_study
+from bsweep.analysis.simulation.constants import OTHER_WAY, Constants, of_study
 from bsweep.cli import predict as command
 from bsweep.cli import report as report_command
 from bsweep.report.document import document
@@ -261,6 +261,14 @@ def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) 
         assert (marked in prediction.brief()[1]) == bool(cell["is_simulated"])
 
 
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants for studies whose epochs have no seconds."""
+    of = Constants(np.full(20, 0.02), np.full(20, 0.0005), 4e6, 64, "a test")
+    monkeypatch.setattr("bsweep.analysis.simulation.constants.of_study", lambda *_: of)
+
+
+@pytest.mark.usefixtures("known")
 def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     study = tmp_path / "ways"
     write_ways(study)
@@ -274,6 +282,7 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
         bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
 
 
+@pytest.mark.usefixtures("known")
 def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     study = tmp_path / "lone"
     for seed in (0, 1):
