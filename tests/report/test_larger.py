@@ -253,7 +253,8 @@ def test_numbers_of_workers_without_a_batch_are_named() -> None:
 
 def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:
     choice = prediction.choice
-    near = (choice.alternatives or (choice.runner_up,))[:3]
+    assert choice.runner_up is not None
+    near = choice.alternatives[:3] or (choice.runner_up,)
     cells = [prediction.cells.iloc[place] for place in near]
     assert any(cell["is_simulated"] for cell in cells)
     for cell in cells:

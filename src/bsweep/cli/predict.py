@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     add(
         "--workers",
         type=counts,
-        help="worker counts of the grid, such as 1,2,4 or 1..64 (default: those of the runs, and "
-        "with --network all doublings up to 64)",
+        help="worker counts, such as 1..64 (default: those of runs; with --network 1,2,4,...,64)",
     )
     add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
     add(

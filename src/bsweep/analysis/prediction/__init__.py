@@ -175,22 +175,25 @@ def on_networks(
     warnings = [
         said("with {network}, {problem}", network=name, problem=why) for name, why in problems
     ]
-    told = [simulated.links_and_codec(one.network) for one in found]
-    codecs = dict.fromkeys(codec for _, codec in told if codec not in ("", "none"))
-    warnings += [
-        said(
+    codecs = dict.fromkeys(simulated.links_and_codec(one.network)[1] for one in found)
+    warnings += _of_codecs(
+        [one for one in codecs if one not in ("", "none")], constants.codec_seconds
+    )
+    return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
+
+
+def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
+    for codec in codecs:
+        yield said(
             "{codec} is simulated only in steps on more workers than were timed. The number of "
             "steps to the target is that of the runs, although a codec may change it.",
             codec=codec,
         )
-        for codec in codecs
-    ]
-    warnings += [
-        said("no run measured the seconds that {codec} takes, so it takes none here.", codec=codec)
-        for codec in codecs
-        if codec not in constants.codec_seconds
-    ]
-    return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
+        if codec not in codec_seconds:
+            yield said(
+                "no run measured the seconds that {codec} takes, so it takes none here.",
+                codec=codec,
+            )
 
 
 def predict_from(
