@@ -39,7 +39,7 @@ from bsweep.analysis.prediction.selection import (
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
-from bsweep.core.sentences import said
+from bsweep.core.sentences import Sentence, said
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
@@ -182,7 +182,7 @@ def on_networks(
     return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
 
 
-def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
+def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:
     for codec in codecs:
         yield said(
             "{codec} is simulated only in steps on more workers than were timed. The number of "
