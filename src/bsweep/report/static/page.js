@@ -361,7 +361,7 @@ function renderHeader() {
   const counts = {};
   for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
   const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
-  byId("summary").textContent = words("summary", { runs: rows.length, statuses });
+  byId("summary").textContent = words("summary", { statuses });
   byId("title").textContent = study.name;
   for (const name of ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS]) fill(`save-${name}`, saveButtons(name));
   menu("lang", Object.entries(LANGUAGES), state.lang);

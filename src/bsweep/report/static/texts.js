@@ -2,7 +2,7 @@
 const TEXTS = {
   en: {
     language: "Language", theme: "Appearance", auto: "as the system", light: "light", dark: "dark",
-    summary: "{runs} runs: {statuses}",
+    summary: "Runs: {statuses}",
     status_completed: "completed", status_failed: "failed", status_out_of_memory: "out of memory",
     status_diverged: "diverged", status_timeout: "timeout", status_interrupted: "interrupted",
     status_unfinished: "unfinished", status_running: "running", status_new: "not started",
@@ -90,7 +90,7 @@ const TEXTS = {
   },
   ko: {
     language: "언어", theme: "화면 밝기", auto: "시스템과 같게", light: "밝게", dark: "어둡게",
-    summary: "실행 {runs}개: {statuses}",
+    summary: "실행: {statuses}",
     status_completed: "완료", status_failed: "실패", status_out_of_memory: "메모리 부족",
     status_diverged: "발산", status_timeout: "시간 초과", status_interrupted: "중단됨",
     status_unfinished: "미완료", status_running: "실행 중", status_new: "시작 전", status_damaged: "손상됨",
