@@ -27,8 +27,8 @@ _CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
 _DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 _NONE = (
-    "no cell of the grid has more workers than were timed, and the steps of all others are "
-    "measured. Give bsweep predict or report more workers, as in --workers 1..512."
+    "no cell of the grid has more workers than were timed, so there is nothing to simulate. Give "
+    "bsweep predict or report more workers, as in --workers 1..512."
 )
 
 
