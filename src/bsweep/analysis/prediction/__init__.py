@@ -108,14 +108,17 @@ def predict(
         )
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
-    none = sorted(set(workers or ()) - {count for _, count, *_ in cells})
-    without_cell = said(
-        "no batch size of the grid suits {others:worker}: it must be no larger than the training "
-        "set, and divide evenly among the workers.",
-        others=", ".join(map(str, none)),
-    )
-    more = (*told.left_out, *[without_cell] * bool(none))
-    return replace(found, warnings=(*more, *found.warnings))
+    warnings = (*told.left_out, *_of_counts_without_cell(workers or (), cells), *found.warnings)
+    return replace(found, warnings=warnings)
+
+
+def _of_counts_without_cell(workers: Sequence[int], of: Sequence[Key]) -> Iterator[Sentence]:
+    if others := sorted(set(workers) - {count for _, count, *_ in of}):
+        yield said(
+            "no batch size of the grid suits {others:worker}: it must be no larger than the "
+            "training set, and divide evenly among the workers.",
+            others=", ".join(map(str, others)),
+        )
 
 
 def on_networks(
