@@ -329,20 +329,25 @@ class MadeUp(ToWorker):
 
 
 def serve_made_up(
-    folder: Path, parameters: Tensor, slices: Sequence[Slice], orders: Sequence[Sequence[int]]
+    folder: Path,
+    parameters: Tensor,
+    slices: Sequence[Slice],
+    orders: Sequence[Sequence[int]],
+    number: int = 0,
+    num_servers: int = 1,
 ) -> Server:
     """A server that has summed a step of five workers' pushes for each order of their arrival, by
     plain SGD.
     """
     config = configure(
         "num_workers=5",
-        "strategy.num_servers=1",
+        f"strategy.num_servers={num_servers}",
         "optimizer.weight_decay=0",
         "optimizer.lr_rule=fixed",
     )
     inbox: Inbox = queue.SimpleQueue()
     links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
-    server = Server(config, links, inbox, RunPaths(folder), 0)
+    server = Server(config, links, inbox, RunPaths(folder), number)
     layout, first = encode_layout(slices, parameters.dtype), links[0].payload
     for request, payload in (
         (Request(Kind.LAYOUT, num_bytes=len(layout)), layout),
@@ -399,14 +404,17 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
-def test_a_sum_is_in_rank_order_whoever_is_first(tmp_path: Path, order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("number", "ranks"), [(0, (0, 1, 2, 3, 4)), (1, (2, 3, 4, 0, 1))])
+def test_a_sum_is_in_one_order_whoever_is_first(
+    tmp_path: Path, number: int, ranks: tuple[int, ...], order: tuple[int, ...]
+) -> None:
     """Also for more workers than buffers: what came into one too early would overwrite what is not
-    added yet.
+    added yet. Each of two servers begins with another worker, whose link the other one leaves free.
     """
     vector = make_vector()
-    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order])
+    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order], number, 2)
     total = torch.zeros_like(vector.parameters)
-    for worker in range(5):
+    for worker in ranks:
         total += 10.0**worker / (3 + vector.parameters)
     for link in server._links:
         assert isinstance(link, MadeUp)

@@ -54,6 +54,10 @@ class Server:
         paths: The paths of the run's folder.
         number: This server's number. Every answered push is recorded in the CSV file of that
             number. A resumed run appends to the file.
+
+    In synchronous training, each server takes the gradients of a step in an order of its own: the
+    order of the ranks, from another rank on. If all servers received from the same workers first,
+    the links of these workers would hold up all servers.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Server:
             float("inf") if config.strategy.staleness is None else config.strategy.staleness
         )
         self._links, self._inbox = links, inbox
+        begin, ranks = number * len(links) // config.num_shards, range(len(links))
+        self._order = (*ranks[begin:], *ranks[:begin])
         self._present = set(range(len(links)))
         self._clocks = [0] * len(links)
         self._held: list[_Held] = []
@@ -203,8 +209,8 @@ class Server:
         self._release(applied_at)
 
     def _sum(self, first: Arrival) -> list[Arrival]:
-        """Receive the gradients of one optimizer step, and sum them in the order of the workers'
-        ranks.
+        """Receive the gradients of one optimizer step, and sum them in this server's order of the
+        workers.
 
         Return the requests that pushed the gradients.
 
@@ -212,9 +218,7 @@ class Server:
         received into the shard's gradients, the others into buffers. While the gradient in one
         buffer is added, the next may arrive in the other.
         """
-        workers: Sequence[int] = (
-            range(len(self._links)) if self._is_synchronous else (first.worker,)
-        )
+        workers: Sequence[int] = self._order if self._is_synchronous else (first.worker,)
         pushes, started = {first.worker: first}, set[int]()
         for turn, worker in enumerate(workers):
             window = workers[turn : max(turn + 2, _MAX_BUFFERS + 1)]
