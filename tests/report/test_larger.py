@@ -24,6 +24,7 @@ from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.simulation.constants import OTHER_WAY, Constants, of_study
 from bsweep.cli import predict as command
 from bsweep.cli import report as report_command
+from bsweep.cli import simulate as simulate_command
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.recommended import recommended
@@ -301,15 +302,57 @@ def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
 
 def test_a_search_tells_the_warnings_of_its_simulation() -> None:
     own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
-    lines, found = recommend._larger(own, ["100mbit,1ms,compression=fp16"], None)
+    lines, found = recommend._larger(own, LargerClusters(("100mbit,1ms,compression=fp16",)))
     assert found is not None
     assert any(line.startswith("Warning: fp16 is simulated only in steps") for line in lines)
     assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
 
 
-def test_the_words_of_larger_clusters_keep_the_price() -> None:
-    words = LargerClusters(("1gbit",), (1, 2), 1234.5678).words()
-    assert words == " --network 1gbit --workers 1,2 --price-per-worker-hour 1234.5678"
+def test_the_words_of_larger_clusters_keep_every_option() -> None:
+    words = LargerClusters(("1gbit",), (1, 2), 1234.5678, "10gbit,10us").words()
+    assert words == (
+        " --network 1gbit --workers 1,2 --price-per-worker-hour 1234.5678 --measured-network "
+        "10gbit,10us"
+    )
+
+
+def test_hosts_keep_what_exchanges_took_beyond_the_measured_network() -> None:
+    given: dict[str, Any] = {"network": "1tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
+    seconds = {}
+    for measured in (None, "100tbit,1ns"):
+        found = bsweep.predict(
+            GROUPNORM, target_accuracy=0.42, measured_network=measured, **given
+        ).cells
+        seconds[measured] = found.loc[found["is_simulated"], "step_seconds"].to_numpy()
+    assert (seconds["100tbit,1ns"] > 1.05 * seconds[None]).all()
+    known = bsweep.load(GROUPNORM).on_networks("1tbit,1ns", [1, 2, 8], None, "100tbit,1ns")
+    (answer,) = analysis.answers(known)
+    assert answer.prediction is not None
+    cells = answer.prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
+    assert [cells[8, 256], cells[8, 512]] == pytest.approx([*seconds["100tbit,1ns"]])
+    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
+    _, simulated = recommend._larger(own, LargerClusters(("1tbit,1ns",), None, None, "100tbit,1ns"))
+    assert simulated is not None
+    of_search = simulated.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
+    assert of_search[8, 256] == pytest.approx(cells[8, 256])
+
+
+def test_a_wrong_measured_network_is_refused_by_its_option(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = ["--network", "25gbit", "--measured-network", "1gb"]
+    says = "--measured-network 1gb: 1gb is not understood"
+    for main in (command.run, simulate_command.run):
+        with pytest.raises(ValueError, match=f"^{says}"):
+            main([str(GROUPNORM), *given])
+    with pytest.raises(ValueError, match="--measured-network 1gbit without a network to simulate"):
+        bsweep.predict(GROUPNORM, target_accuracy=0.42, measured_network="1gbit")
+    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), *given]) == 2
+    assert says in caplog.text
+    caplog.clear()
+    grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
+    assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
+    assert says in caplog.text
 
 
 def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if inside_horovodrun():
             raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
-        check_networks(options.network)
+        check_networks(options.network, options.measured_network)
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
         objective = parse_objective(options.objective, price)
@@ -71,7 +71,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
         cells = _cells(configs, objective)
         search = Search(cells, doubts, given, target, objective, budget, price)
-        return _led(search, options.network, options.json, options.verbose)
+        larger = LargerClusters(tuple(options.network), None, price, options.measured_network)
+        return _led(search, larger, options.json, options.verbose)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
         return BAD_CONFIG
@@ -114,6 +115,10 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="links such as 25gbit,10us: after the search, simulate up to 64 workers with them; "
         "may be repeated",
+    )
+    add(
+        "--measured-network",
+        help="the links between the workers of the search, such as 1gbit,100us",
     )
     add("--json", action="store_true", help="print the answer as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
@@ -269,7 +274,7 @@ def _key(config: RunConfig, way: str) -> Key:
     return config.examples_per_step, config.num_workers, config.accumulation_steps, way
 
 
-def _led(search: Search, networks: Sequence[str], as_json: bool, is_verbose: bool) -> int:
+def _led(search: Search, larger: LargerClusters, as_json: bool, is_verbose: bool) -> int:
     present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
     checks.refuse_newer(search.study_dir)
@@ -281,11 +286,11 @@ def _led(search: Search, networks: Sequence[str], as_json: bool, is_verbose: boo
         choice = search.lead()
     finally:
         present.leave()
-    return _tell(search, choice, networks, as_json, is_verbose)
+    return _tell(search, choice, larger, as_json, is_verbose)
 
 
 def _tell(
-    search: Search, end: Next, networks: Sequence[str], as_json: bool, is_verbose: bool
+    search: Search, end: Next, wanted: LargerClusters, as_json: bool, is_verbose: bool
 ) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
     seen = search.observed()
@@ -302,7 +307,7 @@ def _tell(
         ended.append(
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
-    larger, simulated = _larger(prediction, networks, search.price)
+    larger, simulated = _larger(prediction, wanted)
     lines = [line for line in (*ended, more, *larger) if line]
     if as_json:
         spent = {
@@ -322,25 +327,25 @@ def _tell(
         print("\n".join(lines))
     else:
         answer = prediction.brief() if prediction is not None else [ended.pop(0)]
-        words = LargerClusters(tuple(networks), None, search.price).words() if simulated else ""
+        words = wanted.words() if simulated else ""
         page = f"Page: bsweep report {shlex.quote(str(search.study_dir))}{words} writes it."
         print("\n".join([*answer, " ".join(filter(None, [*ended, more])), *larger, page]))
     return 0 if prediction is not None else 1
 
 
 def _larger(
-    prediction: Prediction | None, networks: Sequence[str], price: float | None
+    prediction: Prediction | None, wanted: LargerClusters
 ) -> tuple[list[str], Prediction | None]:
     """Return lines on what more workers than were timed would bring, by simulation, and the
     prediction with them; nothing without a network or a recommendation.
     """
-    if prediction is None or not networks:
+    if prediction is None or not wanted.networks:
         return [], None
     seen, timings = prediction.seen, prediction.timings
     try:
         found = on_networks(
-            seen, prediction.fitted, prediction.objective, larger_grid(seen), networks, price,
-            timings,
+            seen, prediction.fitted, prediction.objective, larger_grid(seen), wanted.networks,
+            wanted.price_per_worker_hour, timings, measured_network=wanted.measured_network,
         )  # fmt: skip
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None

@@ -204,7 +204,7 @@ def check_simulated(study: Study) -> None:
 
     if not (networks := study.larger.networks):
         raise ValueError("no network is given: name the links, as in 25gbit,10us.")
-    check_networks(networks)
+    check_networks(networks, study.larger.measured_network)
     found = answers(study)
     if not any(one.prediction is not None and one.prediction.network for one in found):
         if found and found[0].not_simulated:
@@ -309,7 +309,10 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
     if larger is not None:
         given["price_per_worker_hour"] = larger.price_per_worker_hour
         try:
-            found = predict(part, network=larger.networks, workers=larger.workers, **given)
+            found = predict(
+                part, network=larger.networks, workers=larger.workers,
+                measured_network=larger.measured_network, **given,
+            )  # fmt: skip
             return Answer(where, found, _sentences(part, found))
         except ValueError as error:
             problem = error.args[0]

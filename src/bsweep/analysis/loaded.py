@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 class LargerClusters:
     """Clusters that are larger than those of a study, which predictions for the study simulate.
 
-    `networks` are the links between workers, in words (see `bsweep.simulate`), and `workers` the
-    numbers of workers, or None for all doublings up to 64.
+    `networks` are the links between workers, in words (see `bsweep.simulate`), `workers` the numbers
+    of workers, or None for all doublings up to 64, and `measured_network` the links on which the
+    study was measured.
     """
 
     networks: tuple[str, ...]
     workers: tuple[int, ...] | None = None
     price_per_worker_hour: float | None = None
+    measured_network: str | None = None
 
     def words(self) -> str:
         """Return the options of `bsweep report` for these clusters.
@@ -51,6 +53,8 @@ class LargerClusters:
             words += ["--workers", ",".join(map(str, self.workers))]
         if self.price_per_worker_hour is not None:
             words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:.12g}"]
+        if self.measured_network is not None:
+            words += ["--measured-network", self.measured_network]
         return f" {shlex.join(words)}"
 
 
@@ -140,6 +144,7 @@ class Study:
         network: str | Sequence[str],
         workers: Sequence[int] | None = None,
         price_per_worker_hour: float | None = None,
+        measured_network: str | None = None,
     ) -> Study:
         """Return this study with larger clusters, whose cells its figures, tables and pages then
         simulate and mark as simulated.
@@ -149,6 +154,7 @@ class Study:
                 are compared; the first one has the map of cells and the recommendation.
             workers: The numbers of workers. None takes all doublings up to 64.
             price_per_worker_hour: The price of an hour of one worker, in any currency.
+            measured_network: The links on which the study was measured; see `bsweep.simulate`.
 
         Returns:
             The study with the same runs.
@@ -160,7 +166,8 @@ class Study:
 
         networks = (network,) if isinstance(network, str) else tuple(network)
         counts = None if workers is None else tuple(workers)
-        found = replace(self, larger=LargerClusters(networks, counts, price_per_worker_hour))
+        larger = LargerClusters(networks, counts, price_per_worker_hour, measured_network)
+        found = replace(self, larger=larger)
         check_simulated(found)
         return found
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import NETWORK, counts
+from bsweep.cli.values import MEASURED_NETWORK, NETWORK, counts
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 
@@ -37,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
                 network=options.network,
                 workers=options.workers,
                 price_per_worker_hour=options.price_per_worker_hour,
+                measured_network=options.measured_network,
                 tell=_tell,
             )
         )
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
     )
     parser.add_argument("--network", action="append", default=[], help=NETWORK)
+    parser.add_argument("--measured-network", help=MEASURED_NETWORK)
     parser.add_argument(
         "--workers",
         type=counts,

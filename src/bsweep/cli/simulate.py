@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import column_and_value, counts
+from bsweep.cli.values import MEASURED_NETWORK, column_and_value, counts
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         "per_switch=, oversubscription=, sites= and between= (default: as the study measured); may "
         "be repeated",
     )
-    add("--measured-network", help="the links on which the study was measured, such as 1gbit,100us")
+    add("--measured-network", help=MEASURED_NETWORK)
     add(
         "--strategies",
         help="such as horovod,diloco:sync_every=500 (default: horovod,parameter_server,diloco)",

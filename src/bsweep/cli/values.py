@@ -9,6 +9,9 @@ NETWORK = (
 )
 
 
+MEASURED_NETWORK = "the links on which the study was measured, such as 1gbit,100us"
+
+
 def counts(text: str) -> list[int]:
     """Return the counts in a text such as `1,2,4` or `1..4096`, which has all doublings.
 

@@ -56,6 +56,7 @@ def write(
     network: str | Sequence[str] = (),
     workers: Sequence[int] | None = None,
     price_per_worker_hour: float | None = None,
+    measured_network: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -80,6 +81,7 @@ def write(
             as such; see `bsweep.predict`. The first one has the map and the recommendation.
         workers: The numbers of workers of these clusters. None takes all doublings up to 64.
         price_per_worker_hour: The price of an hour of one worker, for the figure of these clusters.
+        measured_network: The links on which the study was measured; see `bsweep.simulate`.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
         tell: A function that is called with each line of the answer: the recommendation or the best
@@ -94,7 +96,7 @@ def write(
             style, or a network is given with which nothing can be simulated.
     """
     paper = None if style is None else style_of(style)
-    _check_larger(network, workers, price_per_worker_hour)
+    _check_larger(network, workers, price_per_worker_hour, measured_network)
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
         say(f"{run_id}: left out of the report: {why}")
@@ -105,7 +107,7 @@ def write(
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
             if network:
-                study = study.on_networks(network, workers, price_per_worker_hour)
+                study = study.on_networks(network, workers, price_per_worker_hour, measured_network)
             for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
@@ -123,9 +125,16 @@ def write(
 
 
 def _check_larger(
-    network: str | Sequence[str], workers: Sequence[int] | None, price: float | None
+    network: str | Sequence[str],
+    workers: Sequence[int] | None,
+    price: float | None,
+    measured_network: str | None,
 ) -> None:
-    given = {"--workers": workers, "--price-per-worker-hour": price}
+    given = {
+        "--workers": workers,
+        "--price-per-worker-hour": price,
+        "--measured-network": measured_network,
+    }
     if not network and (alone := [name for name, value in given.items() if value is not None]):
         raise ValueError(
             f"{' and '.join(alone)} without a network: say which links the workers have, as in "

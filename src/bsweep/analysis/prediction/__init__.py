@@ -59,6 +59,7 @@ def predict(
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
     network: str | Sequence[str] | None = None,
+    measured_network: str | None = None,
 ) -> Prediction:
     """Predict the time to a target for every cell of a grid, and recommend one cell.
 
@@ -83,6 +84,7 @@ def predict(
             `compression=fp16` among them simulates a codec. Several networks are compared: the
             prediction is that for the first one, `others` has the further ones, and `curves` the
             time on each number of workers with each.
+        measured_network: The links on which the study was measured; see `bsweep.simulate`.
 
     Returns:
         The cells of the grid with their predictions and intervals, the recommended cell, and
@@ -102,10 +104,11 @@ def predict(
     seen = replace(seen, ways=told.ways)
     networks = [network] if isinstance(network, str) else [*dict.fromkeys(network or ())]
     fits, cells = fit(seen, told.timings), _grid(seen, batches, workers, bool(networks))
-    if networks:
+    if networks or measured_network is not None:
         found = on_networks(
-            seen, fits, wanted, cells, networks, price_per_worker_hour, told.timings, where
-        )
+            seen, fits, wanted, cells, networks, price_per_worker_hour, told.timings, where,
+            measured_network,
+        )  # fmt: skip
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
     warnings = (*told.left_out, *_of_counts_without_cell(workers or (), cells), *found.warnings)
@@ -130,6 +133,7 @@ def on_networks(
     price_per_worker_hour: float | None = None,
     timings: tuple[Timing, ...] = (),
     where: Mapping[str, str] | None = None,
+    measured_network: str | None = None,
 ) -> Prediction:
     """Return what `predict_from` does for the first of several networks, with steps on more workers
     than were timed from a simulation, and with the predictions for the others.
@@ -146,6 +150,7 @@ def on_networks(
         price_per_worker_hour: The price of an hour of one worker.
         timings: What was timed beside the runs.
         where: Columns of the study's runs, and the value to select in each.
+        measured_network: The links on which the study was measured.
 
     Returns:
         The prediction.
@@ -156,10 +161,10 @@ def on_networks(
     """
     # A simulation needs other modules of this package.
     from bsweep.analysis.prediction import simulated
-    from bsweep.analysis.simulation.constants import of_study
+    from bsweep.analysis.simulation.constants import of_study, with_measured
 
-    simulated.check_networks(networks)
-    constants = of_study(seen.study, where)
+    simulated.check_networks(networks, measured_network)
+    constants = with_measured(of_study(seen.study, where), measured_network)
     found, problems = [], []
     for network in networks:
         try:

@@ -107,8 +107,17 @@ def larger_grid(
     return grid(seen, sorted(found), sorted(set(workers)))
 
 
-def check_networks(texts: Sequence[str]) -> None:
-    """Raise ValueError if one of several texts is not what `links_and_codec` takes."""
+def check_networks(texts: Sequence[str], measured_network: str | None = None) -> None:
+    """Raise ValueError if one of several texts is not what `links_and_codec` takes, or the network
+    on which a study was measured has an unknown word or is given without these texts.
+    """
+    if measured_network is not None:
+        parse_network(measured_network, "--measured-network")
+        if not texts:
+            raise ValueError(
+                f"--measured-network {measured_network} without a network to simulate: say which "
+                "links the workers have, as in --network 25gbit,10us."
+            )
     for text in texts:
         links, codec = links_and_codec(text)
         if links != "measured":

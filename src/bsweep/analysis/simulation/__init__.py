@@ -131,9 +131,7 @@ def _adjusted(
         constants = replace(constants, example_bytes=example_bytes)
     if speeds:
         constants = replace(constants, speeds=tuple(speeds))
-    if measured_network:
-        constants = constants_of.with_measured(constants, parse_network(measured_network))
-    return constants
+    return constants_of.with_measured(constants, measured_network)
 
 
 def simulate_from(

@@ -23,7 +23,7 @@ from bsweep.analysis.prediction.selection import selected
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time, probe_timings
 from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
-from bsweep.analysis.simulation.network import Array, Link, Network
+from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted
@@ -367,10 +367,16 @@ def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(share) for name, share in shares.items() if share == share}
 
 
-def with_measured(constants: Constants, wire: Network) -> Constants:
-    """Return the constants with what hosts need beside the wire, given the network on which the
-    study was measured.
+def with_measured(constants: Constants, measured_network: str | None) -> Constants:
+    """Return the constants with what hosts need beside the wire, given the words for the network on
+    which the study was measured; the same constants without such words.
+
+    Raises:
+        ValueError: If a word is unknown.
     """
+    if measured_network is None:
+        return constants
+    wire = parse_network(measured_network, "--measured-network")
     if constants.network is None:
         return constants
     found = constants.network.link

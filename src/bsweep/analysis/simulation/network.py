@@ -153,13 +153,14 @@ class ToAll:
         return float(most), bool(most > 0)
 
 
-def parse_network(text: str) -> Network:
+def parse_network(text: str, option: str = "--network") -> Network:
     """Return the network that a user describes, such as `25gbit,10us`.
 
     Args:
         text: Words joined by commas: the bandwidth and the latency of a node's link, and any of
             `per_node=8`, `inner=2400gbit/2us`, `per_switch=16`, `oversubscription=4`, `sites=4`
             and `between=1gbit/20ms`.
+        option: The option of the command that has the text, for messages.
 
     Returns:
         The network; a latency that is not given is 50 microseconds.
@@ -167,6 +168,7 @@ def parse_network(text: str) -> Network:
     Raises:
         ValueError: If a word is unknown or missing, or contradicts another.
     """
+    told = f"{option} {text}"
     given: dict[str, object] = {}
     plain: list[str] = []
     for word in filter(None, (one.strip() for one in text.split(","))):
@@ -175,39 +177,34 @@ def parse_network(text: str) -> Network:
             plain.append(word)
         elif key not in _KEYS:
             near = did_you_mean(key, [*_KEYS])
-            raise ValueError(
-                f"--network {text}: unknown word {key!r}.{near} Known: {', '.join(_KEYS)}."
-            )
+            raise ValueError(f"{told}: unknown word {key!r}.{near} Known: {', '.join(_KEYS)}.")
         elif key in given:
-            raise ValueError(f"--network {text}: {key} is there twice. Give it once.")
+            raise ValueError(f"{told}: {key} is there twice. Give it once.")
         else:
-            given[key] = _read(text, word, value, _KEYS[key])
-    link = _read(text, "/".join(plain), "/".join(plain), _link)
+            given[key] = _read(told, word, value, _KEYS[key])
+    link = _read(told, "/".join(plain), "/".join(plain), _link)
     found = Network(link, **given)  # type: ignore[arg-type]
     if found.oversubscription > 1 and not found.per_switch:
         raise ValueError(
-            f"--network {text}: oversubscription is of a switch's link to the other switches. Say "
+            f"{told}: oversubscription is of a switch's link to the other switches. Say "
             "how many nodes a switch joins, as in per_switch=16."
         )
     if (found.sites > 1) != (found.between.bytes_per_second < np.inf):
         raise ValueError(
-            f"--network {text}: sites and between belong together, as in "
-            "sites=4,between=1gbit/20ms."
+            f"{told}: sites and between belong together, as in sites=4,between=1gbit/20ms."
         )
     if found.per_node > 1 and found.inner.bytes_per_second == np.inf:
-        raise ValueError(
-            f"--network {text}: say how workers of one node exchange, as in inner=2400gbit/2us."
-        )
+        raise ValueError(f"{told}: say how workers of one node exchange, as in inner=2400gbit/2us.")
     return found
 
 
-def _read(text: str, word: str, value: str, read: Callable[[str], T]) -> T:
+def _read(told: str, word: str, value: str, read: Callable[[str], T]) -> T:
     try:
         return read(value)
     except ValueError:
         what = f"{word} is not understood" if word else "the bandwidth is missing"
         raise ValueError(
-            f"--network {text}: {what}. Write one bandwidth in kbit, mbit, gbit or tbit and a "
+            f"{told}: {what}. Write one bandwidth in kbit, mbit, gbit or tbit and a "
             f"latency in us, ms or s, and counts from 1, such as {_EXAMPLE}."
         ) from None
 
