@@ -330,7 +330,7 @@ def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
 
 def test_a_model_is_divided_among_all_workers_if_the_user_says_so() -> None:
     cards: list[Any] = [
-        strategies.with_replicas(way, 64).card
+        strategies.with_replicas(way, 64, constants()).card
         for way in words.ways_of("sharded:replicas=1,sharded", NO_RUNS)
     ]
     assert [card.num_parts(64) for card in cards] == [64, 8]
@@ -578,6 +578,52 @@ def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
     assert any("layers are not known" in note for note in found[None].notes)
 
 
+def not_on(found: bsweep.Simulation, way: str) -> str:
+    (note,) = [one for one in found.notes if one.startswith(f"{way}: not on")]
+    return note
+
+
+def test_a_model_is_cut_into_no_more_stages_than_it_has_pieces(tmp_path: Path) -> None:
+    pieces = ("stem", "one", "two", "three", "head")
+    write_run(tmp_path / "study", local_batch=8, pieces=pieces)
+    found = bsweep.simulate(
+        tmp_path / "study", workers=[4, 8, 64], strategies="pipedream,pipedream:replicas=1",
+        network="1gbit", num_steps=20,
+    )  # fmt: skip
+    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
+    assert of.apply(list).to_dict() == {"pipedream": [4, 8, 64], "pipedream:replicas=1": [4]}
+    note = not_on(found, "pipedream:replicas=1")
+    assert "not on 8 and 64 workers: num_workers=8 with strategy=pipedream needs 8 stages" in note
+    assert "the model has only 5 pieces (stem, one, two, three, head): use fewer workers" in note
+
+
+def test_a_model_is_divided_among_no_more_workers_than_suit_its_heads(tmp_path: Path) -> None:
+    model = {"name": "llama_tiny", "num_heads": 4.0}
+    write_run(tmp_path / "study", local_batch=8, settings={"model": model})
+    found = bsweep.simulate(
+        tmp_path / "study", workers=[4, 8, 64], strategies="tensor,tensor:replicas=1",
+        network="1gbit", num_steps=20,
+    )  # fmt: skip
+    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
+    assert of.apply(list).to_dict() == {"tensor": [4, 8, 64], "tensor:replicas=1": [4]}
+    assert "larger strategy.replicas" in not_on(found, "tensor:replicas=1")
+
+
+def test_whole_layers_need_no_more_servers_than_there_are_layers(tmp_path: Path) -> None:
+    sizes = (1_000_000, 9_000_000, 1_181_642)
+    write_run(tmp_path / "study", local_batch=8, layer_parameters=sizes)
+    found = bsweep.simulate(
+        tmp_path / "study", workers=[4, 8], strategies="parameter_server:sharding=layer",
+        network="1gbit",
+    )  # fmt: skip
+    assert set(found.cells.loc[found.cells["kind"] == "simulated", "num_workers"]) == {4}
+    assert not_on(found, "parameter_server:sharding=layer").endswith(
+        "not on 8 workers: strategy.num_servers=4 with strategy.sharding=layer: the model has 3 "
+        "layers with parameters, and each layer stays whole. Use at most that many servers, or "
+        "strategy.sharding=memory."
+    )
+
+
 def test_ways_that_nobody_measured_are_doubted_more(study: Path) -> None:
     cells = bsweep.simulate(
         study, workers=[1, 2], strategies="horovod,allreduce", local_batch=64
@@ -712,13 +758,14 @@ def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
         bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gb")
 
 
-def test_activations_of_a_split_model_take_time(study: Path) -> None:
+def test_activations_of_a_split_model_take_time() -> None:
     found = [
         bsweep.simulate(
-            study, workers=[4], strategies="pipeline,tensor", network="1gbit", example_bytes=size
+            machine="h100", flops_per_example=1e12, parameters=11e6, workers=[4],
+            strategies="pipeline,tensor", network="1gbit", example_bytes=size,
         ).cells.set_index("strategy")["step_seconds"]
         for size in (0.0, 1e7)
-    ]
+    ]  # fmt: skip
     assert (found[1] > found[0]).all()
 
 

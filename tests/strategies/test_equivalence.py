@@ -386,6 +386,8 @@ def test_schedules_of_a_pipeline_reach_one_workers_language_model(
             one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
             assert many == pytest.approx(one, rel=1e-9)
     pieces = [piece for stage in workers[0]["start"]["stages"] for piece in stage]
+    assert workers[0]["start"]["pieces"] == pieces
+    assert workers[0]["start"]["num_blocks"] > 1
     assert pieces == ["embedding", "blocks.0", "blocks.1", "head"]
     assert workers[0]["start"]["num_parameters"] == expected["start"]["num_parameters"]
     for epoch in workers[0]["epochs"]:

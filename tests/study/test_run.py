@@ -97,6 +97,7 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert kinds.count("epoch") == 2
     assert sum(records[0]["layer_parameters"]) == records[0]["num_parameters"]
     assert records[0]["num_blocks"] > 1
+    assert len(records[0]["pieces"]) > 1
     epochs = [record for record in records if record["type"] == "epoch"]
     for epoch in epochs:
         assert epoch["num_steps"] == 6

@@ -164,6 +164,7 @@ def write_run(
     precision: str = "fp32",
     device: str = "cpu",
     layer_parameters: tuple[int, ...] | None = None,
+    pieces: tuple[str, ...] | None = None,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by
     dotted name.
@@ -189,7 +190,7 @@ def write_run(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
         num_train=num_train,
         num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None,
-        layer_parameters=layer_parameters, device=device,
+        layer_parameters=layer_parameters, pieces=pieces, device=device,
         precision=precision, threads=threads, start_seconds=1.5,
         channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
     )  # fmt: skip

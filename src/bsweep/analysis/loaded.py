@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class LargerClusters:
     """Clusters that are larger than those of a study, which predictions for the study simulate.
 
-    `networks` are the links between workers, in words (see `bsweep.simulate`), `workers` the numbers
-    of workers, or None for all doublings up to 64, and `measured_network` the links on which the
-    study was measured.
+    `networks` are the links between workers, in words (see `bsweep.simulate`), and `workers` the
+    numbers of workers, or None for all doublings up to 64. `measured_network` are the links on
+    which the study was measured.
     """
 
     networks: tuple[str, ...]

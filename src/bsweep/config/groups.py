@@ -116,12 +116,7 @@ class ModelConfig(Card):
     def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)
-        if point.strategy.can.splits_layers and not self.tensor_plan:
-            yield (
-                f"strategy={point.strategy.name} with model={self.name}: the model has no plan of "
-                "how to divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own "
-                "with a method tensor_plan, or strategy=sharded."
-            )
+        yield from self.problems_of_parts(point.strategy, point.num_workers)
         if self.learns_from == "images" and point.data.consists_of == "text":
             yield (
                 f"model={self.name} learns from images, but data={point.data.name} has none: use "
@@ -131,6 +126,24 @@ class ModelConfig(Card):
             yield (
                 f"model={self.name} learns from text, but data={point.data.name} holds images: use "
                 "data=text data.path=FILE, or model=resnet18."
+            )
+
+    def problems_of_parts(self, strategy: StrategyFacts, num_workers: int) -> Iterator[str]:
+        """Yield an error message, with the remedy, for each reason why so many workers cannot
+        divide the layers of this model as a strategy does.
+
+        Args:
+            strategy: The strategy.
+            num_workers: The number of workers.
+
+        Yields:
+            One message for each conflict.
+        """
+        if strategy.can.splits_layers and not self.tensor_plan:
+            yield (
+                f"strategy={strategy.name} with model={self.name}: the model has no plan of how to "
+                "divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own with a "
+                "method tensor_plan, or strategy=sharded."
             )
 
     def lone_examples(self, point: Point) -> Iterator[str]:
@@ -328,6 +341,19 @@ class StrategyConfig(Card):
 
         Yields:
             One message for each conflict.
+        """
+        yield from ()
+
+    def problems_of_layers(self, num_layers: int, num_shards: int) -> Iterator[str]:
+        """Yield an error message, with the remedy, if servers that each hold whole layers are more
+        than these.
+
+        Args:
+            num_layers: The number of the model's layers with parameters.
+            num_shards: The number of servers.
+
+        Yields:
+            The message, at most one.
         """
         yield from ()
 

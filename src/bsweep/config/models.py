@@ -12,7 +12,7 @@ from pydantic import Field
 
 from bsweep.config.groups import ModelConfig
 from bsweep.config.own import Options, Own
-from bsweep.config.point import Point
+from bsweep.config.point import Point, StrategyFacts
 from bsweep.config.values import (
     ConfigError,
     Count,
@@ -91,10 +91,13 @@ class LlamaConfig(ModelConfig):
                 "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
                 "multiple of twice the number of heads."
             )
-        parts = point.strategy.num_parts(point.num_workers)
-        if point.strategy.can.splits_layers and parts and self.num_heads % parts:
+
+    def problems_of_parts(self, strategy: StrategyFacts, num_workers: int) -> Iterator[str]:
+        yield from super().problems_of_parts(strategy, num_workers)
+        parts = strategy.num_parts(num_workers)
+        if strategy.can.splits_layers and parts and self.num_heads % parts:
             yield (
-                f"model.num_heads={self.num_heads} with strategy={point.strategy.name} and {parts} "
+                f"model.num_heads={self.num_heads} with strategy={strategy.name} and {parts} "
                 "workers for each replica: each worker needs the same number of heads. Use a "
                 "number of workers that divides the heads, or larger strategy.replicas."
             )

@@ -51,6 +51,19 @@ class ParameterServerConfig(StrategyConfig):
     def num_server_processes(self, num_workers: int) -> int:
         return 0 if self.colocated else self.num_shards(num_workers)
 
+    def problems_of_layers(self, num_layers: int, num_shards: int) -> Iterator[str]:
+        if self.holds_layers and num_shards > num_layers:
+            yield (
+                f"strategy.num_servers={num_shards} with strategy.sharding={self.sharding}: the "
+                f"model has {num_layers} layers with parameters, and each layer stays whole. Use "
+                "at most that many servers, or strategy.sharding=memory."
+            )
+
+    @property
+    def holds_layers(self) -> bool:
+        """True if each layer of a model stays whole, on one server."""
+        return self.sharding in ("layer", "layer_round_robin")
+
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.consistency == "stale_synchronous" and self.staleness is None:

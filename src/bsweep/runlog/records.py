@@ -116,6 +116,7 @@ class Start:
     num_parameters: Natural | None  # None if only the user's own program knows it, as num_test
     layer_parameters: tuple[Natural, ...] | None = None  # of each layer, in the model's order
     num_blocks: Natural | None = None  # which workers that divide the model handle one at a time
+    pieces: tuple[str, ...] | None = None  # into which the model can be cut, if it can
     tokens_per_example: Natural | None = None
     device: str
     precision: str

@@ -160,11 +160,7 @@ def _nothing_held(
 ) -> str:
     match strategy.sharding:
         case "layer" | "layer_round_robin":
-            return (
-                f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: "
-                f"the model has {len(layers(slices))} layers with parameters, and each layer "
-                "stays whole. Use at most that many servers, or strategy.sharding=memory."
-            )
+            return next(strategy.problems_of_layers(len(layers(slices)), num_servers))
         case "memory":
             return (
                 f"strategy.num_servers={num_servers}, but the model has {_size(slices)} "

@@ -57,6 +57,8 @@ class Job:
     log: RunLog
     on_step: Callable[[], None]
     noise: NoiseHook  # the meter of the gradient noise, if the run measures it
+    num_blocks: int | None = None  # of the whole model; None if a name of a block is wrong
+    pieces: tuple[str, ...] | None = None  # of the whole model, by name; None if it has none
     # the equipment of each worker, by rank; see `bsweep.train.peers_check`
     peers: tuple[Mapping[str, Any], ...] = ()
     graphs: Graphs | None = None  # of the passes of steps

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
+from bsweep.config.groups import ModelConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.strategies import AnyStrategy
@@ -216,6 +217,7 @@ def _build_job(
     """
     dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
     model = models.initial(config, dataset, device, dtype, layout)
+    parts = _parts(config.model, model)
     of_model = objective.of(model, dataset.train_labels)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
     if isinstance(strategy, Staged):
@@ -244,9 +246,22 @@ def _build_job(
         log=RunLog(paths.metrics),
         on_step=on_step,
         noise=noise,
+        **parts,
         half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
         compiled=Compiled(model) if numerics.compiled else None,
     )
+
+
+def _parts(card: ModelConfig, model: nn.Module) -> dict[str, Any]:
+    """Return the number of the blocks of a whole model and the names of its pieces, without those
+    that cannot be told.
+    """
+    found: dict[str, Any] = {}
+    with suppress(ConfigError):
+        found["num_blocks"] = len(models.blocks(card, model))
+    with suppress(ConfigError):
+        found["pieces"] = tuple(name for name, _ in models.pieces(card, model))
+    return found
 
 
 def _vector_and_optimizer(
@@ -314,7 +329,8 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.num_parameters,
         layer_parameters=_layer_parameters(job.vector),
-        num_blocks=_num_blocks(job),
+        num_blocks=job.num_blocks,
+        pieces=job.pieces,
         device=peers_check.devices(job.peers),
         precision=job.numerics.precision,
         channels_last=job.numerics.channels_last,
@@ -336,17 +352,6 @@ def _layer_parameters(vector: Vector) -> tuple[int, ...] | None:
     layers = sharding.layers(vector.slices)
     sizes = tuple(sum(part.num_elements for part in layer) for layer in layers)
     return sizes if sum(sizes) == vector.num_parameters else None
-
-
-def _num_blocks(job: Job) -> int | None:
-    """Return the number of the model's blocks; None if this worker has only a part of the model, or
-    a name of a block is wrong.
-    """
-    if job.config.strategy.can.splits_model:
-        return None
-    with suppress(ConfigError):
-        return len(models.blocks(job.config.model, job.model))
-    return None
 
 
 def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:

@@ -113,7 +113,7 @@ def simulate(
     )  # fmt: skip
     if of is None:
         return simulation
-    full = machines.memory_notes(of, found.parameter_bytes, ways, simulation.cells)
+    full = machines.memory_notes(of, found, ways, simulation.cells)
     return replace(simulation, notes=(*simulation.notes, *full))
 
 
@@ -174,7 +174,7 @@ def simulate_from(
     check_above_zero("global-batch", global_batch, 1024)
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
-    cells, left_out = _cells(ways, sorted(set(workers)), local, global_batch)
+    cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
     rows, timelines = [], []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
@@ -199,7 +199,11 @@ def simulate_from(
 
 
 def _cells(
-    ways: Sequence[Way], counts: Sequence[int], local: int, global_batch: int | None
+    constants: Constants,
+    ways: Sequence[Way],
+    counts: Sequence[int],
+    local: int,
+    global_batch: int | None,
 ) -> tuple[list[tuple[Way, int, float]], list[str]]:
     """Return each way on each number of workers that bsweep can train so, with a worker's batch,
     and sentences about the numbers that are left out.
@@ -212,9 +216,9 @@ def _cells(
     for way in ways:
         refused = {}
         for count in counts:
-            own = with_replicas(way, count)
+            own = with_replicas(way, count, constants)
             batch = _local_batch(own, count, local, global_batch)
-            if problem := own.problem(count, batch):
+            if problem := own.problem(count, batch, constants):
                 refused[count] = problem
             else:
                 cells.append((own, count, batch))
@@ -223,7 +227,8 @@ def _cells(
         first = next(iter(refused.values()))
         problems[way.name] = first
         if len(refused) == len(counts) and all(
-            with_replicas(way, count).problem(count, local) for count in range(1, _FEW_WORKERS + 1)
+            with_replicas(way, count, constants).problem(count, local, constants)
+            for count in range(1, _FEW_WORKERS + 1)
         ):
             raise ValueError(f"--strategies {way.name}: {first}")
         notes.append(f"{way.name}: not on {_workers([*refused])}: {first}")
@@ -345,4 +350,4 @@ def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
 
 
 def _holds_layers(way: Way) -> bool:
-    return getattr(way.card, "sharding", "") in ("layer", "layer_round_robin")
+    return bool(getattr(way.card, "holds_layers", False))

@@ -78,6 +78,7 @@ class Constants:
     """
     layer_shares: tuple[float, ...] = ()  # of the parameters, for servers that hold whole layers
     num_blocks: int = 12  # of the model, which sharded and tensor workers exchange one by one
+    pieces: tuple[str, ...] = ()  # of the model, which pipelines cut between them; empty: unknown
     is_gpu: bool = False
     measured: pd.DataFrame = field(default_factory=pd.DataFrame)
 
@@ -141,8 +142,8 @@ def of_study(
 
 
 def _of_model(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the shares of a model's layers and the number of its blocks, as far as the records of
-    a study's runs have them.
+    """Return the shares of a model's layers, the number of its blocks and the names of its pieces,
+    as far as the records of a study's runs have them.
     """
     found: dict[str, Any] = {}
     for run_id in runs["run_id"].head(_MOST_READ):
@@ -152,6 +153,9 @@ def _of_model(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
             found["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
         if number := start.get("num_blocks"):
             found["num_blocks"] = number
+        stages = start.get("stages") or ()
+        if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
+            found["pieces"] = tuple(pieces)
     return found
 
 

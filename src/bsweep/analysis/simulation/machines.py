@@ -89,26 +89,26 @@ def of_machine(
 
 
 def memory_notes(
-    of: Machine, parameter_bytes: float, ways: Sequence[Way], cells: pd.DataFrame
+    of: Machine, constants: Constants, ways: Sequence[Way], cells: pd.DataFrame
 ) -> Iterator[str]:
     """Yield a sentence for each way in which the parameters, the gradients, the optimizer's state
     and the strategy's copies of a worker take more than its memory.
 
     Args:
         of: The machine.
-        parameter_bytes: The bytes of the model's parameters.
+        constants: The constants, with the bytes of the model's parameters.
         ways: The ways to exchange.
         cells: The table `Simulation.cells`, which has the numbers of workers that suit each way.
     """
     for way in ways:
         needs = {}
         for count in sorted(set(cells.loc[cells["strategy"] == way.name, "num_workers"])):
-            own = with_replicas(way, count)
+            own = with_replicas(way, count, constants)
             parameters, gradients, state = own.card.parts_held(count)
             # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
             beside = own.card.vectors_held + (own.optimizer.vectors_of_state or 0)
             vectors = 1 / parameters + 1 / gradients + beside / state
-            needs[count] = vectors * parameter_bytes / 1e9
+            needs[count] = vectors * constants.parameter_bytes / 1e9
         full = [count for count, need in needs.items() if need > of.memory_gb]
         if full:
             most = max(needs[count] for count in full)

@@ -410,7 +410,7 @@ def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> Array:
     return found
 
 
-def with_replicas(way: Way, num_workers: int) -> Way:
+def with_replicas(way: Way, num_workers: int, of: Constants) -> Way:
     """Return a way with as many replicas as it takes to divide a model among at most eight workers,
     if its card divides a model and has one replica; otherwise the way itself.
     """
@@ -419,6 +419,7 @@ def with_replicas(way: Way, num_workers: int) -> Way:
     for parts in (8, 4, 2):
         if num_workers % parts == 0:
             card = replace(way.card, replicas=num_workers // parts)  # type: ignore[call-arg]
-            if not any(card.problems_of_workers(num_workers)):
-                return replace(way, card=card)
+            divided = replace(way, card=card)
+            if not any(divided.problems_of_division(num_workers, of)):
+                return divided
     return way

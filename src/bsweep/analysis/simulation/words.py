@@ -8,7 +8,7 @@ in `conf/strategy/`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -17,8 +17,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from bsweep.analysis.simulation.collectives import ALGORITHMS
+from bsweep.analysis.simulation.constants import Constants
 from bsweep.config.contradictions import exchange_contradictions
-from bsweep.config.groups import CodecConfig, OptimizerConfig, StrategyConfig
+from bsweep.config.groups import CodecConfig, ModelConfig, OptimizerConfig, StrategyConfig
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
@@ -32,7 +33,7 @@ _OPTIMIZER = "adamw"  # if no run tells
 @dataclass(frozen=True)
 class Way:
     """One way in which simulated workers exchange: a strategy, a codec, an algorithm, and how work
-    is shared among uneven workers; and the optimizer, which some strategies refuse.
+    is shared among uneven workers; and the optimizer and the model, which some strategies refuse.
 
     `algorithm` is the user's choice for the exchange, or empty for the strategy's own.
     `has_replicas` tells a user's choice of replicas from the strategy's default.
@@ -45,6 +46,7 @@ class Way:
     algorithm: str = ""
     allocation: Allocation = "uniform"
     has_replicas: bool = False
+    model: ModelConfig | None = None  # that of the runs, if their settings tell it
 
     def of(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return those of a study's runs that exchanged in this way."""
@@ -59,10 +61,12 @@ class Way:
                 )
         return runs[own]
 
-    def problem(self, num_workers: int, local_batch: float) -> str:
+    def problem(self, num_workers: int, local_batch: float, of: Constants) -> str:
         """Return the first message with which bsweep would refuse a run of this way, or an empty
         text. Settings that no simulation has, such as the precision, fit the strategy.
         """
+        if division := next(self.problems_of_division(num_workers, of), ""):
+            return division
         card: Any = self.card
         codec: Any = self.codec
         optimizer: Any = self.optimizer
@@ -78,6 +82,23 @@ class Way:
             launch=_default("launch", starts),
         )  # fmt: skip
         return next(exchange_contradictions(config), "")
+
+    def problems_of_division(self, num_workers: int, of: Constants) -> Iterator[str]:
+        """Yield the messages with which bsweep would refuse to divide the model among so many
+        workers, as far as the model's pieces, layers and heads are known.
+        """
+        card, has_problem = self.card, False
+        for problem in card.problems_of_workers(num_workers):
+            has_problem = True
+            yield problem
+        if has_problem:  # then there is no number of parts
+            return
+        if of.pieces:
+            yield from card.problems_of_pieces(of.pieces, num_workers)
+        if of.layer_shares:
+            yield from card.problems_of_layers(len(of.layer_shares), card.num_shards(num_workers))
+        if self.model is not None:
+            yield from self.model.problems_of_parts(card, num_workers)
 
 
 def ways_of(text: str, runs: pd.DataFrame) -> list[Way]:
@@ -135,7 +156,8 @@ def way_of(word: str, runs: pd.DataFrame) -> Way:
     codec_card = _card(codec_kind, {**_defaults("compression", codec), **of_codec})
     has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
     return Way(
-        word, card, codec_card, _optimizer(runs), str(algorithm), allocation, has_replicas
+        word, card, codec_card, _optimizer(runs), str(algorithm), allocation, has_replicas,
+        _model(runs),
     )  # fmt: skip
 
 
@@ -145,6 +167,21 @@ def _optimizer(runs: pd.DataFrame) -> OptimizerConfig:
     is_known = len(known) == 1 and known[0] not in _UNKNOWN
     found: OptimizerConfig = _default("optimizer", str(known[0]) if is_known else _OPTIMIZER)
     return found
+
+
+def _model(runs: pd.DataFrame) -> ModelConfig | None:
+    """Return the card of the runs' model; None if its settings are not known."""
+    known = runs.get("model", pd.Series(dtype=object)).dropna().unique()
+    if len(known) != 1 or known[0] in _UNKNOWN:
+        return None
+    name = str(known[0])
+    try:
+        kind = _kind("model", name)
+        settings = _of_runs(runs, [one.name for one in fields(kind)], "model")
+        card: ModelConfig = _card(kind, {**_defaults("model", name), **settings})
+    except (ValueError, OSError):
+        return None
+    return card
 
 
 @functools.cache
