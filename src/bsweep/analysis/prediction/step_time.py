@@ -72,7 +72,8 @@ class Form(NamedTuple):
 
     `strategy` has parameters of its own. `fixed` is the number of a pass's fixed costs (f), and
     `busy` the share of time in which workers compute (1 - u). `sent_bytes` is what a worker sends
-    in a pass.
+    in a pass. `way` is the name of a way that splits the model: two ways may differ in nothing
+    else, such as FSDP2's units, and yet take other times.
     """
 
     strategy: str = ""
@@ -80,6 +81,7 @@ class Form(NamedTuple):
     busy: float = 1.0
     sent_bytes: float = 0.0
     is_split: bool = False
+    way: str = ""
 
 
 PLAIN = Form()
@@ -319,7 +321,7 @@ def _rows(of: Sequence[Cell], strategies: Sequence[str]) -> Array:
     """Return cells as rows of numbers, in which the place of a strategy stands for its name."""
     return np.array(
         [
-            (*cell[:3], strategies.index(cell.form.strategy), *cell.form[1:])
+            (*cell[:3], strategies.index(cell.form.strategy), *cell.form[1:-1])
             for cell in of
         ],
         float,

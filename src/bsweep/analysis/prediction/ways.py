@@ -91,7 +91,8 @@ class Way:
         bubble = self.bubbles.get(workers, card.textbook_bubble(workers) or 0.0)
         # Each worker computes one of `num_parts` stages, for one micro-batch after another.
         fixed = card.num_microbatches / num_parts if card.can.cuts_model else 1.0
-        return Cell(share, workers, passes, Form(str(card.name), fixed, 1 - bubble, sent, True))
+        form = Form(str(card.name), fixed, 1 - bubble, sent, True, self.name)
+        return Cell(share, workers, passes, form)
 
 
 WHOLE = Way()
