@@ -22,7 +22,7 @@ from bsweep.analysis.prediction.next_run import Next
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
-from bsweep.analysis.prediction.simulated import check_networks, larger_grid
+from bsweep.analysis.prediction.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.prediction.ways import names_of_points
 from bsweep.compose import hydra_grid, overrides
 from bsweep.config.groups import StrategyConfig
@@ -70,6 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
         cells = _cells(configs, objective)
+        check_points(configs, options.network)
         search = Search(cells, doubts, given, target, objective, budget, price)
         larger = LargerClusters(tuple(options.network), None, price, options.measured_network)
         return _led(search, larger, options.json, options.verbose)
@@ -349,13 +350,21 @@ def _larger(
         )  # fmt: skip
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None
-    cell = found.recommended
-    if not cell["is_simulated"]:
-        first = f"Simulated with {found.network}: no larger number of workers does better."
-    else:
-        first = f"Simulated with {found.network}, and no part of the above: {found.brief()[0]}"
+    first = f"Simulated with {found.network}{_best_of_larger(found)}"
     doubts = [f"Warning: {one}" for one in found.warnings if one not in prediction.warnings]
     return [first, *found.network_lines(), *doubts], found
+
+
+def _best_of_larger(found: Prediction) -> str:
+    """Return the end of a sentence that says what the simulated cells of a prediction bring."""
+    if found.recommended["is_simulated"]:
+        return f", and no part of the above: {found.brief()[0]}"
+    if not found.objective.max_workers:
+        return ": no larger number of workers does better."
+    limits = f"no larger number of workers that --objective {found.objective.text} allows"
+    if found.cells["is_allowed"][found.cells["is_simulated"]].any():
+        return f": {limits} does better."
+    return f": there is {limits}."
 
 
 def _rate_told(search: Search, prediction: Prediction) -> list[str]:

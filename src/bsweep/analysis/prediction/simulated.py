@@ -19,9 +19,10 @@ from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import Constants, links_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS
-from bsweep.analysis.simulation.network import parse_network
+from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, way_of
+from bsweep.config.run import RunConfig
 
 _CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
@@ -69,7 +70,7 @@ def with_simulated(
         cell = seen.ways[name].cell(batch, workers, passes)
         if name in ways and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
-            if problem := ways[name].problem(workers, local):
+            if problem := ways[name].problem(workers, local, constants):
                 refused.setdefault(name, problem)
                 continue
             case = Case(constants, links, ways[name], workers, local, _NUM_STEPS, passes=passes)
@@ -126,6 +127,45 @@ def check_networks(texts: Sequence[str], measured_network: str | None = None) ->
             way_of(f"horovod:compression={codec or 'none'}", pd.DataFrame())
         except ValueError as error:
             raise ValueError(f"--network {text}: {error}") from None
+
+
+def check_points(configs: Sequence[RunConfig], networks: Sequence[str]) -> None:
+    """Raise ValueError if, on one of several networks, no number of workers can train any of
+    several points in steps that can be simulated.
+    """
+    of = Constants(np.ones(NUM_DRAWS), np.ones(NUM_DRAWS), 4e6, 1, "a trial")
+    points = {(config.strategy, config.compression.name): config for config in configs}
+    for network in networks:
+        problems = []
+        for config in points.values():
+            problems.append(_problem(config, network, of))
+            if not problems[-1]:
+                break
+        else:
+            raise ValueError(f"--network {network}: {problems[0]}")
+
+
+def _problem(config: RunConfig, network: str, of: Constants) -> str:
+    """Return why the steps of a point cannot be simulated on a network with any number of workers;
+    empty if they can.
+    """
+    words, codec = links_and_codec(network)
+    links = Network(FREE) if words == "measured" else parse_network(words)
+    text = f"{config.strategy.name}:compression={codec or config.compression.name}"
+    problem = ""
+    for workers in _DOUBLINGS[:0:-1]:
+        try:
+            way = replace(
+                way_of(text, pd.DataFrame()), card=config.strategy, optimizer=config.optimizer,
+                model=config.model,
+            )  # fmt: skip
+            problem = way.problem(workers, config.examples_per_pass, of)
+            if not problem:
+                outcome(way.card, Case(of, links, way, workers, 1.0, NUM_DRAWS))
+                return ""
+        except ValueError as error:
+            problem = error.args[0]
+    return problem
 
 
 def links_and_codec(text: str) -> tuple[str, str]:
