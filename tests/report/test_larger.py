@@ -19,7 +19,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.advise import recommend
 from bsweep.analysis.loaded import LargerClusters
-from bsweep.analysis.prediction.networks import AS_TIMED, knee
+from bsweep.analysis.prediction.networks import OWN_LINKS, knee, wall
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.simulation.constants import OTHER_WAY, Constants, of_study
 from bsweep.cli import predict as command
@@ -28,6 +28,7 @@ from bsweep.cli import simulate as simulate_command
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.recommended import recommended
+from tests.analysis.test_ways import SHARDED
 from tests.analysis.test_ways import write as write_ways
 from tests.report.browser import go, opened, rows
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -52,8 +53,8 @@ def prediction(study: analysis.Study) -> analysis.Prediction:
 
 def test_networks_are_compared(prediction: analysis.Prediction) -> None:
     curves = prediction.curves
-    assert [*dict.fromkeys(curves["network"])] == [AS_TIMED, *NETWORKS]
-    timed = curves[curves["network"] == AS_TIMED]
+    assert [*dict.fromkeys(curves["network"])] == [OWN_LINKS, *NETWORKS]
+    timed = curves[curves["network"] == OWN_LINKS]
     assert timed["num_workers"].max() == 2
     assert not timed["is_simulated"].any()
     for network in NETWORKS:
@@ -86,6 +87,12 @@ def test_a_knee_is_where_more_workers_bring_little() -> None:
     assert knee(pd.Series([4]), pd.Series([1.0])) is None
 
 
+def test_the_wall_is_where_all_further_best_batches_are_above_the_critical_one() -> None:
+    workers = pd.Series([4, 8, 16, 32])
+    for above, at in (([1, 0, 1, 1], 16), ([1, 1, 1, 1], 4), ([1, 1, 1, 0], None), ([], None)):
+        assert wall(workers[: len(above)], pd.Series(above, dtype=bool)) == at
+
+
 def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(GROUPNORM), "--workers", "1..64", "--target-accuracy", "0.42"]
     words += [word for network in NETWORKS for word in ("--network", network)]
@@ -99,7 +106,7 @@ def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixtur
     for one in found["networks"]:
         assert {cell["is_simulated"] for cell in one["cells"]} == {True, False}
         assert one["recommendation"]["is_simulated"] in (True, False)
-    assert {row["network"] for row in found["curves"]} == {AS_TIMED, *NETWORKS}
+    assert {row["network"] for row in found["curves"]} == {OWN_LINKS, *NETWORKS}
 
 
 def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> None:
@@ -140,7 +147,7 @@ def test_the_figure_of_larger_clusters_has_a_dashed_line_for_each_network(
         lines = [line for line, values in curves_of.items() if len(values) > 1]
         drawn = [curves_of[line].tolist() for line in lines]
         assert drawn == [pytest.approx(values[place]) for values in found.values()]
-        assert [line.is_dashed() for line in lines] == [name != AS_TIMED for name in found]
+        assert [line.is_dashed() for line in lines] == [name != OWN_LINKS for name in found]
     assert money.get_ylabel() == "Money"
     assert "simulated, not measured" in plots.caption(figure)
 
@@ -285,6 +292,26 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("known")
+def test_ways_with_the_same_formula_have_cells_of_their_own(tmp_path: Path) -> None:
+    study = tmp_path / "wraps"
+    for wrap, slower in (("blocks", 1.0), ("model", 1.5)):
+        truth = replace(Truth(), pass_seconds=0.02 * slower, example_seconds=0.0005 * slower)
+        strategy = {**SHARDED["strategy"], "wrap": wrap}
+        for batch, workers in ((64, 2), (256, 2), (512, 4)):
+            write_target_run(
+                study, truth, batch=batch, workers=workers, settings={"strategy": strategy}
+            )
+    given: dict[str, Any] = {"workers": [2, 4, 16], "batches": [256, 512]}
+    cells = bsweep.predict(study, TARGET, network="10mbit,1ms", **given).cells
+    assert cells["is_simulated"].sum() == 4
+    names = ["way", "num_workers", "global_batch"]
+    seconds = cells.set_index(names)["step_seconds"].groupby(names[1:]).agg(["min", "max"])
+    seconds = np.log(seconds["max"] / seconds["min"])
+    assert (seconds[[(2, 256), (4, 512)]] > 0.1).all()  # which ran
+    assert (seconds[16] > 0.02).all()
+
+
+@pytest.mark.usefixtures("known")
 def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     study = tmp_path / "lone"
     for seed in (0, 1):
@@ -306,6 +333,43 @@ def test_a_search_tells_the_warnings_of_its_simulation() -> None:
     assert found is not None
     assert any(line.startswith("Warning: fp16 is simulated only in steps") for line in lines)
     assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [
+        ("workers<=2", "there is no larger number of workers that --objective workers<=2 allows."),
+        (
+            "cheapest,workers<=8",
+            "no larger number of workers that --objective cheapest,workers<=8 allows does better.",
+        ),
+        ("cheapest", "no larger number of workers does better."),
+    ],
+)
+def test_a_search_says_why_it_takes_no_larger_number_of_workers(objective: str, says: str) -> None:
+    own = bsweep.predict(GROUPNORM, target_accuracy=0.42, objective=objective)
+    (first, *_), _ = recommend._larger(own, LargerClusters(("10mbit,10ms",)))
+    assert first == f"Simulated with 10mbit,10ms: {says}"
+
+
+@pytest.mark.parametrize(
+    ("words", "network", "says"),
+    [
+        (["strategy=sharded"], "1gbit,compression=topk", "compression=topk with strategy=sharded"),
+        (["strategy=allreduce"], "1gbit,compression=powersgd", "what compression=powersgd sends"),
+        (["strategy=own", "strategy.target=exchange.py:build"], "1gbit", "strategy=own has code"),
+    ],
+)
+def test_a_search_refuses_before_it_starts_what_it_cannot_simulate(
+    words: list[str], network: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exchange.py").write_text("def build(config, strategy, place, paths): ...")
+    grid = ["local_batch=8,16", "num_workers=1,2", "data=digits", "model=tiny_cnn", *words]
+    assert recommend.run([*grid, "--target-accuracy", "0.5", "--network", network]) == 2
+    assert f"--network {network}: {says}" in caplog.text
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_words_of_larger_clusters_keep_every_option() -> None:
@@ -385,7 +449,7 @@ def test_the_page_marks_what_is_simulated(
             assert [row["value"] for row in drawn] == pytest.approx([*curves[column]])
             assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
         assert {row["line"] for row in drawn} == {
-            "the study's own links, timed", *(f"{name}, simulated" for name in NETWORKS),
+            OWN_LINKS, *(f"{name}, simulated" for name in NETWORKS),
         }  # fmt: skip
         assert page.inner_text("#larger-says").count("With ") == 2
         go(page, objective="money", price="4")

@@ -50,6 +50,7 @@ _COLOR: Spec = {
     "scale": {"type": "log", "scheme": "blues", "reverse": True, "nice": False},
     "legend": None,
 }
+_FRAME = "room > 12 ? 1.5 : 0.75"  # a frame of narrow columns is thinner, but is there
 _FIELD: Spec = {
     "mark": {"type": "rect", "cornerRadius": 3, "cursor": "pointer", "invalid": "show"},
     "encoding": {
@@ -61,23 +62,21 @@ _FIELD: Spec = {
         "strokeWidth": {
             "condition": [
                 {"test": "datum.is_picked || indexof(hovered, datum.name) >= 0", "value": 4},
-                {"test": "datum.num_runs > 0 && room > 12", "value": 1.5},
+                {"test": "datum.num_runs > 0", "value": {"expr": _FRAME}},
             ],
             "value": 0,
         },
     },
 }
 _SIMULATED: Spec = {  # a rectangle takes no dashes from its data
-    "transform": [
-        {"filter": "datum.is_simulated && !(datum.num_runs > 0) && !datum.problem && room > 12"}
-    ],
+    "transform": [{"filter": "datum.is_simulated && !(datum.num_runs > 0) && !datum.problem"}],
     "mark": {
         "type": "rect",
         "cornerRadius": 3,
         "fillOpacity": 0,
         "stroke": {"expr": "ink"},
-        "strokeWidth": 1.5,
-        "strokeDash": [4, 3],
+        "strokeWidth": {"expr": _FRAME},
+        "strokeDash": {"expr": "room > 12 ? [4, 3] : [2, 2]"},
         "interactive": False,
     },
 }

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bsweep.analysis import Study
-from bsweep.analysis.prediction.networks import AS_TIMED
+from bsweep.analysis.prediction.networks import OWN_LINKS
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, INK, MARKERS, handle
 from bsweep.plots.surface import targets_in_words
@@ -28,7 +28,7 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
     """
     parts = [(str(where), rows) for where, rows in curves.groupby("where", sort=False)]
     figure, grid = drawing.grid(len(parts), 2, 2.8)
-    networks = [name for name in dict.fromkeys(curves["network"]) if name != AS_TIMED]
+    networks = [name for name in dict.fromkeys(curves["network"]) if name != OWN_LINKS]
     looks = {
         name: {
             "color": COLORS[at % len(COLORS)],
@@ -37,7 +37,7 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
         }
         for at, name in enumerate(networks)
     }
-    looks[AS_TIMED] = {"color": INK, "marker": "*", "linestyle": "-"}
+    looks[OWN_LINKS] = {"color": INK, "marker": "*", "linestyle": "-"}
     cost, label = (
         ("money", "Money") if curves["money"].notna().any() else ("worker_hours", "Worker-hours")
     )
@@ -52,8 +52,8 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
     for axes in grid[-1]:
         axes.set_xlabel("Workers")
     marks = [handle(looks[name], f"{name}, simulated") for name in networks]
-    if (curves["network"] == AS_TIMED).any():
-        marks.append(handle(looks[AS_TIMED], "the study's links, timed"))
+    if (curves["network"] == OWN_LINKS).any():
+        marks.append(handle(looks[OWN_LINKS], OWN_LINKS))
     marks += [handle({**_KNEE, "color": INK}, "knee")] * bool(curves["is_knee"].any())
     marks += [handle({**_WALL, "color": INK}, "critical batch")] * bool(_walls(curves))
     drawing.legends(figure, (marks, ""))
@@ -86,8 +86,7 @@ def _walls(of: pd.DataFrame) -> list[int]:
     """Return the numbers of workers from which on the best batch is larger than the critical batch
     size.
     """
-    above = of[of["is_above_critical"] & of["is_simulated"]]
-    return [int(count) for count in above.groupby(["where", "network"])["num_workers"].min()]
+    return of.loc[of["is_wall"], "num_workers"].tolist()
 
 
 def _label_axes(axes: Axes, rows: pd.DataFrame, name: str) -> None:

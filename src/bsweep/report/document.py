@@ -41,7 +41,7 @@ _CELLS = [
 ]  # fmt: skip
 _CURVES = [
     "network", "num_workers", "global_batch", "seconds", "seconds_low", "seconds_high",
-    "is_simulated", "is_knee", "is_above_critical",
+    "is_simulated", "is_knee", "is_wall",
 ]  # fmt: skip
 _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
     "steps": "num_steps",

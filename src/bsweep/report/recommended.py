@@ -24,9 +24,9 @@ _CELLS = (
 )
 _LARGER = (
     "Larger clusters: predicted time and worker-hours to {} on each number of workers at its best "
-    "global batch, with the 90 % prediction interval of one more run. Cells that were timed ran on "
-    "the study's own links. Knee: from there on, more workers bring less than half of the speed "
-    "that they cost."
+    "global batch, with the 90 % prediction interval of one more run. Cells that are not simulated "
+    "are on the study's own links. Knee: from there on, more workers bring less than half of the "
+    "speed that they cost."
 )
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "

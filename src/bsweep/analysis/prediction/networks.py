@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KNEE = 0.5
 """The share of the ideal gain in speed below which more workers are not worth much."""
 
-AS_TIMED = "as timed"
+OWN_LINKS = "the study's own links"
 _CELL = [
     "num_workers", "global_batch", "local_batch", "passes", "way", "seconds", "seconds_low",
     "seconds_high", "is_simulated", "is_extrapolated",
@@ -38,13 +38,26 @@ def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
     return int(workers.iloc[len(few) - int(few[::-1].astype(int).cumprod().sum())])
 
 
+def wall(workers: pd.Series[int], is_above: pd.Series[bool]) -> int | None:
+    """Return the number of workers from which on the best batch is larger than the critical batch
+    size with all of them; None if it is not with the last.
+
+    Args:
+        workers: The numbers of workers, ascending.
+        is_above: True where the best batch is larger.
+    """
+    stays_above = is_above[::-1].astype(int).cumprod()[::-1].astype(bool)
+    return int(workers[stays_above].iloc[0]) if stays_above.any() else None
+
+
 def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
     """Return the time and the cost to the target on each number of workers, each at the batch size
     with the least median time, for the networks of several predictions.
 
-    Numbers of workers whose steps were timed ran on the links of the study: they are a curve of
-    their own, whose network is `AS_TIMED`. The curve of a simulated network has the simulated
-    numbers of workers, and one worker, which needs no link.
+    Numbers of workers up to the most that were timed are on the links of the study: they are a
+    curve of their own, whose network is `OWN_LINKS`. Those between the timed ones are predicted,
+    not timed. The curve of a simulated network has the simulated numbers of workers, and one
+    worker, which needs no link.
 
     Columns:
         `network`, `num_workers`, `global_batch`, `local_batch`, `passes` and `way`.
@@ -54,6 +67,7 @@ def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
         `is_knee`: True at the `knee` of a curve.
         `is_above_critical`: True if the global batch is larger than `critical_batch`, the median of
             the critical batch size.
+        `is_wall`: True at the first simulated number of workers from which on it is larger.
 
     Args:
         predictions: One prediction for each network, all of the same study and target.
@@ -63,7 +77,7 @@ def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
         best = _best(one)
         is_simulated, is_alone = best["is_simulated"], best["num_workers"] == 1
         if not place and (~is_simulated & ~is_alone).any():
-            curves.append(_curve(one, best[~is_simulated], AS_TIMED))
+            curves.append(_curve(one, best[~is_simulated], OWN_LINKS))
         if (is_simulated | is_alone).any():
             curves.append(_curve(one, best[is_simulated | is_alone], one.network))
     return pd.concat(curves, ignore_index=True)
@@ -86,9 +100,12 @@ def _curve(prediction: Prediction, cells: pd.DataFrame, network: str) -> pd.Data
         table[f"worker_hours{end}"] = table[f"seconds{end}"] * table["num_workers"] / 3600
         table[f"money{end}"] = table[f"worker_hours{end}"] * price
     critical = float(np.median(prediction.fitted.steps.critical_batch))
-    at = knee(table["num_workers"], 1 / table["seconds"]) if network != AS_TIMED else None
+    at = knee(table["num_workers"], 1 / table["seconds"]) if network != OWN_LINKS else None
+    is_above, is_simulated = table["global_batch"] > critical, table["is_simulated"]
+    at_wall = wall(table["num_workers"][is_simulated], is_above[is_simulated])
     return table.assign(
         is_knee=table["num_workers"].eq(at if at is not None else 0),
         critical_batch=critical,
-        is_above_critical=table["global_batch"] > critical,
+        is_above_critical=is_above,
+        is_wall=table["num_workers"].eq(at_wall if at_wall is not None else 0),
     )

@@ -236,12 +236,11 @@ class Prediction:
                 "cost.",
                 n=curve.loc[curve["is_knee"], "num_workers"].iloc[0],
             )
-        above = curve.loc[curve["is_above_critical"] & curve["is_simulated"], "num_workers"]
-        if len(above):
+        if curve["is_wall"].any():
             yield said(
                 "From {n:worker} on, the best batch is larger than the critical batch size "
                 "({batch}), so more workers save few steps.",
-                n=above.iloc[0],
+                n=curve.loc[curve["is_wall"], "num_workers"].iloc[0],
                 batch=number(curve["critical_batch"].iloc[0]),
             )
 

@@ -11,7 +11,7 @@ const DEFAULTS = {
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
-const LARGER_CHARTS = ["larger_time", "larger_cost"], AS_TIMED = "as timed";
+const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
@@ -701,8 +701,7 @@ async function renderLarger() {
   byId("larger").hidden = !curves;
   if (!curves) return;
   const told = table(curves), price = state.objective === "money" ? Number(state.price) : study.larger.price;
-  const first = (row) => told.find((one) => one.network === row.network && one.is_simulated && one.is_above_critical) === row;
-  const lineOf = (row) => row.network === AS_TIMED ? words("as_timed") : words("simulated_on", { network: row.network });
+  const lineOf = (row) => row.network === OWN_LINKS ? words("own_links") : words("simulated_on", { network: row.network });
   for (const name of LARGER_CHARTS) {
     const factor = (row) => name === "larger_time" ? 1 : row.num_workers / 3600 * (price ?? 1);
     const title = name === "larger_time" ? words("seconds_to_target") : words(price ? "money_to_target" : "worker_hours_to_target");
@@ -714,7 +713,7 @@ async function renderLarger() {
     byId(name).setAttribute("aria-label", `${words("larger")}. ${title}`);
     await draw(name, spec, told.map((row) => ({
       num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds, low: factor(row) * row.seconds_low,
-      high: factor(row) * row.seconds_high, is_dashed: row.network !== AS_TIMED, is_knee: row.is_knee, is_wall: first(row),
+      high: factor(row) * row.seconds_high, is_dashed: row.network !== OWN_LINKS, is_knee: row.is_knee, is_wall: row.is_wall,
       tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}\n${title}: ${number(factor(row) * row.seconds)}`,
     })));
   }
