@@ -431,6 +431,49 @@ def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
     assert "simulated" in (page.parent / "table.md").read_text()
 
 
+def test_narrow_columns_of_the_map_keep_their_frames(
+    browser: Any, study: analysis.Study, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    cells = analysis.surface(study)
+    frames = """async (room) => {
+        await charts.map.view.signal("room", room).runAsync();
+        const found = [];
+        const walk = (item) => {
+            if (item.stroke && item.strokeWidth > 0) found.push(Boolean(item.strokeDash?.[0]));
+            (item.items ?? []).forEach(walk);
+        };
+        walk(charts.map.view.scenegraph().root);
+        return found;
+    }"""
+    has_runs = cells["num_runs"] > 0
+    with opened(browser, path) as page:
+        for room in (60, 12, 5):
+            found = page.evaluate(frames, room)
+            assert found.count(True) == (cells["is_simulated"] & ~has_runs).sum()
+            assert found.count(False) >= has_runs.sum()
+
+
+def test_amounts_of_larger_clusters_are_labelled_in_steps_of_one_two_and_five(
+    browser: Any, study: analysis.Study, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    with opened(browser, path) as page:
+        labels = page.evaluate("""() => {
+            const found = [];
+            const walk = (item) => {
+                if (item.mark?.role === "axis-label" && item.opacity !== 0) found.push(item.text);
+                (item.items ?? []).forEach(walk);
+            };
+            walk(charts.larger_time.view.scenegraph().root);
+            return found;
+        }""")
+    assert {"5", "10", "20"} <= set(labels)
+    assert not {"3", "7", "9", "30"} & set(labels)
+
+
 def test_the_page_marks_what_is_simulated(
     browser: Any, study: analysis.Study, tmp_path: Path
 ) -> None:

@@ -126,7 +126,7 @@ def time_map() -> Spec:
         },
         "layer": [_FIELD, _SIMULATED, *_TEXTS],
         "config": {
-            "axisX": {"labelAngle": 0, "labelOverlap": True},
+            "axisX": {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 4},
             "axis": {"ticks": False, "domain": False, "grid": False},
             "scale": {
                 "bandPaddingInner": 0.05,
@@ -367,6 +367,10 @@ def times_of_ways() -> Spec:
     return _lines("num_workers", "seconds", _WAYS)
 
 
+_ONE_TWO_FIVE = "indexof('125', format(datum.value, '.0e')[0]) < 0 ? '' : format(datum.value, '~g')"
+"""The text of a tick of a logarithmic axis: only 1, 2, 5, 10, 20 and so on have one."""
+
+
 def larger_clusters() -> Spec:
     """Return an amount over the workers, with a band and a line for each network. Simulated lines
     are dashed. A ring marks the knee, and a dotted line the critical batch size.
@@ -375,7 +379,11 @@ def larger_clusters() -> Spec:
     a text), `is_dashed`, `is_knee` and `is_wall` (the first number of workers whose best batch is
     larger than the critical batch size).
     """
-    amount: Spec = {"type": "quantitative", "scale": {"type": "log", "nice": False}}
+    amount: Spec = {
+        "type": "quantitative",
+        "scale": {"type": "log", "nice": False},
+        "axis": {"labelExpr": _ONE_TWO_FIVE},
+    }
     band: Spec = {
         "mark": {"type": "area", "interactive": False, "opacity": 0.12},
         "encoding": {"y": {"field": "low", **amount}, "y2": {"field": "high"}},

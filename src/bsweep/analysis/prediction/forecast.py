@@ -23,6 +23,7 @@ from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 from bsweep.analysis.prediction.ways import Way
+from bsweep.core.sentences import Sentence, joined, said
 
 PARTS = ("fixed", "computing", "large_batch", "bubble", "exchange", "waiting")
 
@@ -171,7 +172,8 @@ def _of_way(
     table["is_only_bounded"] = table["is_only_bounded"].eq(True)
     table["is_unreached"] = are_unreached(table["global_batch"], whole.runs)
     batches = whole.runs["global_batch"].tolist()
-    table["beyond"] = _beyond(table, keys, batches, step_time.passed)
+    # The type str would make plain texts of sentences.
+    table["beyond"] = pd.Series(_beyond(table, keys, batches, step_time.passed), dtype=object)
     table["is_extrapolated"] = table["beyond"] != ""
     table["is_simulated"] = [key in step_time.simulated for key in keys]
     table["problem"] = _problems(seen.runs, table, way)
@@ -278,7 +280,7 @@ def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool
 
 def _beyond(
     table: pd.DataFrame, keys: Sequence[Cell], batches: Sequence[float], timed: Sequence[Cell]
-) -> list[str]:
+) -> list[Sentence]:
     """Return for each cell of a grid what of it lies beyond the measurements, in words.
 
     Args:
@@ -291,19 +293,27 @@ def _beyond(
     for cell, key in zip(table.to_dict("records"), keys, strict=True):
         own = [one for one in timed if one.form.strategy == key.form.strategy]
         group = cell["local_batch"] / key.local_batch  # workers that compute the same examples
-        known: dict[str, tuple[str, str, Sequence[float]]] = {
-            "global_batch": ("global batch", "run", batches),
-            "local_batch": ("local batch", "timed", [one.local_batch * group for one in own]),
-            "num_workers": ("number of workers", "timed", [one.num_workers for one in own]),
+        known: dict[str, Sequence[float]] = {
+            "global_batch": batches,
+            "local_batch": [one.local_batch * group for one in own],
+            "num_workers": [one.num_workers for one in own],
         }
         words = []
-        for name, (what, how, values) in known.items():
+        for name, values in known.items():
             least, most, value = min(values), max(values), cell[name]
             if not least <= value <= most:
-                between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-                words.append(f"{what} {value:g} ({how}: {between})")
-        found.append(", ".join(words))
+                words.append(_beyond_words(name, f"{value:g}", f"{least:g}", f"{most:g}"))
+        found.append(joined(words, ", "))
     return found
+
+
+def _beyond_words(name: str, value: str, least: str, most: str) -> Sentence:
+    between = least if least == most else said("{least} to {most}", least=least, most=most)
+    if name == "global_batch":
+        return said("global batch {value} (run: {between})", value=value, between=between)
+    if name == "local_batch":
+        return said("local batch {value} (timed: {between})", value=value, between=between)
+    return said("number of workers {value} (timed: {between})", value=value, between=between)
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:
