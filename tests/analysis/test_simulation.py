@@ -561,6 +561,7 @@ def test_a_pipeline_takes_all_doublings(study: Path) -> None:
         study, workers=counts("1..64"), strategies="pipeline", network="25gbit", num_steps=20
     )
     assert list(found.cells["num_workers"]) == [1, 2, 4, 8, 16, 32, 64]
+    assert any("The pieces of the model are not known" in one for one in found.notes)
 
 
 def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
@@ -580,7 +581,7 @@ def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
 
 def not_on(found: bsweep.Simulation, way: str) -> str:
     (note,) = [one for one in found.notes if one.startswith(f"{way}: not on")]
-    return note
+    return str(note)
 
 
 def test_a_model_is_cut_into_no_more_stages_than_it_has_pieces(tmp_path: Path) -> None:
@@ -592,6 +593,7 @@ def test_a_model_is_cut_into_no_more_stages_than_it_has_pieces(tmp_path: Path) -
     )  # fmt: skip
     of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
     assert of.apply(list).to_dict() == {"pipedream": [4, 8, 64], "pipedream:replicas=1": [4]}
+    assert not any("pieces of the model are not known" in one for one in found.notes)
     note = not_on(found, "pipedream:replicas=1")
     assert "not on 8 and 64 workers: num_workers=8 with strategy=pipedream needs 8 stages" in note
     assert "the model has only 5 pieces (stem, one, two, three, head): use fewer workers" in note

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bsweep.cli.values import MEASURED_NETWORK, NETWORK, column_and_value, counts
+from bsweep.cli.values import add_networks, column_and_value, counts
 
 if TYPE_CHECKING:
     from bsweep.analysis import Prediction
@@ -51,8 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         help="use only the runs with this value; may be repeated",
     )
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
-    add("--network", action="append", help=NETWORK)
-    add("--measured-network", help=MEASURED_NETWORK)
+    add_networks(parser)
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     options = vars(parser.parse_args(arguments))
@@ -62,12 +61,9 @@ def run(arguments: Sequence[str]) -> int:
 
     where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
-    workers, price = options["workers"], options["price_per_worker_hour"]
-    larger = LargerClusters(
-        tuple(options["network"] or ()), workers and tuple(workers), price,
-        options["measured_network"],
-    )  # fmt: skip
-    _print(prediction, study, larger.words(), as_json, is_verbose)
+    names = ("network", "workers", "price_per_worker_hour", "measured_network")
+    larger = LargerClusters(*map(options.get, names)).words()
+    _print(prediction, study, larger, as_json, is_verbose)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import MEASURED_NETWORK, NETWORK, counts
+from bsweep.cli.values import add_networks, counts
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
                 say=_say,
                 columns=[name.strip() for name in options.columns.split(",") if name.strip()],
                 style=options.style,
-                network=options.network,
+                network=options.network or (),
                 workers=options.workers,
                 price_per_worker_hour=options.price_per_worker_hour,
                 measured_network=options.measured_network,
@@ -63,8 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
     )
-    parser.add_argument("--network", action="append", default=[], help=NETWORK)
-    parser.add_argument("--measured-network", help=MEASURED_NETWORK)
+    add_networks(parser)
     parser.add_argument(
         "--workers",
         type=counts,

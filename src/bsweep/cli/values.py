@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-NETWORK = (
-    "links such as 25gbit,10us: simulate steps on more workers than were timed; may be repeated"
-)
-
-
 MEASURED_NETWORK = "the links on which the study was measured, such as 1gbit,100us"
+
+
+def add_networks(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which links the workers have that are simulated or were measured."""
+    parser.add_argument(
+        "--network",
+        action="append",
+        help="links such as 25gbit,10us: simulate steps on more workers than were timed; may be "
+        "repeated",
+    )
+    parser.add_argument("--measured-network", help=MEASURED_NETWORK)
 
 
 def counts(text: str) -> list[int]:

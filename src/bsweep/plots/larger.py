@@ -86,7 +86,7 @@ def _walls(of: pd.DataFrame) -> list[int]:
     """Return the numbers of workers from which on the best batch is larger than the critical batch
     size.
     """
-    return of.loc[of["is_wall"], "num_workers"].tolist()
+    return [int(count) for count in of.loc[of["is_wall"], "num_workers"]]
 
 
 def _label_axes(axes: Axes, rows: pd.DataFrame, name: str) -> None:

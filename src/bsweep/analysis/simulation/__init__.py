@@ -338,6 +338,8 @@ def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
             "The sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
         )
+    if not constants.pieces and any(way.card.can.cuts_model for way in ways):
+        notes.append("The pieces of the model are not known: it is cut into any number of stages.")
     codecs = dict.fromkeys(str(way.codec.name) for way in ways if way.codec.builds)
     if unknown := [name for name in codecs if name not in constants.codec_seconds]:
         notes.append(f"The seconds of {listed(unknown)} are not known: they take no time here.")
