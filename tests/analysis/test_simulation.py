@@ -30,6 +30,7 @@ from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants
 from bsweep.analysis.simulation.constants import of_bench as constants_of_bench
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import parse_network
+from bsweep.analysis.simulation.result import knees
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.cli import simulate as command
@@ -326,6 +327,14 @@ def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
     alone = cells.set_index("num_workers")["speed_up"]
     assert alone[1] == pytest.approx(1.0, rel=1e-6)
     assert alone[4] < 4
+
+
+def test_a_knee_at_one_worker_is_said_in_english() -> None:
+    cells = pd.DataFrame({"num_workers": [1, 2, 4], "examples_per_second": [10.0, 11.0, 12.0]})
+    assert knees(cells.assign(kind="simulated", network="1gbit", strategy="horovod")) == [
+        "Knee of horovod: from 1 worker on, more workers bring less than half of the speed that "
+        "they cost."
+    ]
 
 
 def test_a_model_is_divided_among_all_workers_if_the_user_says_so() -> None:

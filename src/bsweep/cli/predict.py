@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
     names = ("network", "workers", "price_per_worker_hour", "measured_network")
-    larger = LargerClusters(*map(options.get, names)).words()
+    larger = LargerClusters(*[options[name] for name in names]).words()
     _print(prediction, study, larger, as_json, is_verbose)
     return 0
 

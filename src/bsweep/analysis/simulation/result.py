@@ -11,13 +11,14 @@ import pandas as pd
 
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
-from bsweep.analysis.prediction.networks import KNEE, knee
+from bsweep.analysis.prediction.networks import knee
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.spread import P95
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.analysis.simulation.words import Way
+from bsweep.core.words import counted
 
 SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
@@ -232,7 +233,7 @@ def knees(cells: pd.DataFrame) -> list[str]:
         if at is not None:
             where = f" with {network}" if several else ""
             found.append(
-                f"Knee of {strategy}{where}: from {at} workers on, more workers bring less than "
-                f"{KNEE:.0%} of the speed that they cost."
+                f"Knee of {strategy}{where}: from {counted(at, 'worker')} on, more workers bring "
+                "less than half of the speed that they cost."
             )
     return found
