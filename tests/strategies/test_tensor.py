@@ -55,6 +55,7 @@ def assert_equal(workers: list[dict[str, Any]], expected: dict[str, Any]) -> Non
         (4, 1, ("accumulation_steps=2",)),
         pytest.param(4, 2, (), marks=pytest.mark.nightly),
         (3, 1, THREE_HEADS),
+        (2, 1, ("global_batch=30",)),  # The last step has one sequence.
         pytest.param(2, 1, LAMB, marks=pytest.mark.nightly),
         pytest.param(2, 1, LARS, marks=pytest.mark.nightly),
         (4, 2, LAMB),
@@ -64,10 +65,10 @@ def test_workers_reach_one_workers_language_model(
     tmp_path: Path, num_workers: int, replicas: int, more: tuple[str, ...]
 ) -> None:
     text = contract(tmp_path)
-    how = ("strategy=tensor", f"strategy.replicas={replicas}", *more)
+    how = ("strategy=tensor", f"strategy.replicas={replicas}", *BATCH, *more)
     alone = (o for o in more if not o.startswith("accumulation"))
-    (expected,) = trained(1, "strategy=single", *alone, *BATCH, contract=text)
-    assert_equal(trained(num_workers, *how, *BATCH, contract=text), expected)
+    (expected,) = trained(1, "strategy=single", *BATCH, *alone, contract=text)
+    assert_equal(trained(num_workers, *how, contract=text), expected)
 
 
 @pytest.mark.parametrize("optimizer", [LAMB, LARS])
