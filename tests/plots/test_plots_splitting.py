@@ -184,6 +184,13 @@ def test_the_front_has_the_cells_that_no_other_beats(split: analysis.Study) -> N
     assert "tensor, replicas 2" in legend_texts(figure)
 
 
+def test_panels_are_ordered_by_workers(tmp_path: Path) -> None:
+    study = bsweep.load(write_split_study(tmp_path / "s", workers=(4, 2), only="sharded"))
+    figure = plots.memory_and_time(study)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["2 workers", "4 workers"]
+    assert "front" not in legend_texts(figure), "each front is one cell, without a line"
+
+
 def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:
     """Each key of the cards that changes what a run costs tells its cells apart."""
     base: dict[str, Any] = {**SPLIT, "schedule": "1f1b", "microbatches": 4, "cuts": None}

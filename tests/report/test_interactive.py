@@ -451,7 +451,7 @@ def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
         assert shown == {run for run in everything if "_w4_" in run}
         assert {row["num_workers"] for row in rows(page, "map")} == {4}
         assert page.locator("#table tbody tr").count() == len(shown) == len(BATCHES) * SEEDS
-        assert f"{len(shown)} of {len(everything) + 1} runs shown" in page.inner_text("#count")
+        assert f"Runs shown: {len(shown)} of {len(everything) + 1}" in page.inner_text("#count")
         assert {row["run"] for row in rows(page, "parallel") if row["run"]} == shown
         page.click("#clear")
         drawn(page)

@@ -12,13 +12,15 @@ import pytest
 import bsweep
 from bsweep import analysis
 from bsweep.analysis import splitting as tables
+from bsweep.plots import charts
 from bsweep.report import splits
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import go, opened, rows
-from tests.support.split_study import write_split_study
+from tests.support.split_study import SPLIT, write_split_run, write_split_study
 from tests.support.synthetic_study import write_study
 
+PHONE = {"width": 390, "height": 844}
 CHARTS = ("split_times", "split_front", "split_bubbles", "split_memory")
 
 
@@ -66,6 +68,58 @@ def test_charts_have_the_numbers_of_the_figures(
         found = sorted(row["megabytes"] for row in memory if row["part"] == name)
         assert found == pytest.approx(sorted(table.loc[table[part] > 0, part] / 1e6))
     assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"
+
+
+LOOKS = """(name) => Object.fromEntries(["color", "shape"].map((of) => {
+  const scale = charts[name].view.scale(of);
+  return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
+}))"""
+
+
+def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        ways, strategies = (page.evaluate(LOOKS, name) for name in CHARTS[:2])
+        names = {row["way"] for row in rows(page, "split_times")}
+    assert names == set(ways["color"])
+    for way in names:
+        (color,) = (color for name, color in strategies["color"].items() if way.startswith(name))
+        assert ways["color"][way] == color, way
+    assert len(set(strategies["color"].values())) == len(strategies["color"])
+    drawn = {(ways["color"][way], str(ways["shape"][way])) for way in names}
+    assert len(drawn) == len(names)
+
+
+def test_formulas_are_seen_for_one_number_of_microbatches() -> None:
+    layers = charts.bubbles()["layer"]
+    formula = [
+        layer["mark"]["type"]
+        for layer in layers
+        if layer.get("encoding", {}).get("y", {}).get("field") == "percent_by_formula"
+    ]
+    assert formula == ["line", "point"]
+
+
+def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
+    def drawn(fragment: str) -> tuple[set[str], float]:
+        with opened(browser, path, fragment, viewport=PHONE) as page:
+            names = {row["name"] for row in rows(page, "split_memory")}
+            height = page.locator("#split_memory canvas").bounding_box()["height"]
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+            return names, height
+
+    for fragment in ("", "lang=ko"):
+        names, height = drawn(fragment)
+        assert max(len(line) for name in names for line in name.split("\n")) <= 24
+        assert height > 12 * sum(name.count("\n") + 1 for name in names)
+
+
+def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        memory = rows(page, "split_memory")
+    places: dict[str, set[int]] = {}
+    for row in memory:
+        places.setdefault(row["name"], set()).add(row["row"])
+    assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
 
 
 def test_charts_follow_the_filters_and_the_language(browser: Any, path: Path) -> None:
@@ -116,3 +170,20 @@ def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     with opened(browser, tmp_path / "page.html") as page:
         assert not page.is_visible("#splits")
+
+
+def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -> None:
+    write_split_run(tmp_path / "s", "tensor", 2, SPLIT)
+    (tmp_path / "page.html").write_text(html_of(document(bsweep.load(tmp_path / "s"))))
+    with opened(browser, tmp_path / "page.html") as page:
+        empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
+        assert page.eval_on_selector_all("select:visible", empty) == []
+        assert not page.is_visible("#bar")
+        assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
+
+
+def test_a_map_without_a_target_is_hidden(browser: Any, path: Path) -> None:
+    with opened(browser, path) as page:
+        assert page.is_visible("#times") == (page.locator("#map canvas").count() > 0)
+        for name in ("#save-map", "#cells"):
+            assert page.is_visible(name) == page.is_visible("#times")

@@ -209,6 +209,7 @@ def _takes_parts(style: ParallelStyle) -> bool:
 def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:
     every = [tensor for _, tensor in model.named_parameters(remove_duplicate=False)]
     uses = Counter(id(tensor) for tensor in every)
+    undividable: dict[str, list[str]] = {}
     for pattern, style in plan.items():
         modules = modules_named(model, pattern)
         if not modules:
@@ -224,7 +225,9 @@ def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:
                     "strategy.wrap=model."
                 )
             elif problem := _undividable(module, style, num_workers):
-                yield f"the plan of the model divides {pattern}: {problem}"
+                undividable.setdefault(problem, []).append(pattern)
+    for problem, patterns in undividable.items():
+        yield f"the plan of the model divides {', '.join(dict.fromkeys(patterns))}: {problem}"
 
 
 def _undividable(module: nn.Module, style: ParallelStyle, num_workers: int) -> str:
@@ -252,6 +255,6 @@ def _undividable(module: nn.Module, style: ParallelStyle, num_workers: int) -> s
     return (
         ""
         if is_divided
-        else f"its {size} values cannot be divided among the {num_workers} workers of a replica. "
+        else f"the {size} values cannot be divided among the {num_workers} workers of a replica. "
         "Use fewer workers, or larger strategy.replicas."
     )

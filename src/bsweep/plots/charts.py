@@ -446,8 +446,8 @@ def memory_and_time() -> Spec:
 def memory_of_workers() -> Spec:
     """Return the memory of each worker of each cell by part, as stacked bars.
 
-    Fields of its table `parts`: `name` (of the cell), `worker`, `part` (a text), its `place`
-    in the bar, and `megabytes`.
+    Fields of its table `parts`: `name` (of the cell), the `row` of the worker in the cell, `part`
+    (a text), its `place` in the bar, and `megabytes`.
     """
     return {
         "$schema": SCHEMA,
@@ -458,7 +458,7 @@ def memory_of_workers() -> Spec:
         "encoding": {
             "y": {"field": "name", "type": "nominal", "sort": None, "title": None,
                   "axis": {"labelLimit": 330}},
-            "yOffset": {"field": "worker", "type": "ordinal"},
+            "yOffset": {"field": "row", "type": "ordinal"},
             "x": {"field": "megabytes", "type": "quantitative", "axis": {"tickCount": 10}},
             "order": {"field": "place"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
@@ -478,7 +478,12 @@ def bubbles() -> Spec:
         "mark": {"type": "line", "strokeDash": [4, 4], "interactive": False, "strokeWidth": 1.2},
         "encoding": {"y": {"field": "percent_by_formula", "type": "quantitative"}},
     }
-    return _lines("microbatches", "percent", _series("line", 3), formula)
+    # A line has no length if there is one number of micro-batches.
+    dash: Spec = {
+        **formula,
+        "mark": {"type": "point", "shape": "stroke", "size": 200, "interactive": False},
+    }
+    return _lines("microbatches", "percent", _series("line", 3), formula, dash)
 
 
 TIMELINE = {  # the colours of what a worker does
@@ -516,7 +521,7 @@ def timeline() -> Spec:
         "height": 120,
         "layer": [
             {
-                "mark": {"type": "bar", "stroke": "#fff", "strokeWidth": 0.4,
+                "mark": {"type": "bar", "stroke": "#888", "strokeWidth": 0.4,
                          "height": {"band": 0.8}},
                 "encoding": {
                     **place,

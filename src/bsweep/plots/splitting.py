@@ -53,7 +53,7 @@ _ROW_INCHES = 0.19  # of a worker in a timeline
 _NUMBER_POINTS = 5.5  # the size of a micro-batch's number
 _INCHES_OF_DIGIT = 0.055
 _LABELS_INCHES = 0.75  # beside the axes of a timeline
-_FORMULA: dict[str, Any] = {"linewidth": 1.0, "markersize": 3.5, "markerfacecolor": "white"}
+_FORMULA: dict[str, Any] = {"linewidth": 1.0, "marker": "x", "markersize": 4.5}
 _FRONT: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 0.9}
 _SPARE = "The tables have all."
 
@@ -253,7 +253,7 @@ def bubble_by_microbatches(study: Study, table: pd.DataFrame) -> Figure:
         axes.set_ylim(0, min(100.0, 1.12 * highest) or 1.0)
     handles = [handle(looks[line], line or "measured") for line in lines]
     has_formula = bool(table["textbook_bubble"].notna().any())
-    dashed = {"color": "#444444", "linestyle": LINES[1], "marker": "o", **_FORMULA}
+    dashed = {"color": "#444444", "linestyle": LINES[1], **_FORMULA}
     handles += [handle(dashed, "by formula, in its line's colour")] * has_formula
     drawing.legends(figure, (handles, common(table)))
     return drawing.captioned(
@@ -280,7 +280,7 @@ def _draw_bubble(axes: Axes, cells: pd.DataFrame, look: dict[str, Any], at: int)
     drawing.draw_line(axes, look, percent, "bubble")
     formula = 100 * placed["textbook_bubble"].dropna()
     # Dashes of lines that lie on one another alternate.
-    axes.plot(formula, **{**look, "linestyle": (4 * at, (4, 4)), **_FORMULA, "zorder": 1.8})
+    axes.plot(formula, **{**look, "linestyle": (4 * at, (4, 4)), **_FORMULA, "zorder": 4})
 
 
 def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
@@ -341,9 +341,7 @@ def memory_and_time(study: Study, table: pd.DataFrame) -> Figure:
         for (strategy, n), look in looks.items()
     ]
     marks = [handle(_letter(letter), name) for name, letter in letters.items()]
-    front = [handle(_FRONT, "front")] * bool(
-        table.groupby("panel")["is_on_front"].sum().gt(1).any()
-    )
+    front = [handle(_FRONT, "front")] * any(rows["is_on_front"].sum() > 1 for _, rows in parts)
     drawing.legends(figure, ([*points, *front, *marks], ""))
     return drawing.captioned(
         figure,
@@ -404,7 +402,7 @@ def _letters() -> Iterator[str]:
 
 
 def _letter(letter: str) -> dict[str, Any]:
-    return {"color": "black", "linestyle": "", "marker": f"${letter}$"}
+    return {"color": "black", "linestyle": "", "marker": f"${letter}$", "markeredgewidth": 0}
 
 
 def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.DataFrame]], str]:
@@ -413,6 +411,9 @@ def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.
     for name in by:
         known = name in table
         rows[f"of_{name}"] = table[name] if known else table.index.get_level_values(name)
+    numbers = {f"of_{name}": rows[f"of_{name}"] for name in by if name != "panel"}
+    order = {"of_panel": pd.factorize(rows["of_panel"])[0], **numbers}
+    rows = rows.iloc[np.lexsort([*reversed(order.values())])]
     groups = list(rows.groupby([f"of_{name}" for name in by], sort=False))
     varying = [name for name in by if rows[f"of_{name}"].nunique() > 1]
     found = []

@@ -58,7 +58,7 @@ $warnings</div></noscript>
 <div aria-live="polite"><p><span id="best"></span> <span id="amount"></span></p><p id="sure"></p>
 </div>
 </section>
-<section class="times" aria-labelledby="map-title">
+<section id="times" class="times" aria-labelledby="map-title">
 <h2 id="map-title"></h2>
 <div id="map" class="chart" role="img"></div>
 <p id="map-says" class="note"></p>
@@ -79,7 +79,7 @@ $warnings</div></noscript>
 <label><input id="measured" type="checkbox"><span data-words="measured"></span></label>
 </div>
 <div class="controls">
-<label><span data-words="choose_cell"></span><select id="cell"></select></label>
+<label id="cells"><span data-words="choose_cell"></span><select id="cell"></select></label>
 <button id="reset" type="button" data-words="reset"></button>
 <span class="end" id="save-map"></span>
 </div>
@@ -99,7 +99,7 @@ $warnings</div></noscript>
 <div id="larger-says"></div>
 <p class="note" data-words="larger_says"></p>
 </section>
-<section class="bar" aria-labelledby="filters-title">
+<section id="bar" class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
 <div id="filters" class="controls menus"></div>
 <span id="count" class="note" role="status"></span>
@@ -110,7 +110,7 @@ $warnings</div></noscript>
 <div class="controls">
 <label><span data-words="x_axis"></span><select id="x"></select></label>
 <label><span data-words="y_axis"></span><select id="y"></select></label>
-<label><span data-words="colour"></span><select id="color"></select></label>
+<label id="colors"><span data-words="colour"></span><select id="color"></select></label>
 <label><input id="logx" type="checkbox"><span data-words="log_x"></span></label>
 <label><input id="logy" type="checkbox"><span data-words="log_y"></span></label>
 <label><span data-words="smoothing"></span>

@@ -12,6 +12,7 @@ const DEFAULTS = {
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
 const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
+const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle-right", "triangle-down", "triangle-left"];
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
@@ -461,7 +462,7 @@ async function renderMap(cells) {
   const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
   const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
   if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
-  byId("map").hidden = !cells.length;  // it has a width only if it is shown
+  for (const id of ["times", "cells", "save-map"]) byId(id).hidden = !cells.length;  // the map has a width only if it is shown
   const room = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size)), params = { ink: scale.ink, room, unit: 1 };
   spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] ?? one.value }));
   if (room < 30) {  // fewer labels than columns
@@ -510,6 +511,7 @@ function renderFilters() {
       el("summary", {}, title(name)), el("div", { class: "menu" }, inside));
   });
   const focused = document.activeElement?.dataset?.filter && [document.activeElement.dataset.filter, document.activeElement.value];
+  byId("bar").hidden = !menus.length;  // of one run
   fill("filters", menus);
   if (focused) [...byId("filters").querySelectorAll("input")].find((one) => one.dataset.filter === focused[0] && one.value === focused[1])?.focus();
   const shown = rows.filter((row) => row.isShown).length;
@@ -571,6 +573,7 @@ function curveSpec() {
 async function renderCurves(shown) {
   menu("x", ["seconds", "steps", "epochs", "examples"].map((name) => [name, words(name)]), state.x);
   menu("y", ["test_accuracy", "test_loss"].map((name) => [name, words(name, { part: words("part_" + study.part) })]), yName());
+  byId("colors").hidden = !study.filters.length;
   menu("color", study.filters.map(({ name }) => [name, title(name)]), colorName());
   byId("logx").checked = Boolean(state.logx);
   byId("logy").checked = Boolean(state.logy);
@@ -735,25 +738,44 @@ async function renderSplits(shown) {
   Object.assign(times.encoding.y, { title: words("split_seconds") });
   front.encoding.x.title = words("split_seconds");
   front.encoding.y.title = words("peak_megabytes");
-  for (const one of [times.encoding.color, times.layer[1].encoding.shape, front.layer[0].encoding.color, front.layer[0].encoding.shape]) one.legend = legend;
+  // A strategy has one colour in both charts, and the shape of its first way.
+  const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, String(row.strategy)]);
+  const strategies = [...new Set(lines.map(([, strategy]) => strategy))], palette = times.encoding.color.scale.range;
+  const shapes = lines.map((_, at) => SHAPES[at % SHAPES.length]), of_first = (strategy) => shapes[lines.findIndex((line) => line[1] === strategy)];
+  const colors = strategies.map((_, at) => palette[at % palette.length]);
+  Object.assign(times.encoding.color, { legend, scale: { domain: lines.map(([way]) => way), range: lines.map(([, strategy]) => colors[strategies.indexOf(strategy)]) } });
+  Object.assign(times.layer[1].encoding.shape, { legend, scale: { domain: lines.map(([way]) => way), range: shapes } });
+  Object.assign(front.layer[0].encoding.color, { legend, scale: { domain: strategies, range: colors } });
+  Object.assign(front.layer[0].encoding.shape, { legend, scale: { domain: strategies, range: strategies.map(of_first) } });
   await drawSplit("split_times", times, ways.filter((row) => row.is_fastest));
   await drawSplit("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: String(row.strategy) })));
   const bubbles = structuredClone(study.charts.split_bubbles);
   bubbles.encoding.x.title = words("microbatches");
-  bubbles.encoding.y.title = bubbles.layer[0].encoding.y.title = words("bubble_percent");
-  bubbles.encoding.color.legend = bubbles.layer[2].encoding.shape.legend = legend;
+  for (const one of [bubbles, bubbles.layer[0], bubbles.layer[1]]) one.encoding.y.title = words("bubble_percent");
+  bubbles.encoding.color.legend = bubbles.layer.at(-1).encoding.shape.legend = legend;
   const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
   byId("bubbles").hidden = !found.length;
   await drawSplit("split_bubbles", bubbles, found);
   const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
   memory.encoding.x.title = words("megabytes");
-  memory.encoding.y.axis.labelLimit = innerWidth < 700 ? 140 : 440;
-  const held = of("memory"), most = Math.max(1, ...held.map((row) => row.worker + 1));
-  memory.height = new Set(held.map((row) => row.cell)).size * (8 + 6 * most);
+  const isNarrow = innerWidth < 700;
+  memory.encoding.color.legend.columns = isNarrow ? 2 : 4;
+  memory.encoding.y.axis = isNarrow ? { labelLimit: 160, labelFontSize: 10, labelExpr: "split(datum.label, '\\n')" } : { labelLimit: 440 };
+  const held = of("memory").map((row) => ({ ...row, cell: isNarrow ? broken(row.cell, 24) : row.cell }));
+  const most = Math.max(1, ...held.map((row) => row.worker + 1)), names = [...new Set(held.map((row) => row.cell))];
+  memory.height = names.length * Math.max(8 + 6 * most, 8 + 12 * Math.max(...names.map((name) => name.split("\n").length)));
+  memory.encoding.yOffset.scale = { domain: [...Array(most).keys()] };
+  const above = (cell) => Math.floor((most - held.filter((row) => row.cell === cell).length) / 2);  // places that stay empty
   await drawSplit("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
-    name: row.cell, worker: row.worker, part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
+    name: row.cell, worker: row.worker, row: row.worker + above(row.cell), part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
     tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_activation_memory")}: ${number(row.peak_activation)} MB\n${words("peak_memory")}: ${number(row.peak)} MB`,
   }))));
+}
+function broken(text, most) {  // lines at commas, of at most so many letters; Korean ones count twice
+  const width = (line) => [...line].reduce((sum, letter) => sum + (letter > "\u1100" ? 2 : 1), 0);
+  const join = (lines, part) => width(`${lines.at(-1)}, ${part}`) > most ? [...lines, part] : [...lines.slice(0, -1), `${lines.at(-1)}, ${part}`];
+  const [first, ...rest] = text.split(", ");
+  return rest.reduce(join, [first]).join(",\n");
 }
 async function drawSplit(name, spec, data) {
   byId(name).hidden = !data.length;
@@ -773,7 +795,7 @@ async function renderRun() {
   const back = el("p", {}, el("a", { href: link({ run: "" }) }, `← ${words("back")}`));
   const { details } = study, settings = study.columns.filter((one) => one.name !== "run_id" && !one.is_result);
   const differing = settings.filter((one) => study.values[one.name]?.length > 1);
-  const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).join(", ");
+  const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).map((value) => value || "–").join(", ");
   const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
   const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? amount(row.to_target) : words("not_reached")]];
   const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
