@@ -170,7 +170,7 @@ def test_vgg16_divides_its_large_layers_evenly() -> None:
         "model=vgg16", "data=synthetic", "strategy=tensor", "num_workers=3", "local_batch=8"
     )
     models.check_model(replace(config, num_workers=4), 10, (3, 32, 32))
-    with pytest.raises(ConfigError, match=r"classifier.0: its 4096 values .* the 3 workers"):
+    with pytest.raises(ConfigError, match=r"0, classifier.3: the 4096 values .* 3 workers"):
         models.check_model(config, 10, (3, 32, 32))
 
 
