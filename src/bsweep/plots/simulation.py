@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter
 
 from bsweep.analysis import Simulation
 from bsweep.analysis.simulation.network import parse_network
+from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
 from bsweep.plots.splitting import PASSES
@@ -198,19 +199,21 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
         network = parse_network(text)
         angles = np.arange(network.sites) * 2 * math.pi / network.sites + math.pi / 2
         x, y = np.cos(angles), np.sin(angles)
-        axes.plot([*x, x[0]], [*y, y[0]], color=TIMES["exchange"], linewidth=2, zorder=1)
-        axes.scatter(x, y, s=500, color=COLORS[4], zorder=2)
+        axes.plot([0 * x, x], [0 * y, y], color=TIMES["exchange"], linewidth=2, zorder=1)
+        axes.scatter(x, y, s=1600, color=COLORS[4], zorder=2)
         most = int(cells.loc[cells["network"] == text, "num_workers"].max())
         for site in range(network.sites):
             held = sum(worker * network.sites // most == site for worker in range(most))
-            axes.annotate(str(held), (x[site], y[site]), ha="center", va="center", zorder=3)
+            workers = counted(held, "worker").replace(" ", "\n")
+            axes.annotate(workers, (x[site], y[site]), ha="center", va="center", zorder=3)
         rate = network.between.bytes_per_second * 8 / 1e9
-        label = f"{rate:.3g} Gbit/s of payload\n{1000 * network.between.latency_seconds:g} ms"
-        axes.text(0, 0, label, ha="center", va="center")
+        label = f"{rate:.3g} Gbit/s\nof payload\n{1000 * network.between.latency_seconds:g} ms"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(0, 0, label, ha="center", va="center", bbox=box, zorder=1.5)
         axes.set_title(drawing.broken(text, drawing.letters(60)), loc="left")
-        axes.set_aspect("equal")
+        # Not by the sites: two of them have no width.
+        axes.set(aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.4, 1.4))
         axes.set_axis_off()
-        axes.margins(0.2)
     words = "Sites, with their workers and the link of each to the others."
     return drawing.captioned(figure, words, _SIMULATED)
 
