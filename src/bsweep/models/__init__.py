@@ -178,8 +178,8 @@ def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential
         raise ConfigError(
             f"{asked} cannot be cut into stages, because nothing says which of its modules are "
             "applied one after another. Use model=resnet18, vgg16, tiny_cnn, llama_tiny or "
-            "llama_150m, make your own model an nn.Sequential, or give it a method pieces() that "
-            "returns a list of (name, module)."
+            "llama_150m, make your own model an nn.Sequential without a forward of its own, or "
+            "give it a method pieces() that returns a list of (name, module)."
         )
     merged: list[tuple[str, nn.Sequential]] = []
     for name, piece in found:

@@ -411,9 +411,9 @@ def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.
     for name in by:
         known = name in table
         rows[f"of_{name}"] = table[name] if known else table.index.get_level_values(name)
-    numbers = {f"of_{name}": rows[f"of_{name}"] for name in by if name != "panel"}
-    order = {"of_panel": pd.factorize(rows["of_panel"])[0], **numbers}
-    rows = rows.iloc[np.lexsort([*reversed(order.values())])]
+    rows["at"] = pd.factorize(rows["of_panel"])[0]
+    order = ["at", *(f"of_{name}" for name in by if name != "panel")]
+    rows = rows.sort_values(order, kind="stable")
     groups = list(rows.groupby([f"of_{name}" for name in by], sort=False))
     varying = [name for name in by if rows[f"of_{name}"].nunique() > 1]
     found = []
