@@ -531,6 +531,8 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     )
     assert "3 completed" in estimate.source
     assert "at most 0%" in estimate.source
+    other = Timed(point(8, kind="other"), 0.1)
+    assert "at most" not in Estimate([*line[:2], other]).source, "each line goes through all"
     falling = [Timed(point(8), 0.02), Timed(point(64), 0.01)]
     assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, (
         "no step takes less than none"
