@@ -178,7 +178,8 @@ def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -
     with opened(browser, tmp_path / "page.html") as page:
         empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
         assert page.eval_on_selector_all("select:visible", empty) == []
-        assert not page.is_visible("#bar")
+        for name in ("#bar", "#parallels"):
+            assert not page.is_visible(name)
         assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
 
 

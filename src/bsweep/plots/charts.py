@@ -415,7 +415,7 @@ def memory_and_time() -> Spec:
     amount: Spec = {
         "type": "quantitative",
         "scale": {"zero": False, "padding": 18},
-        "axis": {"tickCount": 6},
+        "axis": {"tickCount": 6, "format": ",.5~r"},  # One cell has a tick at its own value.
     }
     text: Spec = {
         "transform": [{"filter": "datum.is_on_front"}],

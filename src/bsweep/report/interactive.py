@@ -153,7 +153,7 @@ $warnings</div></noscript>
 </div>
 <div id="table" class="wide" tabindex="0" role="group" aria-labelledby="runs-title"></div>
 </section>
-<section aria-labelledby="parallel-title">
+<section id="parallels" aria-labelledby="parallel-title">
 <h2 id="parallel-title" data-words="parallel"></h2>
 <div class="controls"><span class="note" id="parallel-says"></span>
 <span class="end" id="save-parallel"></span></div>

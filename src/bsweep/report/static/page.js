@@ -690,7 +690,7 @@ async function renderParallel(shown) {
   }
   byId("parallel-says").textContent = words("parallel_hint", { n: MAX_LINES });
   byId("parallel").setAttribute("aria-label", words("parallel"));
-  byId("parallel").hidden = used.length < 2;
+  byId("parallels").hidden = used.length < 2;
   const spec = structuredClone(study.charts.parallel);
   spec.params.find((one) => one.name === "page").value = scale.config.background;
   spec.encoding.x.axis.labelLimit = Math.floor(byId("parallel").clientWidth / Math.max(1, used.length)) - 6;
