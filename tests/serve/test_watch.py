@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -32,6 +33,7 @@ from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
+from bsweep.runlog.measured import Evaluation
 from bsweep.serve.guard import Guard
 from bsweep.study.attendance import claim_of_run
 from tests.support.running import popen
@@ -487,9 +489,17 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
         with RunPaths(run).metrics.open("a") as file:
             file.write(later)
         until(page, grown)
+        evaluation = Evaluation(
+            epoch=3, num_steps=500, num_examples=9_000, epochs_done=2.5, train_seconds=900.0,
+            test_loss=0.25, test_accuracy=0.75,
+        )  # fmt: skip
+        record = {"schema": 1, "time": time.time(), **asdict(evaluation)}
+        with RunPaths(run).metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
         page.goto(f"{server.address}studies/s/points/")
-        until(page, "document.querySelectorAll('tbody tr').length === 2")
-        assert page.inner_text("tbody tr").split("\t")[:3] == [run.name, "running", "2 of 3"]
+        until(page, "document.querySelector('tbody tr')?.innerText.includes('2.5 of 3')")
+        told = page.inner_text("tbody tr").split("\t")
+        assert told[:5] == [run.name, "running", "2.5 of 3", "0.75", "0.25"]
         page.goto(server.address)
         until(page, "document.body.innerText.includes('1 completed, 1 running')")
         page.close()

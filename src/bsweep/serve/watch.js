@@ -17,7 +17,7 @@ function number(value) {
 function row(point) {
   const line = document.createElement("tr");
   const isTimed = point.status !== "completed" && point.seconds_left !== null && point.seconds_left !== undefined;
-  const status = words("status_" + point.status) + (point.message ? `: ${point.message}` : "");
+  const status = words("status_" + point.status) + (point.message ? `: ${recalled(point.message)}` : "");
   const epochs = number(point.epochs_done);
   for (const text of [
     point.run_id, status, point.epochs ? words("epochs_of", { n: epochs, all: point.epochs }) : epochs,

@@ -48,7 +48,7 @@ class State:
     lost_workers: tuple[str, ...] = ()
     beside_others: bool = False  # other points ran on its machine meanwhile
     num_examples: float | None = None  # of the complete epochs; None while the run is under way
-    test_accuracy: float | None = None  # of the last epoch that was evaluated
+    test_accuracy: float | None = None  # of the last evaluation
     test_loss: float | None = None
     is_imported: bool = False  # `bsweep import` made it, so no command of bsweep repeats it
 
@@ -142,16 +142,22 @@ class _Recorded:
                 self.num_epochs = self.num_epochs or record["config"]["epochs"]
             elif record["type"] == "step":
                 self.epochs_done = record["epochs_done"]
+            elif record["type"] == "evaluation":
+                self.epochs_done = record.get("epochs_done") or self.epochs_done
+                self._score(record)
             elif record["type"] == "epoch":
                 # A resumed run repeats epochs: the later record of one counts.
                 while self.epochs and self.epochs[-1][0] >= record["epoch"]:
                     self.epochs.pop()
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])
-                known = {name: record[name] for name in _SCORES if record[name] is not None}
-                self.scores |= known
+                self._score(record)
         self.lost_workers += lost_workers(news or ())
         return news is not None
+
+    def _score(self, record: Mapping[str, Any]) -> None:
+        known = {name: record.get(name) for name in _SCORES}
+        self.scores |= {name: score for name, score in known.items() if score is not None}
 
 
 _RECORDED: dict[Path, _Recorded] = {}  # kept, as a study is read every few seconds to watch it
