@@ -4,6 +4,7 @@ missing is said.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.fairness import fairness, seeds_left_out
+from bsweep.analysis.numbers import plain
 from bsweep.analysis.tuning import rates
 from bsweep.config.target import target_of
 from bsweep.plots.curves import INK
@@ -74,6 +76,8 @@ def test_a_collapse_that_another_rate_mends_is_one_of_the_rate(collapse: analysi
     assert "may come from the learning rate" in line
     assert "best rate of local batch 8 is the lowest tried" in line
     assert "best rate of local batch 64 and 256 is the highest tried" in line
+    told = json.dumps(plain(analysis.fairness_words(collapse)))
+    assert '"64 and 256"' not in told, "a page cannot translate it"
 
 
 def test_the_target_is_what_cells_reach_at_their_best_rates(collapse: analysis.Study) -> None:

@@ -90,6 +90,9 @@ def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Stud
         assert f"Global batch {best['global_batch']} on {best['num_workers']} workers" in said
         assert f"{best['seconds']:.4g} s, 90 % interval {best['seconds_low']:.4g} to" in said
         assert f"probability {answer.prediction.choice.probability_best:.2f}" in said
+        for chart, label in (("map", "Each cell. Global batch 8 on"), ("curves", "Curves. Curves")):
+            assert page.get_attribute(f"#{chart}", "role") == "img"
+            assert page.get_attribute(f"#{chart}", "aria-label").startswith(label)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
@@ -145,6 +148,30 @@ def test_without_a_recommendation_the_terminals_lines_are_said(
         for line in analysis.answer_lines(study):
             assert said.count(line) == 1
         assert page.locator("#next code").count() == 0
+        question = page.inner_text("#question")
+        assert question == "Which batch size, on how many workers?", "the lines tell of no target"
+        assert "time (s) to a test accuracy of" in page.inner_text("#map-title")
+        known = study.provenance.drop(columns="command")
+        unknown = document(replace(study, provenance=known))
+        assert "was not recorded" not in said
+        page.evaluate("(told) => update(told)", json.loads(json.dumps(unknown)))
+        go(page, cell="8x1")
+        assert "The command of some runs was not recorded" in page.inner_text("#reading")
+
+
+def test_what_is_not_drawn_cannot_be_saved(browser: Any, path: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0, message="no")
+    (tmp_path / "page.html").write_text(html_of(document(bsweep.load(tmp_path / "s"))), "utf-8")
+    with opened(browser, tmp_path / "page.html") as page:
+        assert page.is_hidden("#save-map")
+        assert page.is_hidden("#save-curves")
+        assert page.is_hidden("#map-title")
+    with opened(browser, path) as page:
+        assert page.is_visible("#save-curves")
+        go(page, **{"filter.local_batch": "8"})
+        assert page.is_hidden("#save-curves")
+        go(page, **{"filter.local_batch": ""})
+        assert page.is_visible("#save-map")
 
 
 def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
@@ -434,6 +461,13 @@ def test_the_slider_gives_medians_of_pythons_times(
         }
         assert found == pytest.approx(expected)
         assert "--target-accuracy 0.6" in page.inner_text("#next")
+        assert not any(row["is_bound"] for row in rows(page, "map"))
+        first = study.evaluations.groupby("run_id")["test_accuracy"].first()
+        go(page, target=str(first.min()))  # all had reached it when they were first evaluated
+        assert all(row["is_bound"] for row in rows(page, "map"))
+        assert page.inner_text("#amount").startswith("≤ ")
+        assert "≤ " in page.inner_text("#table tbody")
+        go(page, target="0.6")
         go(page, objective="worker_seconds")
         found = {
             (row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")
@@ -466,6 +500,12 @@ def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path:
         batch, workers = page.input_value("#cell").split("x")
         picked = {row["run"] for row in rows(page, "curves") if row["strength"] == 2}
         assert len(picked) == SEEDS == page.locator("#table tr.picked").count()
+        run = next(iter(picked))
+        go(page, cell="", picked=run)
+        assert [row["name"] for row in rows(page, "map") if row["is_picked"]] == [
+            f"{batch}x{workers}"
+        ]
+        go(page, cell=f"{batch}x{workers}", picked="")
         said = page.inner_text("#reading code")
         local = int(batch) // int(workers)
         for word in (f"num_workers={workers}", f"local_batch={local}", f"seed={SEEDS}"):
@@ -577,6 +617,10 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         assert "Seconds" not in page.inner_text("#run"), "no epoch was recorded"
         assert rows(page, "run-curves")
         assert rows(page, "noise")
+        with page.expect_download() as download:
+            page.locator("#run button", has_text="CSV").first.click()
+        name = download.value.suggested_filename
+        assert re.fullmatch(r"b64_w4_horovod_s0\S*_run-curves\.csv", name)
         page.go_back()
         drawn(page)
         page.evaluate("(run) => go({ run })", run_id)
@@ -694,6 +738,11 @@ def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
             with page.expect_download() as download:
                 page.click(f"#save-map >> text={kind}")
             assert Path(download.value.path()).read_bytes().startswith(begins)
+        go(page, objective="money", x="epochs", y="test_loss")
+        for chart, columns in (("map", ",money,money_low"), ("curves", ",epochs,test_loss,")):
+            with page.expect_download() as download:
+                page.click(f"#save-{chart} >> text=CSV")
+            assert columns in Path(download.value.path()).read_text().partition("\n")[0]
 
 
 def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None:

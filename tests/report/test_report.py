@@ -493,8 +493,10 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
         settings = {"optimizer.lr_rule": rule}
         write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), settings=settings)
     write_run(tmp_path / "s", local_batch=128, status=None, num_epochs_done=1)
-    unfinished, fastest, caveat = analysis.headlines(bsweep.load(tmp_path / "s"))
-    assert unfinished == "1 of 5 runs may still finish and change the conclusions below."
+    study = bsweep.load(tmp_path / "s")
+    unfinished, fastest, caveat = analysis.headlines(study)
+    assert unfinished == "1 of 5 runs may still finish and change the conclusions."
+    assert analysis.winner(study) == [fastest, unfinished, caveat]
     assert (
         "learning-rate rule linear (global batch 64), with 1069 s of training for 3 epochs"
         in fastest
@@ -506,6 +508,15 @@ def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
         "the rate in effect stands where it varies"
     )
     assert "| per worker | 64 | 64 | 0.1 | 1069 |" in text
+
+
+def test_a_run_that_ended_early_was_not_as_long_as_planned(tmp_path: Path) -> None:
+    write_run(tmp_path / "s", local_batch=8)
+    assert plots.length_of(bsweep.load(tmp_path / "s")) == "3 epochs"
+    write_run(tmp_path / "s", local_batch=16, num_epochs_done=2, message="reached its target")
+    study = bsweep.load(tmp_path / "s")
+    assert plots.length_of(study) == ""
+    assert "s of training and test accuracy" in analysis.winner(study)[0]
 
 
 def test_three_seeds_have_an_interval(tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def test_settings_in_a_sentence_are_sentences() -> None:
         "local SGD",
         "synchronised every",
     ]
+    native = naming.words("variant", "allreduce native")
+    assert plain(native)["parts"][0]["parts"] == [{"template": "native all-reduce", "values": {}}]
     assert naming.words("variant", "pipedream vertical_sync") == "PipeDream, vertical sync"
     assert naming.words("variant", "deepspeed stage 3") == "DeepSpeed, ZeRO stage 3"
     assert naming.words("variant", "own {x}, {n:worker}") == "own {x}, {n:worker}"
@@ -155,6 +157,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     meta = {**META, "commit": "f" * 40}
     lost = "out.safetensors was not written: OSError: no space"
     write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta, events=(lost,))
+    reached = "reached a test accuracy of 0.9: evaluation 8, after 40000 examples (1252 steps), "
+    write_run(folder, local_batch=16, num_epochs_done=2, message=f"{reached}confirms it")
     return bsweep.load(folder)
 
 
@@ -182,6 +186,9 @@ def test_a_reader_chooses_the_language_of_all_sentences(
         assert [line for line in korean if re.search(english, line)] == []
         assert any("쓰지 못했습니다" in line for line in korean)
         assert "워커당 배치" in page.inner_text("#table thead")
+        go(page, part="all")
+        assert "테스트 정확도 0.9에 도달: 예제 40000개(1252스텝)" in page.inner_text("#table tbody")
+        go(page, part="")
         go(page, lang="en")
         assert page.evaluate(lines) == shown
         page.evaluate("update({ ...study })")  # as a page of `bsweep watch` does

@@ -58,7 +58,7 @@ def winner(study: Study) -> list[str]:
         study: The study.
 
     Returns:
-        At most three lines: how many runs may still finish, the conclusion, and whether to repeat
+        At most three lines: the conclusion, how many runs may still finish, and whether to repeat
         runs with other seeds before trusting a difference.
     """
     measured = _measured(study)
@@ -67,7 +67,7 @@ def winner(study: Study) -> list[str]:
         return lines
     group_name, group = max(_groups(measured), key=lambda of: len(of[1]))
     best = [*_named_conclusions(study, group_name, group), *_gains(study)][:1]
-    return [*lines, *best, *_on_repeats(measured["n"])]
+    return [*best, *lines, *_on_repeats(measured["n"])]
 
 
 def _measured(study: Study) -> pd.DataFrame:
@@ -85,7 +85,7 @@ def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
         yield said(
-            "{n} of {all:run} may still finish and change the conclusions below.",
+            "{n} of {all:run} may still finish and change the conclusions.",
             n=pending,
             all=len(study.runs),
         )

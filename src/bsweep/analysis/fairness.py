@@ -32,8 +32,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import ALPHA, MIN_SEEDS_FOR_INTERVAL, half_width
 from bsweep.analysis.tuning import rates, scores_by_seed
 from bsweep.config.target import score_said
-from bsweep.core.sentences import joined, said
-from bsweep.core.words import listed
+from bsweep.core.sentences import joined, listed_said, said
 
 ENOUGH_RATES = 3  # a best rate between two others takes three rates of a batch size
 _MOST_GROUPS = 4  # groups that have sentences
@@ -303,7 +302,7 @@ def _sentences(one: Fairness, part: str) -> Iterator[str]:
                 "seed=0,1,2).",
                 n=MIN_SEEDS_FOR_INTERVAL,
                 batches=joined([
-                    said("{n:more seed} of local batch {batches}", n=n, batches=listed(batches))
+                    said("{n:more seed} of local batch {batches}", n=n, batches=_named(batches))
                     for n, batches in _by_number(one.lacking_seeds)
                 ], "; "),
             )  # fmt: skip
@@ -358,6 +357,10 @@ def _said(of: Difference, metric: str, part: str) -> str:
     )
 
 
+def _named(batches: Sequence[int]) -> str:
+    return listed_said([*map(str, batches)], most=len(batches))
+
+
 def _caveats(one: Fairness) -> Iterator[str]:
     """Yield sentences on what limits a comparison of batch sizes, such as few learning rates."""
     if one.missed:
@@ -365,7 +368,7 @@ def _caveats(one: Fairness) -> Iterator[str]:
         yield said(
             "Not compared: local batch {batches}, because not all seeds {did} even at the best "
             "rate. The batch size may be the cause, unless an untried rate does better.",
-            batches=listed(one.missed),
+            batches=_named(one.missed),
             did=said("reached the target") if is_time else said("stayed finite"),
         )
     if one.lacking_rates:
@@ -373,12 +376,12 @@ def _caveats(one: Fairness) -> Iterator[str]:
             "The best rate of a batch size should lie between two other tried rates. Run {batches} "
             "(optimizer.lr=...).",
             batches=joined([
-                said("{n:more rate} of local batch {batches}", n=n, batches=listed(batches))
+                said("{n:more rate} of local batch {batches}", n=n, batches=_named(batches))
                 for n, batches in _by_number(one.lacking_rates)
             ], "; "),
         )  # fmt: skip
     at = {
-        end: listed([
+        end: _named([
             batch
             for batch in one.edges
             if one.edges[batch] == end and batch not in one.lacking_rates

@@ -176,8 +176,8 @@ def applies(name: str, value: object) -> bool:
 
 
 def length_of(study: Study) -> str:
-    """Return in words how long the runs of a study train, such as `3 epochs`; empty if their
-    lengths differ or none is known.
+    """Return in words how long the completed runs of a study trained, such as `3 epochs`; empty if
+    their lengths differ or none is known.
 
     The length is the planned epochs. If any run of the study may end with a round, it is the rounds
     that the runs trained, such as `10 rounds`.
@@ -191,8 +191,10 @@ def length_of(study: Study) -> str:
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()
         return said("{n:round}", n=lengths[0]) if len(lengths) == 1 else ""
-    lengths = study.runs["planned_epochs"].dropna().unique()
-    return said("{n:epoch}", n=lengths[0]) if len(lengths) == 1 else ""
+    runs = study.runs[study.runs["status"] == "completed"]
+    is_shorter = (runs["epochs"] < runs["planned_epochs"]).fillna(False).any()  # by its target
+    lengths = runs["planned_epochs"].dropna().unique()
+    return said("{n:epoch}", n=lengths[0]) if len(lengths) == 1 and not is_shorter else ""
 
 
 def _variant(text: str) -> Sentence:
@@ -213,7 +215,7 @@ def _part(text: str) -> Sentence:
     if found := re.fullmatch(r"steps (\d+)", text):
         return said("every {n:step}", n=found[1])
     name, blank, value = text.rpartition(" ")
-    if blank and name in PHRASES:
+    if blank and name in PHRASES and text not in PHRASES:
         return joined([term(name), value])
     return joined([term(text) if text in PHRASES else text])
 

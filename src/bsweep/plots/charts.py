@@ -88,7 +88,8 @@ def time_map() -> Spec:
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
     the unit of the text is the parameter `unit`, the pixels
     of a column are `room`), `seconds_low` and `seconds_high` (a second line),
-    `num_runs` (a cell with runs has a frame), `is_simulated` (a dashed frame), `is_recommended`
+    `is_bound` (a time is at most that long), `num_runs` (a cell with runs has a frame),
+    `is_simulated` (a dashed frame), `is_recommended`
     and `is_alternative` (a star),
     `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
     the parameter `hovered` gives a thick frame too.
@@ -103,7 +104,7 @@ def time_map() -> Spec:
         _NUMBER.format(f"datum.{name} / unit")
         for name in ("seconds", "seconds_low", "seconds_high")
     )
-    seconds = f"(room < 34 ? '' : {seconds})"
+    seconds = f"(room < 34 ? '' : (datum.is_bound ? '\u2264 ' : '') + {seconds})"
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},

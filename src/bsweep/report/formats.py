@@ -249,7 +249,7 @@ def as_html(table: Table) -> str:
     )
     caption = html.escape(f"{table.caption}{left_out}")
     table_ = f"<table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
-    return f"<div class=wide>{table_}</div>"
+    return f"<div class=wide tabindex=0>{table_}</div>"
 
 
 def as_text(table: Table) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bsweep.core import memory
+from bsweep.core.sentences import said
 from bsweep.data import plan
 from bsweep.data.streaming import Part
 from bsweep.runlog.measured import Evaluation
@@ -109,12 +110,17 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
     values = [scores[target.metric == "test_accuracy"] for scores in every]
     if not target.is_confirmed_by([value for value in values if value is not None]):
         return ""
-    reached = (
-        f"reached {target}: evaluation {len(every)}, after {cursor.num_examples} examples "
-        f"({cursor.num_steps} steps), confirms it"
+    reached = said(
+        "reached a {score} of {value}: evaluation {n}, after {examples} examples ({steps} steps), "
+        "confirms it",
+        score=target.score,
+        value=f"{target.value:g}",
+        n=len(every),
+        examples=cursor.num_examples,
+        steps=cursor.num_steps,
     )
     job.record(Event(event="target_reached", message=reached))
-    return reached
+    return str(reached)  # a checkpoint has it
 
 
 def final(job: Job) -> Scores:

@@ -14,6 +14,7 @@ const DEFAULTS = {
 const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
 const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle-right", "triangle-down", "triangle-left"];
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
+const SAVED = ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, state, scale;
 
@@ -53,6 +54,7 @@ function shownValue(value) {
   if (typeof value === "boolean") return words(value ? "yes" : "no");
   return isNumber(value) ? number(value) : String(value);
 }
+const atMost = (text, isBound) => isBound ? `≤ ${text}` : text;  // reached at the first evaluation
 const median = (sorted) => {
   const half = sorted.length >> 1;
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
@@ -204,10 +206,11 @@ function measuredCells(shown) {
   const cells = [...groups.values()].map((group) => {
     const found = group.map((row) => row.to_target ?? Infinity).sort((one, other) => one - other);
     const reached = found.filter(isNumber), middle = median(found);
+    const isBound = group.some((row) => row.reach?.is_bound && row.to_target >= found[(found.length - 1) >> 1] && row.to_target <= found[found.length >> 1]);
     return {
       global_batch: group[0].global_batch, num_workers: group[0].num_workers, local_batch: group[0].local_batch,
       part: group[0].part, seconds: isNumber(middle) ? middle : null, seconds_low: reached.length > 1 ? reached[0] : null,
-      seconds_high: reached.length > 1 ? reached.at(-1) : null, num_runs: group.length, num_reached: reached.length,
+      seconds_high: reached.length > 1 ? reached.at(-1) : null, num_runs: group.length, num_reached: reached.length, is_bound: isBound,
       problem: isNumber(middle) ? "" : words("not_reached"), is_allowed: true,
     };
   });
@@ -254,7 +257,8 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 const copyButton = (text) => el("button", { type: "button", onclick: (event) => copy(text, event.target) }, words("copy"));
-const commandLine = (text) => el("div", { class: "command" }, el("code", {}, text), copyButton(text));
+const commandLine = (text, isWhole = !study.commands.of_run.includes(null)) => el("div", {},
+  el("div", { class: "command" }, el("code", {}, text), copyButton(text)), isWhole ? "" : el("p", { class: "note" }, words("command_part")));
 function download(name, content, type) {
   const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
   el("a", { href: address, download: name }).click();
@@ -290,7 +294,7 @@ function looks() {
   };
 }
 async function draw(name, spec, data, onPick) {
-  const host = byId(name), width = host.clientWidth || 600;  // a hidden page has no width
+  const host = byId(name), label = host.getAttribute("aria-label"), width = host.clientWidth || 600;  // a hidden page has no width
   const wanted = JSON.stringify([spec, width, scale.config]);
   let chart = charts[name];
   if (chart?.wanted !== wanted || chart.host !== host) {
@@ -301,6 +305,9 @@ async function draw(name, spec, data, onPick) {
     });
     const hasHover = spec.params?.some((one) => one.name === "hovered");
     chart = charts[name] = { view, wanted, host, name: spec.data.name, hasHover };
+    view.description(label);  // Vega gave the chart words of its own
+    host.setAttribute("role", "img");
+    host.removeAttribute("aria-roledescription");
     view.addEventListener("click", (event, item) => item?.datum && onPick?.(item.datum, event));
     view.addEventListener("mousemove", (event, item) => { tip(event, item?.datum); hover(namesOf(item?.datum)); });
     view.addEventListener("mouseout", () => { tip(); hover([]); });
@@ -337,16 +344,21 @@ function tipText(datum) {
   if ("place" in datum) return datum.run;
   return `${datum.run}\n${words(state.x)}: ${number(datum.x)}\n${words(yName(), { part: words("part_" + study.part) })}: ${number(datum.y)}`;
 }
-function saveButtons(name) {
-  const file = `${study.name}_${name}`;
+function saveButtons(name, heading = name) {
+  const file = `${state.run || study.name}_${name}`;
   const png = async () => {
     const canvas = await charts[name].view.toCanvas(2);
     canvas.toBlob((blob) => download(`${file}.png`, blob));
   };
   const svg = async () => download(`${file}.svg`, await charts[name].view.toSVG(), "image/svg+xml");
-  const data = () => download(`${file}.csv`, csv(Object.keys(charts[name].rows[0] ?? {}), charts[name].rows), "text/csv");
+  const data = () => {
+    const unnamed = name === "map" ? { seconds: state.objective, seconds_low: `${state.objective}_low`, seconds_high: `${state.objective}_high` }
+      : name.endsWith("curves") ? { x: state.x, y: yName(), smooth: `smoothed_${yName()}` } : {};
+    const named = charts[name].rows.map((row) => Object.fromEntries(Object.entries(row).map(([key, value]) => [unnamed[key] ?? key, value])));
+    download(`${file}.csv`, csv(Object.keys(named[0] ?? {}), named), "text/csv");
+  };
   return [["PNG", png], ["SVG", svg], ["CSV", data]].map(([format, onclick]) => el("button", {
-    type: "button", onclick, "aria-label": words("of_chart", { format, chart: words(name) }), title: words("save", { format }),
+    type: "button", onclick, "aria-label": words("of_chart", { format, chart: words(heading) }), title: words("save", { format }),
   }, format));
 }
 
@@ -364,7 +376,7 @@ function renderHeader() {
   const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
   byId("summary").textContent = words("summary", { statuses });
   byId("title").textContent = study.name;
-  for (const name of ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS]) fill(`save-${name}`, saveButtons(name));
+  for (const name of SAVED) fill(`save-${name}`, saveButtons(name));
   menu("lang", Object.entries(LANGUAGES), state.lang);
   menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
 }
@@ -396,7 +408,7 @@ function targetRange() {
 function cellReading(cell) {
   const lines = [cellWords(cell)];
   const known = isNumber(cell.seconds);
-  const ends = { value: amount(cell.seconds), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
+  const ends = { value: atMost(amount(cell.seconds), cell.is_bound), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
   if (known && isPredicted()) lines.push(words("best_predicted", ends));
   else if (known) lines.push(words(cell.num_runs > 1 ? "best_measured" : "best_one", ends));
   if (cell.problem) lines.push(cell.problem);
@@ -405,8 +417,8 @@ function cellReading(cell) {
 function renderAnswer(cells) {
   const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
   const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
-  byId("question").textContent = of + (wanted === null ? words("question_no_target") : words("question", { objective: words(state.objective + "_asks"), target: targetWords() }));
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
+  byId("question").textContent = of + (wanted === null || isSaid ? words("question_no_target") : words("question", { objective: words(state.objective + "_asks"), target: targetWords() }));
   const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() })];
   byId("best").className = isSaid ? "said" : "";
   byId("best").textContent = name + (value ? ":" : "");
@@ -428,7 +440,7 @@ function renderNext(found, isSaid) {
     const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`
       + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`)
       + (study.larger?.words.replace(state.objective === "money" ? / --price-per-worker-hour \S+/ : /$^/, "") ?? "");
-    fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks));
+    fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks, true));
   } else if (found?.next) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
     const said = every ? words("next_bounded", { cell: cellWords(cell) }) : !found.is_check ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
@@ -457,20 +469,22 @@ async function renderMap(cells) {
   const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
   spec.encoding.x.title = words("global_batch");
   spec.encoding.y.title = words("workers");
-  byId("map-title").textContent = `${words("map")}: ${words(state.objective)}`;
+  byId("map-title").textContent = words("map_title", { what: words(state.objective), target: targetWords() });
   const isAll = place() === null, many = new Set(cells.map((cell) => cell.num_workers)).size > 1;
   const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
   const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
   if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
-  for (const id of ["times", "cells", "save-map"]) byId(id).hidden = !cells.length;  // the map has a width only if it is shown
-  const room = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size)), params = { ink: scale.ink, room, unit: 1 };
+  for (const id of ["times", "map", "cells"]) byId(id).hidden = !cells.length;  // the map has a width only if it is shown
+  const numRows = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
+  const rowHeight = innerWidth < 600 ? Math.min(44, Math.max(30, 200 / numRows)) : Math.min(64, Math.max(36, 300 / numRows));
+  const wide = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size));
+  const room = rowHeight < 34 ? Math.min(61, wide) : wide, params = { ink: scale.ink, room, unit: 1 };  // a low row has no second line
   spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] ?? one.value }));
   if (room < 30) {  // fewer labels than columns
     const sizes = [...new Set(cells.map((cell) => cell.global_batch))].sort(compare), every = Math.ceil(50 / Math.max(1, room));
     spec.encoding.x.axis = { values: sizes.filter((_, at) => at % every === 0) };
   }
-  spec.height = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
-  spec.height *= innerWidth < 600 ? Math.min(44, Math.max(30, 200 / spec.height)) : Math.min(64, Math.max(36, 300 / spec.height));
+  spec.height = numRows * rowHeight;
   byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured")
     + (cells.some((cell) => cell.is_simulated) ? ` ${words("map_simulated")}` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
@@ -479,7 +493,8 @@ async function renderMap(cells) {
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
   byId("map").setAttribute("aria-label", `${words("map")}. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
-  const data = cells.map((cell) => ({ ...cell, name: cellName(cell), is_picked: cellName(cell) === state.cell, row: isAll ? rowOf(cell) : "" }));
+  const picked = new Set([state.cell, ...rows.filter((row) => row.isShown && row.isPicked).map(cellName)]);
+  const data = cells.map((cell) => ({ ...cell, name: cellName(cell), is_picked: picked.has(cellName(cell)), row: isAll ? rowOf(cell) : "" }));
   if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
 }
 
@@ -656,9 +671,10 @@ function renderTable(shown) {
 }
 function tableCell(row, one) {
   if (one.name === "run_id") return el("td", { class: "text" }, el("a", { href: link({ run: row.run_id }) }, row.run_id));
-  const value = row[one.name], text = one.name === "status" ? words("status_" + value) : shownValue(value);
-  const missed = one.name === "to_target" && row.curve && !row.reach ? words("not_reached") : text;
-  return el("td", { class: one.is_number ? "" : "text", title: String(text).length > 40 ? text : null }, missed);
+  const value = row[one.name], isTime = one.name === "to_target" && row.curve;
+  const text = one.name === "status" ? words("status_" + value) : one.name === "message" ? shownValue(recalled(value))
+    : isTime && !row.reach ? words("not_reached") : isTime ? atMost(shownValue(value), row.reach.is_bound) : shownValue(value);
+  return el("td", { class: one.is_number ? "" : "text", title: text.length > 40 ? text : null }, text);
 }
 function chooseColumn(name, isOn) {
   const without = (values) => values.filter((one) => one !== name);
@@ -797,26 +813,26 @@ async function renderRun() {
   const differing = settings.filter((one) => study.values[one.name]?.length > 1);
   const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).map((value) => value || "–").join(", ");
   const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
-  const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? amount(row.to_target) : words("not_reached")]];
+  const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? atMost(amount(row.to_target), row.reach.is_bound) : words("not_reached")]];
   const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
     "run-curves": row.curve, anatomy: details.steps[row.at],
     timeline: details.timelines[row.run_id], noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
-  const chart = (name, heading) => has[name] ? el("section", {}, el("h3", {}, words(heading)), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
+  const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, words(heading)), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
   host.replaceChildren(...[
     back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
-    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
-    commandLine(command(row)),
+    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, String(recalled(row.message)))) : "",
+    commandLine(command(row), study.commands.of_run[row.at] !== null),
     chart("timeline", "timeline"),
     el("div", { class: "two" },
       el("div", {}, chart("run-curves", "curves"), chart("anatomy", "anatomy"), chart("noise", "noise"), chart("batches", "batches")),
       el("div", {},
         pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
         pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
-    el("div", { class: "wide" }, pairs(words("events"), [words("after"), words("event"), words("message")],
-      events.map((one) => [number(one.since_start_seconds), one.event, String(recalled(one.message))]))),
+    events.length ? el("div", { class: "wide", tabindex: "0" }, pairs(words("events"), [words("after"), words("event"), words("message")],
+      events.map((one) => [number(one.since_start_seconds), one.event, String(recalled(one.message))]))) : "",
     logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
     el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared).map(([name, value]) => [String(sentence(name)), value]))),
     el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
@@ -895,7 +911,9 @@ async function render() {
       if (mine === drawing) await draw(shown);
     }
   }
-  if (mine === drawing) document.body.dataset.drawn = "yes";
+  if (mine !== drawing) return;
+  for (const name of SAVED) byId(`save-${name}`).hidden = byId(name).hidden;
+  document.body.dataset.drawn = "yes";
 }
 function update(told) {
   study = { ...spoken(told), range: {} };

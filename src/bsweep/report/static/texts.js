@@ -1,7 +1,7 @@
 // The page's own words by language. Names and values of a study are not in here.
 const TEXTS = {
   en: {
-    language: "Language", theme: "Appearance", auto: "as the system", light: "light", dark: "dark",
+    auto: "as the system", light: "light", dark: "dark",
     summary: "Runs: {statuses}",
     status_completed: "completed", status_failed: "failed", status_out_of_memory: "out of memory",
     status_diverged: "diverged", status_timeout: "timeout", status_interrupted: "interrupted",
@@ -29,13 +29,15 @@ const TEXTS = {
     next_gain: "{cell}. Its result may change the recommendation, which is expected to save {gain} % of the time to the target.",
     next_bounded: "{cell} again, with more evaluations, to measure its time to the target.",
     next_check: "The recommended cell itself, until it reaches the target. This shows whether the prediction holds.",
+    command_part: "The command of some runs was not recorded. Add the settings that all runs share, such as the model and the data.",
     copy: "Copy", copied: "Copied", copy_failed: "Select the text and copy it.",
     warnings: "Warnings", more: "{n} more", why: "Why",
     map: "Each cell", part: "Part of the study", target: "Target", objective: "Objective",
     seconds: "time (s)", worker_seconds: "worker-seconds", money: "money", joules: "energy (J)",
     price: "Price of a worker-hour", measured: "From runs alone",
     map_predicted: "Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of 5 % or more. Darker is better.",
-    map_measured: "Median of each cell's runs, and their range. Darker is better.",
+    map_measured: "Median of each cell's runs, and their range. ★ is the lowest. Darker is better. ≤: a run was already there at its first evaluation.",
+    map_title: "Each cell: {what} to {target}",
     map_simulated: "A dashed frame marks cells whose steps are simulated, not measured.",
     simulated: "simulated", simulated_on: "{network}, simulated", own_links: "the study's own links",
     simulated_says: "Simulated: no step was timed on so many workers.",
@@ -54,7 +56,7 @@ const TEXTS = {
     money_to_target: "money to target", joules_to_target: "energy to target (J)", previous: "Previous", following: "Next", page: "Page {n} of {all}",
     sorted: "sorted by {column}, {direction}", ascending: "ascending", descending: "descending",
     parallel: "Settings and results side by side", parallel_hint: "One line for each run, at most {n}. Click a line to select its run.",
-    command: "Copy as command", open_run: "Open", save: "Save {format}", of_chart: "{format} of {chart}",
+    save: "Save {format}", of_chart: "{format} of {chart}",
     paper: "Figures, tables and versions for papers",
     back: "All runs", run: "Run", configuration: "Configuration", setting: "Setting", value: "Value",
     differs: "Settings that differ between runs", others: "Values of other runs", shared: "Settings that are the same in all runs",
@@ -89,7 +91,7 @@ const TEXTS = {
     forward: "forward", backward: "backward", backward_weights: "backward, weights", bubble: "bubble",
   },
   ko: {
-    language: "언어", theme: "화면 밝기", auto: "시스템과 같게", light: "밝게", dark: "어둡게",
+    auto: "시스템과 같게", light: "밝게", dark: "어둡게",
     summary: "실행: {statuses}",
     status_completed: "완료", status_failed: "실패", status_out_of_memory: "메모리 부족",
     status_diverged: "발산", status_timeout: "시간 초과", status_interrupted: "중단됨",
@@ -116,13 +118,15 @@ const TEXTS = {
     next_gain: "{cell}. 그 결과로 추천이 바뀔 수 있으며, 목표까지의 시간이 {gain} % 줄 것으로 예상됩니다.",
     next_bounded: "{cell}: 더 자주 평가하며 다시 실행해 목표까지의 시간을 재세요.",
     next_check: "추천한 조합을 목표에 도달할 때까지 실행해 예측이 맞는지 확인하세요.",
+    command_part: "어떤 실행의 명령은 기록되지 않았습니다. 모델과 데이터처럼 모든 실행에서 같은 설정을 더하세요.",
     copy: "복사", copied: "복사했습니다", copy_failed: "글을 선택해 복사하세요.",
     warnings: "경고", more: "{n}개 더", why: "이유",
     map: "조합별", part: "연구의 부분", target: "목표", objective: "기준",
     seconds: "시간 (초)", worker_seconds: "워커 시간 (초)", money: "비용", joules: "에너지 (J)",
     price: "워커 1시간의 가격", measured: "실행 결과만",
     map_predicted: "예측 중앙값과, 한 번 더 실행할 때의 90 % 구간. 테두리는 실행이 있는 조합입니다. ★은 추천, ☆은 각각 5 % 이상의 확률로 더 좋은 조합입니다. 진할수록 좋습니다.",
-    map_measured: "각 조합에서 실행의 중앙값과 범위. 진할수록 좋습니다.",
+    map_measured: "각 조합에서 실행의 중앙값과 범위. ★이 가장 낮습니다. 진할수록 좋습니다. ≤: 첫 평가에서 이미 목표에 도달한 실행이 있습니다.",
+    map_title: "조합별: {target}까지 {what}",
     map_simulated: "점선 테두리는 스텝 시간을 재지 않고 시뮬레이션한 조합입니다.",
     simulated: "시뮬레이션", simulated_on: "{network}, 시뮬레이션", own_links: "이 연구의 연결",
     simulated_says: "시뮬레이션 값입니다. 이만한 수의 워커로는 스텝 시간을 재지 않았습니다.",
@@ -141,7 +145,7 @@ const TEXTS = {
     money_to_target: "목표까지 비용", joules_to_target: "목표까지 에너지 (J)", previous: "이전", following: "다음", page: "{all}쪽 중 {n}쪽",
     sorted: "{column} 기준 {direction}", ascending: "오름차순", descending: "내림차순",
     parallel: "설정과 결과 나란히 보기", parallel_hint: "실행마다 선 하나, 최대 {n}개. 선을 누르면 그 실행이 선택됩니다.",
-    command: "명령으로 복사", open_run: "열기", save: "{format} 저장", of_chart: "{chart} {format}",
+    save: "{format} 저장", of_chart: "{chart} {format}",
     paper: "논문용 그림, 표와 버전",
     back: "모든 실행", run: "실행", configuration: "구성", setting: "설정", value: "값",
     differs: "실행마다 다른 설정", others: "다른 실행의 값", shared: "모든 실행에서 같은 설정",
@@ -203,6 +207,10 @@ const SENTENCES = {
     "No recommendation of a batch size or a worker count: there is only one cell (global batch {batch} on {n:worker}).": "배치 크기나 워커 수를 추천할 수 없습니다: 조합이 하나뿐입니다(워커 {n}개, 전체 배치 {batch}).",
     "No recommendation of a batch size: all runs have a global batch of {batch}.": "배치 크기를 추천할 수 없습니다: 모든 실행의 전체 배치가 {batch}입니다.",
     "No recommendation of a batch size: a time to an accuracy needs two evaluations of a run, but {few} of {n:run} have fewer. Evaluate within epochs (evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 study={study}.": "배치 크기를 추천할 수 없습니다: 어떤 정확도까지의 시간을 알려면 실행마다 평가가 두 번 필요하지만, 실행 {n}개 중 {few}개는 더 적습니다. 에포크 중간에 평가하거나(evaluate_every_examples=...) 두 에포크를 훈련하세요: bsweep run ... epochs=2 study={study}.",
+    "the time to the target": "목표까지의 시간",
+    "the {score} in the last evaluation": "마지막 평가의 {score}",
+    "reached a {score} of {value}: evaluation {n}, after {examples} examples ({steps} steps), confirms it": "{score} {value}에 도달: 예제 {examples}개({steps}스텝) 뒤의 {n}번째 평가로 확인",
+    "after round {number} steps take {seconds} s: local steps {before} become {after}": "{number}라운드 뒤 스텝 시간이 {seconds}초라서, 로컬 스텝이 {before}에서 {after}(으)로 바뀝니다",
     "{where}: {line}": "{where}: {line}",
     "prediction ({parts}): {warning}": "예측 ({parts}): {warning}",
     "prediction: {warning}": "예측: {warning}",
@@ -257,7 +265,7 @@ const SENTENCES = {
     "two seeds": "시드 2개",
     "mean of {n} seeds, 95 % interval": "시드 {n}개의 평균, 95 % 구간",
     "The interval of its time overlaps that of {others}.": "시간의 구간이 다음 조합의 구간과 겹칩니다: {others}.",
-    "{n} of {all:run} may still finish and change the conclusions below.": "실행 {all}개 중 {n}개는 아직 끝날 수 있으며, 그러면 아래 결론이 바뀔 수 있습니다.",
+    "{n} of {all:run} may still finish and change the conclusions.": "실행 {all}개 중 {n}개는 아직 끝날 수 있으며, 그러면 결론이 바뀔 수 있습니다.",
     "No run of {n:cell} has completed, so nothing can be compared yet.": "조합 {n}개의 실행이 하나도 완료되지 않아 아직 비교할 것이 없습니다.",
     "Horovod's exchanges start late, because Horovod looks for new gradients only once in strategy.cycle_time_ms ({values} ms{on_gpus}). Other strategies have no such cycle.": "Horovod의 교환은 늦게 시작합니다. Horovod는 strategy.cycle_time_ms마다({values} ms{on_gpus}) 한 번만 새 그래디언트를 찾기 때문입니다. 다른 전략에는 이런 주기가 없습니다.",
     "Each cell has one seed. Repeat the runs with other seeds before you trust small differences.": "조합마다 시드가 하나입니다. 작은 차이를 믿기 전에 다른 시드로 다시 실행하세요.",
@@ -561,7 +569,7 @@ const PATTERNS = Object.keys(SENTENCES.ko).map((template) => [template, template
 function recalled(text) {
   for (const { template, names, pattern } of PATTERNS) {
     const found = pattern.exec(text);
-    if (found) return new Sentence({ template, values: Object.fromEntries(names.map((name, at) => [name, found[at + 1]])) });
+    if (found) return new Sentence({ template, values: Object.fromEntries(names.map((name, at) => [name, sentence(found[at + 1])])) });
   }
   return text;
 }
