@@ -1,13 +1,14 @@
 """Run `results/figures.ipynb` and keep what its cells show, so that GitHub shows it too.
 
 `python scripts/tour.py` runs it on the first study in `results/measured/`. Of an output with a
-picture, the picture alone is kept: the interactive page beside it has some MB, and GitHub runs no
-scripts.
+picture, the picture alone is kept, and frames are left out: an interactive page has some MB, and
+GitHub runs no scripts.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main() -> int:
         for output in cell.get("outputs", ()):
             if "image/png" in output.get("data", {}):
                 output.data = {kind: output.data[kind] for kind in ("image/png", "text/plain")}
+            elif html := output.get("data", {}).get("text/html"):
+                output.data["text/html"] = re.sub("<iframe.*?</iframe>", "", html, flags=re.DOTALL)
     nbformat.write(notebook, NOTEBOOK)  # type: ignore[no-untyped-call]
     size = NOTEBOOK.stat().st_size
     print(f"{NOTEBOOK}: {size / 1e6:.2f} MB")

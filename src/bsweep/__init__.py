@@ -19,6 +19,7 @@ trains fastest.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,3 +73,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+def _show_in_notebooks() -> None:
+    """Let IPython, if it runs, show studies and predictions with their interactive page."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return
+    html = shell.display_formatter.formatters["text/html"]
+    for module, name in (("loaded", "Study"), ("prediction.result", "Prediction")):
+        html.for_type_by_name(
+            f"bsweep.analysis.{module}",
+            name,
+            lambda shown: importlib.import_module("bsweep.report.exploring").as_html(shown),
+        )
+
+
+_show_in_notebooks()

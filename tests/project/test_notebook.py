@@ -124,6 +124,29 @@ def test_a_study_is_explored_and_asked_for_its_best_cell(
     assert said == []
 
 
+def test_a_notebook_shows_a_study_and_its_best_cell_as_pages(tmp_path: Path, browser: Any) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 64, 256))
+    lines = ("import bsweep", f"study = bsweep.load({str(tmp_path / 's')!r})")
+    sources = ("\n".join([*lines, "study"]), "study.best(0.7, objective='cheapest')")
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    of_study, of_best = (cell.outputs[-1].data["text/html"] for cell in notebook.cells)
+    assert "<th>study</th><td>s</td>" in of_study
+    assert "<iframe" in of_study
+    (tmp_path / "cell.html").write_text(f"<!doctype html><body>{of_best}</body>")
+    page = browser.new_page()
+    page.goto((tmp_path / "cell.html").as_uri())
+    frame = page.frames[1]
+    frame.wait_for_selector("body[data-drawn]")
+    assert float(frame.input_value("#target")) == 0.7
+    assert frame.input_value("#objective") == "worker_seconds"
+    frame.select_option("#objective", "seconds")  # a choice of the reader's own
+    frame.wait_for_selector("body[data-drawn]")
+    assert float(frame.input_value("#target")) == 0.7
+    page.close()
+
+
 def test_without_scripts_a_picture_shows_a_study(tmp_path: Path, browser: Any) -> None:
     study = write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,))
     explored = bsweep.explore(study)

@@ -74,6 +74,7 @@ def document(study: Study) -> Document:
             "folder": str(study.folder),
             "part": evaluated_part(runs),
             "target": found and {"metric": found[0].metric, "value": found[0].value},
+            "chosen": "",  # what is shown at first, as the fragment of a link
             "columns": [_column(runs, name, name in varying) for name in shown],
             "runs": {name: [*runs[name]] for name in shown},
             "shared": {

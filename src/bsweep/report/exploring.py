@@ -1,15 +1,20 @@
-"""The interactive page of a study within a notebook."""
+"""The interactive page of a study within a notebook: as the output of `explore`, and below what a
+study or a prediction says of itself.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 from bsweep import plots
-from bsweep.analysis import Study, load
+from bsweep.analysis import Prediction, Study, load
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 
@@ -23,14 +28,17 @@ class Exploration:
     its place: the study's first figure.
     """
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Study, prediction: Prediction | None = None) -> None:
         """Make the page.
 
         Args:
             study: The study.
+            prediction: A prediction for the study, whose target and objective the page shows first.
         """
-        self._study = study
-        self._page = html_of(document(study))
+        self._study, told = study, document(study)
+        if prediction is not None:
+            told["chosen"] = _chosen(prediction, told["target"])
+        self._page = html_of(told)
 
     def __repr__(self) -> str:
         return f"The interactive page of {self._study.name}; a notebook shows it."
@@ -77,3 +85,29 @@ def explore(study: Study | str | Path) -> Exploration:
         FileNotFoundError: See `bsweep.load`.
     """
     return Exploration(study if isinstance(study, Study) else load(study))
+
+
+def as_html(shown: Study | Prediction) -> str:
+    """Return what a notebook shows of a study or a prediction: its tables, and the interactive page
+    below.
+
+    Args:
+        shown: The study, or a prediction for it.
+
+    Returns:
+        The HTML of a cell's output.
+    """
+    page = Exploration(shown) if isinstance(shown, Study) else Exploration(shown.seen.study, shown)
+    return shown._repr_html_() + page._repr_html_()
+
+
+def _chosen(prediction: Prediction, of_study: Mapping[str, Any] | None) -> str:
+    """Return a prediction's target and objective as the fragment of a link, as far as a reader can
+    choose them on the page.
+    """
+    chosen = {}
+    if of_study and of_study["metric"] == prediction.target.metric:
+        chosen["target"] = f"{prediction.target.value:.12g}"
+    if prediction.objective.minimize != "money":  # its price is not known
+        chosen["objective"] = prediction.objective.minimize
+    return urlencode(chosen)

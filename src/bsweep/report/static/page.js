@@ -98,7 +98,7 @@ function isUnderstood(name, value) {
   return Boolean(asked) && (!range || !asked.is_number || range.slice(1).every((end) => end === "" || Number.isFinite(Number(end))));
 }
 function readLink() {
-  const given = [...new URLSearchParams(location.hash.slice(1))].filter(([, value]) => value !== "");
+  const given = [...new URLSearchParams(location.hash.slice(1) || study.chosen)].filter(([, value]) => value !== "");
   const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
   state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
   byId("misread").hidden = !odd.length;
