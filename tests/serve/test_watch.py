@@ -496,6 +496,7 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
         record = {"schema": 1, "time": time.time(), **asdict(evaluation)}
         with RunPaths(run).metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
+        until(page, "study.curves.some((curve) => curve.epochs.at(-1) === 2.5)")
         page.goto(f"{server.address}studies/s/points/")
         until(page, "document.querySelector('tbody tr')?.innerText.includes('2.5 of 3')")
         told = page.inner_text("tbody tr").split("\t")

@@ -88,8 +88,8 @@ class Feed:
         return {**self.watched.news(version), "study": self.name}
 
     async def curves(self, run_ids: Sequence[str], version: int) -> dict[str, object]:
-        """Return the curves of those of the runs that finished an epoch, or ended, since
-        `version`.
+        """Return the curves of those of the runs that were evaluated, finished an epoch, or ended
+        since `version`.
         """
         async with self._reading:
             await asyncio.to_thread(self._read_curves, run_ids)
@@ -99,7 +99,7 @@ class Feed:
     def _read_curves(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             state = self.watched.state(run_id)
-            key = (state.status, state.whole_epochs)
+            key = (state.status, state.whole_epochs, state.test_accuracy, state.test_loss)
             if run_id in self._curves and self._curves[run_id][0] == key:
                 continue
             curve = None
@@ -265,8 +265,8 @@ async def _news(
 ) -> AsyncIterator[str]:
     """Yield server-sent events: `news` of each study, first what has changed since the version that
     the reader knows, and then what changes. For an interactive page also `curves` of runs that
-    finished an epoch, and `document`, the version of the page's document and why there is no newer
-    one, first and when it changes.
+    were evaluated or finished an epoch, and `document`, the version of the page's document and why
+    there is no newer one, first and when it changes.
 
     News has its version as its id, which a browser sends when it connects again.
 
