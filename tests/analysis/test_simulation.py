@@ -165,6 +165,7 @@ UNEVEN = constants(
         "local_sgd",
         "diloco:sync_every=20:overlap=true",
         "diloco:sync_every=20:allocation=steps_by_speed",
+        "diloco:allocation=network_aware",
         "sharded",
         "sharded:replicas=2:reshard=step",
         "tensor:replicas=2",
@@ -250,6 +251,32 @@ def test_steps_by_speed_leave_little_waiting() -> None:
     )
     idle = [(one.slowest_seconds - one.mean_seconds).mean() for one in (uniform, by_speed)]
     assert idle[1] < 0.02 * idle[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("uniform", [10, 10, 10]),
+        ("steps_by_speed", [18, 10, 12]),  # rounded down
+        ("steps_by_flops", [19, 10, 13]),
+        ("batch_by_flops", [10, 10, 10]),
+    ],
+)
+def test_local_steps_are_those_of_runs(name: str, wanted: list[int]) -> None:
+    (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
+    case = Case(constants(speeds=(1.88, 1.0, 1.26)), NETWORK, way, 3, 8)
+    assert [*case.local_steps(10)] == wanted
+
+
+def test_so_many_local_steps_that_the_exchange_is_a_tenth_of_a_round() -> None:
+    found = steps("diloco:allocation=network_aware", 4, constants(speeds=(1.0, 2.0)))
+    step = found.slowest_seconds.mean() / found.steps_each
+    exchange = (found.step_seconds - found.slowest_seconds).mean()
+    shares = [
+        exchange / (exchange + number * step) for number in (found.steps_each, found.steps_each - 1)
+    ]
+    assert shares[0] <= 0.1 < shares[1]
+    assert found.examples_factor == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -7,6 +7,7 @@ mean is said on its card.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from itertools import permutations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bsweep.allocation import policies
 from bsweep.analysis.simulation import collectives, engine, passes, servers
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
@@ -114,10 +116,15 @@ class Case:
         return np.asarray(self.speeds / self.speeds.mean())
 
     def local_steps(self, steps_each: int) -> Numbers:
-        """Return the steps of each worker in a round. By speed, the slowest makes `steps_each`."""
-        if self.way.allocation != "steps_by_speed" or steps_each == 1:
-            return np.full(self.num_workers, steps_each)
-        return np.asarray(np.rint(steps_each * self.speeds / self.speeds.min()), np.int64)
+        """Return the steps of each worker in a round, as runs share them among uneven workers. The
+        slowest makes `steps_each`.
+        """
+        found: Sequence[int] = (steps_each,) * self.num_workers
+        if steps_each > 1 and self.way.allocation == "steps_by_flops":
+            found = policies.steps_by_flops([*self.speeds], steps_each)
+        elif steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware"):
+            found = policies.by_seconds([*(1 / self.speeds)], steps_each)
+        return np.asarray(found, np.int64)
 
     def exchange(self, rounds: list[Round], draws: Numbers | None = None) -> Array:
         """Return the seconds of rounds of messages in each step."""
@@ -262,6 +269,7 @@ def _in_rounds(
     """Return the outcome of rounds of local steps with an exchange after each, or, if they overlap,
     an exchange beside the next round.
     """
+    sync_every = _steps_between(case, sync_every, rounds, codec_seconds)
     number_of = max(NUM_DRAWS, -(-case.num_steps // sync_every))
     draws = np.arange(number_of) * NUM_DRAWS // number_of
     seconds = case.exchange(rounds, draws) + codec_seconds
@@ -272,6 +280,19 @@ def _in_rounds(
         program = (Compute(1.0), Wait("outer", 1), exchange)
     more = float(case.local_steps(sync_every).mean() / sync_every)
     return replace(_ran(case, program, busy, sync_every), examples_factor=more)
+
+
+def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_seconds: float) -> int:
+    """Return the local steps of the slowest worker between two exchanges: those of the strategy or,
+    by `network_aware`, so many that the exchange takes a small share of a round.
+    """
+    if case.way.allocation != "network_aware":
+        return sync_every
+    of = case.constants
+    step = case.passes * np.median(of.pass_seconds + of.example_seconds * case.local_batch)
+    exchange = float(np.median(case.exchange(rounds))) + codec_seconds
+    share = case.way.allocation_card.max_exchange_share
+    return policies.least_steps(exchange, float(step / case.speeds.min()), share)
 
 
 @outcome.register

@@ -24,7 +24,9 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
-Allocation = Literal["uniform", "steps_by_speed", "batch_by_flops"]
+Allocation = Literal[
+    "uniform", "steps_by_speed", "steps_by_flops", "network_aware", "batch_by_flops"
+]  # others need what a probe tells of each worker's batches
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
 _UNKNOWN = ("own", "program")  # their code may exchange in any way
 _OPTIMIZER = "adamw"  # if no run tells
@@ -47,6 +49,11 @@ class Way:
     allocation: Allocation = "uniform"
     has_replicas: bool = False
     model: ModelConfig | None = None  # that of the runs, if their settings tell it
+
+    @property
+    def allocation_card(self) -> Any:
+        """The card of the allocation, with its default settings."""
+        return _default("allocation", self.allocation)
 
     def of(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return those of a study's runs that exchanged in this way."""
@@ -78,7 +85,7 @@ class Way:
             epochs=1, seed=0, device="auto", precision="fp32", channels_last="auto",
             average_batchnorm=True, log_every_steps=20, data=_default("data", "synthetic"),
             model=_default("model", "tiny_cnn"), optimizer=optimizer, strategy=card,
-            compression=codec, allocation=_default("allocation", self.allocation),
+            compression=codec, allocation=self.allocation_card,
             launch=_default("launch", starts),
         )  # fmt: skip
         return next(exchange_contradictions(config), "")
@@ -138,7 +145,10 @@ def way_of(word: str, runs: pd.DataFrame) -> Way:
     allocation = given.pop("allocation", "uniform")
     allocation = _SHORT.get(str(allocation), allocation)
     if allocation not in (allowed := get_args(Allocation)):
-        raise ValueError(f"allocation={allocation} is not simulated. Known: {', '.join(allowed)}.")
+        raise ValueError(
+            f"allocation={allocation} is not simulated: it is unknown, or chooses by what a probe "
+            f"measures of each worker's batches. Known: {', '.join(allowed)}."
+        )
     keys = [one.name for one in fields(kind)]
     algorithm = given.get("algorithm", "")
     if algorithm and ("algorithm" not in keys or algorithm in ("hierarchical", "double_tree")):
