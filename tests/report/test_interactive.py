@@ -90,7 +90,7 @@ def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Stud
         assert f"Global batch {best['global_batch']} on {best['num_workers']} workers" in said
         assert f"{best['seconds']:.4g} s, 90 % interval {best['seconds_low']:.4g} to" in said
         assert f"probability {answer.prediction.choice.probability_best:.2f}" in said
-        for chart, label in (("map", "Each cell. Global batch 8 on"), ("curves", "Curves. Runs with a curve here")):
+        for chart, label in (("map", "Each cell. Global batch 8 on"), ("curves", "Curves. Runs")):
             assert page.get_attribute(f"#{chart}", "role") == "img"
             assert page.get_attribute(f"#{chart}", "aria-label").startswith(label)
 

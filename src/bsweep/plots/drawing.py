@@ -203,8 +203,8 @@ def save(figure: Figure, path: Path) -> None:
         rc_context(_FILE_STYLE),
         _fonts_without_layout() if path.suffix == ".pdf" else nullcontext(),
     ):
-        if figure.get_layout_engine() is not None:
-            figure.draw_without_rendering()
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
             figure.set_layout_engine(None)
         figure.savefig(path, dpi=200, metadata=metadata)
 
