@@ -387,7 +387,7 @@ def test_a_page_of_a_large_study_stays_small(
     assert "b16_w1_horovod_s0, b32_w1" not in page
     assert " and 10 more in runs.csv" in page
     means = page[page.index("Results of each cell.") :].partition("</table>")[0]
-    assert "The first 3 of 12 rows; the files beside this page have all rows." in means
+    assert "The first 3 of 12 rows. The files beside this page have all rows." in means
     assert means.count("<tr>") == 4
     assert (tmp_path / "s" / "report" / "table.md").read_text().count("| 256 |") > 2
 

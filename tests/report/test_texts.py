@@ -15,9 +15,10 @@ import pytest
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis import columns, naming, predicted
+from bsweep.analysis import columns, comparison, naming, predicted
 from bsweep.analysis.numbers import plain
 from bsweep.core.sentences import Sentence, first_said, joined, listed_said, said
+from bsweep.report.comparison import CAPTIONS
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.serve import app
@@ -84,7 +85,7 @@ def test_each_text_of_the_page_is_there_in_korean() -> None:
 def test_each_text_that_the_page_asks_for_is_there() -> None:
     known = texts("en")
     served = "".join(path.read_text() for path in sorted((PACKAGE / "serve").glob("*.js")))
-    page = (STATIC / "page.js").read_text() + served
+    page = (STATIC / "page.js").read_text() + (STATIC / "reader.js").read_text() + served
     asked = {*re.findall(r'words\("(\w+)"[,)]', page)}
     for name in ("report/interactive.py", "serve/app.py"):
         asked |= {*re.findall(r'data-words="(\w+)"', (PACKAGE / name).read_text())}
@@ -99,7 +100,12 @@ def test_each_sentence_of_python_is_there_in_korean() -> None:
     problems = {"out of memory", "diverged", predicted.NOT_REACHED}
     legends = {column.said for column in columns.RUNS} - {"", "{value}"} | {columns.WITH_HEADING}
     phrases = naming.PHRASES - NAMES
-    assert {*templates()} | headings | problems | legends | phrases == korean.keys()
+    of_comparisons = {
+        *comparison.SENTENCES.values(), *comparison.VERDICTS, *comparison.KINDS,
+        *comparison.MEASURES.values(), *CAPTIONS.values(),
+    }  # fmt: skip
+    known = {*templates()} | headings | problems | legends | phrases | of_comparisons
+    assert known == korean.keys()
     assert {key for key, text in korean.items() if not HANGUL.search(text)} <= WORDLESS
     for key, text in korean.items():
         assert set(FIELD.findall(text)) == set(FIELD.findall(key)), key

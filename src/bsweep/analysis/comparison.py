@@ -29,12 +29,14 @@ from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
 from bsweep.analysis.targets import to_target
-from bsweep.core.words import counted, escaped, first_of
+from bsweep.core.sentences import Sentence, first_said, joined, said, term
+from bsweep.core.words import escaped
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
 LOST, RARER = "no longer reached", "reached less often"  # verdicts on the time to the target
 TIMES = {"step_seconds": "ratio", "seconds_to_target": "ratio"}
 MEASURES = {**TIMES, "accuracy": "difference"}
+KINDS = ("configuration", "code", "versions", "hardware")  # of what studies differ in, in order
 _KINDS = {  # of provenance that tells studies apart; `versions.` are versions, too
     "commit": "code", "dirty": "code", "python": "versions", "platform": "versions",
     "cpu": "hardware", "cores": "hardware", "gpus": "hardware", "memory_bytes": "hardware",
@@ -144,14 +146,17 @@ class Comparison:
         else:
             found = [[self._line(other, name) for name in reversed(TIMES)] for other in others]
             found = [[*of, self._missing(other)] for of, other in zip(found, others, strict=True)]
-            lines = [" ".join(filter(None, of)) for of in found[:_MOST_STUDIES]]
-        keys = list(self.differences["key"])
-        differ = f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE
-        if further := others[_MOST_STUDIES:]:
-            differ += f" --verbose also shows {first_of(further)}."
-        if len(others) == 1:
-            differ = f"{self._missing(others[0])} {differ}".strip()
-        return [*filter(None, lines), differ]
+            lines = [joined(of) for of in found[:_MOST_STUDIES]]
+        keys, further = list(self.differences["key"]), others[_MOST_STUDIES:]
+        last = [self._missing(others[0])] * (len(others) == 1)
+        last.append(
+            said("They differ in {keys}.", keys=first_said(keys, most=_MOST_VALUES))
+            if keys
+            else _NO_DIFFERENCE
+        )
+        if further:
+            last.append(said("--verbose also shows {studies}.", studies=first_said(further)))
+        return [*filter(None, lines), joined(last)]
 
     def _line(self, other: str, measure: str) -> str:
         """Return a sentence that compares one measure of all common cells of a study with the
@@ -162,38 +167,47 @@ class Comparison:
         refused = self._refused(other) if measure == "step_seconds" else ""
         left_out = self._left_out(own) if measure == "seconds_to_target" else []
         if values.empty:
-            return (
-                f"Not compared by time to {own['target'].iat[0]}: {', '.join(left_out)}."
-                if left_out
-                else refused
+            if not left_out:
+                return refused
+            target, clauses = own["target"].iat[0], joined(left_out, ", ")
+            return said(
+                "Not compared by time to {target}: {clauses}.", target=target, clauses=clauses
             )
         verdicts = self.verdicts(measure)[values.index]
         untested = int((verdicts == UNTESTED).sum())
         words_told = (*_WORDS[kind], SAME) if untested < len(values) else ()
-        counts = [f"{word} in {(verdicts == word).sum()}" for word in words_told]
+        counts = [_counted(word, (verdicts == word).sum()) for word in words_told]
         if untested:
-            counts.append(f"not tested in {untested} ({_TOO_FEW})")
+            why = said("fewer than {n} seeds", n=MIN_SEEDS_FOR_INTERVAL)
+            counts.append(_counted(UNTESTED, untested, why))
         mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
-        said = _SENTENCES[measure].format(
-            other=other, reference=self.studies[0], value=mean, target=own["target"].iat[0]
+        line = said(
+            "{sentence} (mean of {n:common cell}): {clauses}.",
+            sentence=term(
+                SENTENCES[measure],
+                other=other,
+                reference=self.studies[0],
+                value=f"{mean:{'.3f' if kind == 'ratio' else '+.4f'}}",
+                target=own["target"].iat[0],
+            ),
+            n=len(values),
+            clauses=joined([*counts, *left_out], ", "),
         )
-        counts += left_out
-        line = f"{said} (mean of {counted(len(values), 'common cell')}): {', '.join(counts)}."
-        return f"{line} {refused}".strip()
+        return joined([line, refused])
 
-    def _left_out(self, own: pd.DataFrame) -> list[str]:
+    def _left_out(self, own: pd.DataFrame) -> list[Sentence]:
         """Return clauses that count the common cells of a study without a ratio of times to the
         target, and name those that no longer reach it or do so less often.
         """
         verdicts = self.verdicts("seconds_to_target")[own.index]
         clauses = [
-            f"{verdict} in {(verdicts == verdict).sum()} ({first_of([*own['cell'][rows]])})"
+            _counted(verdict, rows.sum(), first_said([*own["cell"][rows]]))
             for verdict in (LOST, RARER)
             if (rows := verdicts == verdict).any()
         ]
         is_timed = own["target"].notna() & own["step_seconds"].notna()
         if missed := int((is_timed & (verdicts == "")).sum()):
-            clauses.append(f"left out in {missed} ({_MISSED})")
+            clauses.append(_counted("left out", missed, _MISSED))
         return clauses
 
     def _missing(self, other: str) -> str:
@@ -201,10 +215,12 @@ class Comparison:
         empty if it has them all.
         """
         cells = [*self.missing.loc[self.missing["study"] == other, "cell"]]
-        count = counted(len(cells), "cell")
-        named = first_of(cells, comma="; ")
-        reference = self.studies[0]
-        return f"{other} has no completed run of {count} of {reference}: {named}." if cells else ""
+        if not cells:
+            return ""
+        return said(
+            "{other} has no completed run of {n:cell} of {reference}: {cells}.",
+            other=other, n=len(cells), reference=self.studies[0], cells=first_said(cells, "; "),
+        )  # fmt: skip
 
     def _refused(self, other: str) -> str:
         """Return a sentence that says why times of a study are not compared; empty if they are."""
@@ -213,10 +229,15 @@ class Comparison:
         if not count:
             return ""
         of = self.differences.set_index("key")[lambda rows: rows["kind"] == "hardware"]
-        values = (f"{key} {row[self.studies[0]]} / {row[other]}" for key, row in of.iterrows())
-        return (
-            f"Times of {other} are not compared in {counted(count, 'cell')}, because the hardware "
-            f"differs ({'; '.join(values)}). To compare them all the same, use --across-hardware."
+        values = [
+            joined([str(key), row[self.studies[0]], "/", row[other]]) for key, row in of.iterrows()
+        ]
+        return said(
+            "Times of {other} are not compared in {n:cell}, because the hardware differs "
+            "({values}). To compare them all the same, use --across-hardware.",
+            other=other,
+            n=count,
+            values=joined(values, "; "),
         )
 
     def __repr__(self) -> str:
@@ -241,14 +262,24 @@ class Comparison:
 
 
 _WORDS = {"ratio": ("slower", "faster"), "difference": ("higher", "lower")}
-_NO_DIFFERENCE = "Their records tell no difference in configuration, code, versions or hardware."
-_MISSED = "a run did not reach it, or reached it at its first evaluation"
-_TOO_FEW = f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds"
-_SENTENCES = {
-    "step_seconds": "A step of {other} takes {value:.3f} times as long as one of {reference}",
-    "seconds_to_target": "To {target}, {other} takes {value:.3f} times as long as {reference}",
-    "accuracy": "The final accuracy of {other} differs from that of {reference} by {value:+.4f}",
+_NO_DIFFERENCE = said(
+    "Their records tell no difference in configuration, code, versions or hardware."
+)
+_MISSED = said("a run did not reach it, or reached it at its first evaluation")
+SENTENCES = {
+    "step_seconds": "A step of {other} takes {value} times as long as one of {reference}",
+    "seconds_to_target": "To {target}, {other} takes {value} times as long as {reference}",
+    "accuracy": "The final accuracy of {other} differs from that of {reference} by {value}",
 }
+"""By measure: the template of the sentence that says the mean of all common cells."""
+VERDICTS = {*_WORDS["ratio"], *_WORDS["difference"], SAME, UNTESTED, LOST, RARER, "left out"}
+"""What is said of common cells, each of which is a template of a sentence, too."""
+
+
+def _counted(verdict: str, count: int, more: str = "") -> Sentence:
+    """Return a clause such as `slower in 2`, or `left out in 2 (why)`."""
+    clause = said("{verdict} in {n}", verdict=term(verdict), n=count)
+    return said("{cell} ({more})", cell=clause, more=more) if more else clause
 
 
 def compare(
@@ -366,15 +397,17 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
     is_common = cells.index.isin(sides[1].index)
     cells = cells.reset_index()
     named = [_in_words(dict(zip(keys[:-1], row, strict=False))) for row in cells[keys].to_numpy()]
-    cells.insert(len(keys), "cell", named)
+    cells.insert(len(keys), "cell", pd.Series(named, cells.index, dtype=object))
     missing, cells = cells.loc[~is_common, ["cell"]], cells[is_common].copy()
     both = zip(cells.pop("machine_reference"), cells.pop("machine"), strict=True)
     is_across = [bool(one and other and one != other) for one, other in both]
     for name in (f"{measure}_points{of}" for measure in TIMES for of in ("_reference", "")):
         if not across_hardware:
             cells[name] = [() if no else of for no, of in zip(is_across, cells[name], strict=True)]
-    target_words = str(target[0]) if target else None
-    return cells.assign(is_across_hardware=is_across, target=target_words), missing
+    words_of_target = pd.Series(
+        [target[0].said if target else None] * len(cells), cells.index, dtype=object
+    )
+    return cells.assign(is_across_hardware=is_across, target=words_of_target), missing
 
 
 def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> Study:
@@ -422,9 +455,10 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
     return not is_other and len({*map(evaluated_part, completed)}) == 1
 
 
-def _in_words(cell: Mapping[str, Any]) -> str:
-    said = (words(name, value) for name, value in cell.items() if applies(name, value))
-    return ", ".join(filter(None, said))
+def _in_words(cell: Mapping[str, Any]) -> Sentence:
+    return joined(
+        (words(name, value) for name, value in cell.items() if applies(name, value)), ", "
+    )
 
 
 def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
@@ -450,10 +484,9 @@ def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
             values = {name: _values(table, key) for name, table in tables.items()}
             if kind and key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
                 rows.append({"kind": kind, "key": key, **{n: _text(v) for n, v in values.items()}})
-    found = pd.DataFrame(rows, columns=["kind", "key", *studies])
-    order = ["configuration", "code", "versions", "hardware"]
+    found = pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
     return found.sort_values(
-        "kind", key=lambda kinds: kinds.map(order.index), kind="stable"
+        "kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable"
     ).reset_index(drop=True)
 
 
@@ -465,25 +498,36 @@ def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
 
 
 def _text(values: Sequence[str]) -> str:
-    return values[0] if len(values) == 1 else f"varies: {first_of(values, _MOST_VALUES)}"
+    if len(values) == 1:
+        return values[0]
+    return said("varies: {values}", values=first_said(values, most=_MOST_VALUES))
 
 
 def _warnings(studies: Mapping[str, Study]) -> tuple[str, ...]:
     reference, *others = studies.values()
     return (
-        *(line for name, study in studies.items() for line in _warnings_of(name, study)),
         *(
-            f"{name}: accuracies and times to a target are not compared, because the data sets or "
-            "the evaluated examples differ."
+            said("{where}: {line}", where=name, line=line)
+            for name, study in studies.items()
+            for line in filter(None, _warnings_of(study))
+        ),
+        *(
+            said("{where}: {line}", where=name, line=_OTHER_EXAMPLES)
             for name, other in zip([*studies][1:], others, strict=True)
             if not _have_same_examples([reference.runs, other.runs])
         ),
     )
 
 
-def _warnings_of(name: str, study: Study) -> Iterator[str]:
-    yield from (f"{name}: {run_id}: left out: {why}" for run_id, why in study.skipped.items())
+_OTHER_EXAMPLES = said(
+    "accuracies and times to a target are not compared, because the data sets or the evaluated "
+    "examples differ."
+)
+
+
+def _warnings_of(study: Study) -> Iterator[str]:
+    for run_id, why in study.skipped.items():
+        yield said("{run} is left out: {why}", run=run_id, why=why)
     if count := int((study.runs["status"] != "completed").sum()):
-        yield f"{name}: {count} of {counted(len(study.runs), 'run')} did not complete: left out."
-    if text := left_out(study.provenance):
-        yield f"{name}: {text}"
+        yield said("{n} of {all:run} did not complete: left out.", n=count, all=len(study.runs))
+    yield left_out(study.provenance)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,20 +10,18 @@ import pandas as pd
 from bsweep.analysis import Comparison
 from bsweep.analysis.comparison import MEASURES
 from bsweep.analysis.numbers import number
+from bsweep.core.sentences import joined, said, term
 from bsweep.core.whole_files import write_whole
-from bsweep.core.words import counted, escaped
+from bsweep.core.words import escaped
 from bsweep.report.formats import Table, as_html
-from bsweep.report.page import as_list, headlines, page
+from bsweep.report.page import as_list, headlines, page, spoken, static
 
-_CAPTIONS = {
+CAPTIONS = {
     "step_seconds": "Median time of a step, in seconds. A ratio above 1 is slower.",
     "seconds_to_target": "Training time to {target}, in seconds. A ratio above 1 is slower.",
     "accuracy": "Final accuracy.",
 }
-_OF_CELLS = (
-    "Means over seeds in the reference, {reference}, and in each other study. Intervals (95 %) and "
-    "p-values have Holm's correction for the {tested} tested here."
-)
+"""By measure: the template of the sentence that begins the caption of its table."""
 
 
 def tables(found: Comparison) -> Iterator[Table]:
@@ -34,42 +31,53 @@ def tables(found: Comparison) -> Iterator[Table]:
         found: The comparison.
     """
     if len(found.differences):
-        caption = 'What the studies differ in. "varies": the runs of one study have several values.'
-        yield Table(caption, found.differences)
+        caption = said(
+            'What the studies differ in. "varies": the runs of one study have several values.'
+        )
+        kinds, keys, *values = (found.differences[name] for name in found.differences)
+        of_studies = dict(zip(found.studies, values, strict=True))
+        yield Table(
+            caption,
+            _table({said("kind"): map(term, kinds), said("key"): keys, **of_studies}),
+        )
     for measure, kind in MEASURES.items():
         cells = found.cells.assign(verdict=found.verdicts(measure))
         cells = cells[cells["verdict"] != ""]
         if cells.empty:
             continue
-        targets = " or ".join(dict.fromkeys(cells["target"].dropna()))
-        caption = _CAPTIONS[measure].format(target=targets)
-        tested = counted(int(cells[f"{measure}_p_holm"].notna().sum()), "cell")
+        of_cells = said(
+            "Means over seeds in the reference, {reference}, and in each other study. Intervals "
+            "(95 %) and p-values have Holm's correction for the {n:cell} tested here.",
+            reference=found.studies[0],
+            n=cells[f"{measure}_p_holm"].notna().sum(),
+        )
+        targets = joined(dict.fromkeys(cells["target"].dropna()), " / ")
+        points = zip(cells[f"{measure}_points_reference"], cells[f"{measure}_points"], strict=True)
+        ends = zip(cells[f"{measure}_low"], cells[f"{measure}_high"], strict=True)
         yield Table(
-            f"{caption} {_OF_CELLS.format(reference=found.studies[0], tested=tested)}",
-            pd.DataFrame({
-                "cell": cells["cell"],
-                **({"study": cells["study"]} if len(found.studies) > 2 else {}),
-                "seeds": [
-                    f"{len(one)}, {len(other)}"
-                    for one, other in zip(
-                        cells[f"{measure}_points_reference"],
-                        cells[f"{measure}_points"],
-                        strict=True,
-                    )
-                ],
-                "reference": cells[f"{measure}_reference"].map(number),
-                "compared": cells[measure].map(number),
-                kind: cells[f"{measure}_{kind}"].map(number),
-                "interval": [
-                    "-" if low != low else f"{number(low)} to {number(high)}"
-                    for low, high in zip(
-                        cells[f"{measure}_low"], cells[f"{measure}_high"], strict=True
-                    )
+            joined([term(CAPTIONS[measure], target=targets), of_cells]),
+            _table({
+                said("cell"): cells["cell"],
+                **({said("study"): cells["study"]} if len(found.studies) > 2 else {}),
+                said("seeds"): [f"{len(one)}, {len(other)}" for one, other in points],
+                said("reference"): cells[f"{measure}_reference"].map(number),
+                said("compared"): cells[measure].map(number),
+                term(kind): cells[f"{measure}_{kind}"].map(number),
+                said("interval"): [
+                    "-" if low != low
+                    else said("{least} to {most}", least=number(low), most=number(high))
+                    for low, high in ends
                 ],
                 "p": cells[f"{measure}_p_holm"].map(number),
-                "verdict": cells["verdict"],
+                said("verdict"): map(term, cells["verdict"]),
             }),
         )  # fmt: skip
+
+
+def _table(columns: Mapping[str, Iterable[str]]) -> pd.DataFrame:
+    """Return texts by heading as a table, in which sentences stay sentences."""
+    found = pd.DataFrame({at: [*texts] for at, texts in enumerate(columns.values())}, dtype=object)
+    return found.set_axis(pd.Index([*columns], dtype=object), axis="columns")
 
 
 def write_page(found: Comparison, path: Path, command: str) -> None:
@@ -80,17 +88,24 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
         path: The page; a file of that name is replaced, and its folder is made if it is missing.
         command: The command that the page names as its origin.
     """
-    of_tables = "\n".join(map(as_html, tables(found)))
-    reference, *others = found.studies
-    title = f"{', '.join(others)} compared with {reference}"
-    body = f"""<header><h1>{html.escape(title)}</h1>
-<p>{counted(len(found.cells), "common cell")}.</p></header>
+    others = said("`bsweep compare --json` prints all rows.")
+    of_tables = "\n".join(as_html(table, spoken, others) for table in tables(found))
+    reference, *compared = found.studies
+    title = said(
+        "{others} compared with {reference}", others=", ".join(compared), reference=reference
+    )
+    body = f"""<header><h1 id="title">{spoken(title)}</h1>
+<p>{spoken(said("{n:common cell}.", n=len(found.cells)))}</p>
+<div class="tools" hidden><select id="lang" aria-label="Language, 언어"></select>
+<select id="theme" aria-label="Look, 화면"></select></div></header>
 <main class="paper">
-{headlines(found.brief())}
-{as_list("Warnings", found.warnings, "warnings")}
-<h2>Tables</h2>
+<p id="misread" role="status" hidden></p>
+{headlines(found.brief(), spoken)}
+{as_list(said("Warnings"), found.warnings, "warnings", spoken)}
+<h2>{spoken(said("Tables"))}</h2>
 {of_tables}
-<p>Written by: {html.escape(escaped(command))}</p>
+<p>{spoken(said("Written by: {command}", command=escaped(command)))}</p>
 </main>"""
+    script = "".join(map(static, ("texts.js", "reader.js", "comparison.js")))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page(f"{title} - bsweep comparison", body).encode())
+    write_whole(path, page(f"{title} - bsweep", body, [script]).encode())

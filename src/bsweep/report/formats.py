@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from bsweep.config.values import did_you_mean
+from bsweep.core.sentences import joined, said
 from bsweep.plots.styles import Style
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
@@ -227,11 +228,22 @@ def _tex_number(cell: str, look: str) -> str:
     return number + f"({_uncertainty(match)})" * (match[4] is not None)
 
 
-def as_html(table: Table) -> str:
+def as_html(
+    table: Table,
+    show: Callable[[str], str] = html.escape,
+    others: str = "The files beside this page have all rows.",
+) -> str:
+    """Return a table as HTML.
+
+    Args:
+        table: The table.
+        show: Returns the HTML of a text.
+        others: Says where the rows are that are too many for a page.
+    """
     if table.cells.empty:
-        return f"<p>{html.escape(table.caption)}</p>"
+        return f"<p>{show(table.caption)}</p>"
     shown, count = replace(table, cells=table.cells[:_MAX_ROWS]), len(table.cells)
-    head, *body = _rows(shown, html.escape)
+    head, *body = _rows(shown, show)
     looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
     heads = "".join(
         f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True)
@@ -242,12 +254,8 @@ def as_html(table: Table) -> str:
         rows += f"<tr>{''.join(cells)}</tr>"
     is_text = "message" in table.cells or not any(_are_numbers(table))
     kind = "text" if is_text else "numbers"
-    left_out = (
-        f" The first {_MAX_ROWS} of {count} rows; the files beside this page have all rows."
-        if count > _MAX_ROWS
-        else ""
-    )
-    caption = html.escape(f"{table.caption}{left_out}")
+    left_out = [said("The first {n} of {all} rows.", n=_MAX_ROWS, all=count), others]
+    caption = show(joined([table.caption, *left_out * (count > _MAX_ROWS)]))
     table_ = f"<table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
     return f"<div class=wide tabindex=0>{table_}</div>"
 
@@ -265,7 +273,7 @@ def as_text(table: Table) -> str:
 def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
     """Yield the heading and the rows of a table, escaped for a format."""
     for row in (table.cells.columns, *table.cells.to_numpy()):
-        yield [escape(str(cell)) for cell in row]
+        yield [escape(cell if isinstance(cell, str) else str(cell)) for cell in row]
 
 
 def _are_numbers(table: Table) -> list[bool]:

@@ -39,7 +39,8 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
         data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )
-    scripts = [static("vega.min.js"), static("texts.js") + static("page.js"), *[live] * bool(live)]
+    own = "".join(map(static, ("texts.js", "reader.js", "page.js")))
+    scripts = [static("vega.min.js"), own, *[live] * bool(live)]
     return page(f"{document['name']} - bsweep report", body, scripts, bool(live))
 
 

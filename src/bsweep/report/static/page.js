@@ -7,7 +7,7 @@ const MAX_CURVES = 100, MAX_LINES = 100, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CH
 const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
 const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
 const DEFAULTS = {
-  lang: LANGUAGE, theme: "auto", part: "", target: "", objective: "seconds",
+  ...OF_READER, part: "", target: "", objective: "seconds",
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
@@ -16,7 +16,7 @@ const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
 const SAVED = ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
-let study, rows, state, scale;
+let study, rows, scale;
 
 // What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
 
@@ -59,32 +59,15 @@ const median = (sorted) => {
   const half = sorted.length >> 1;
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 };
-const byId = (id) => document.getElementById(id);
-function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value === true || value === false) made[name] = value;
-    else if (value !== null && value !== undefined) made.setAttribute(name, value);
-  }
-  made.append(...children.flat().filter((child) => child !== null && child !== ""));
-  return made;
-}
-const fill = (id, ...children) => byId(id).replaceChildren(...children.flat().filter(Boolean));
-const option = (value, text, chosen) => el("option", { value, selected: String(chosen) === String(value) }, text);
-function menu(id, values, chosen) {
-  fill(id, values.map(([value, text]) => option(value, text, chosen)));
-}
 
 // State and the link of a view
 
-const isOne = (...values) => (value) => values.includes(value);
 const isEach = (isKnown) => (value) => value.split("\n").every(isKnown);
 const isWithin = (low, high) => (value) => value.trim() !== "" && Number(value) >= low && Number(value) <= high;
 const isRun = (id) => rows.some((row) => row.run_id === id);
 const isColumn = (name) => study.tableColumns.some((one) => one.name === name);
 const UNDERSTOOD = {  // the values that a link may give
-  lang: (value) => Object.hasOwn(TEXTS, value), theme: isOne("auto", "light", "dark"),
+  ...UNDERSTOOD_OF_READER,
   part: (value) => value === "all" || /^\d+$/.test(value) && Number(value) < study.parts.length,
   target: isWithin(-1e300, 1e300), objective: isOne(...OBJECTIVES), price: isWithin(0, 1e300), measured: isOne("1"),
   x: isOne(...AMOUNTS), y: isOne("test_accuracy", "test_loss"), logx: isOne("1"), logy: isOne("1"), smooth: isWithin(0, 0.95),
@@ -97,25 +80,8 @@ function isUnderstood(name, value) {
   const range = value.match(RANGE), asked = column(name.slice(FILTER.length));
   return Boolean(asked) && (!range || !asked.is_number || range.slice(1).every((end) => end === "" || Number.isFinite(Number(end))));
 }
-function readLink() {
-  const given = [...new URLSearchParams(location.hash.slice(1) || study.chosen)].filter(([, value]) => value !== "");
-  const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
-  state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
-  byId("misread").hidden = !odd.length;
-  byId("misread").textContent = odd.length ? words("misread", { odd: odd.join(", ") }) : "";
-}
-function link(changes = {}) {
-  const all = { ...state, ...changes };
-  const told = Object.entries(all).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
-  // The whole address: in a notebook's frame, one that begins with # would be of the notebook.
-  return `${location.href.split("#")[0]}#${new URLSearchParams(told)}`;
-}
-function go(changes, isStep = false) {
-  const next = link(changes);
-  history[isStep ? "pushState" : "replaceState"](null, "", next);
-  readLink();
-  render();
-}
+// What a page in a notebook shows before a reader has chosen anything.
+const chosen = () => study.chosen;
 const list = (name) => state[name] ? state[name].split("\n") : [];
 const column = (name) => study.columns.find((one) => one.name === name);
 const title = (name) => {
@@ -365,20 +331,15 @@ function saveButtons(name, heading = name) {
 // The first screen
 
 function renderHeader() {
-  document.documentElement.lang = state.lang;
-  if (state.theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = state.theme;
+  renderReader();
   const look = [state.theme, matchMedia("(prefers-color-scheme: dark)").matches].join();
   if (scale?.look !== look) scale = { look, ...looks() };
-  for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
   const counts = {};
   for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
   const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
   byId("summary").textContent = words("summary", { statuses });
   byId("title").textContent = study.name;
   for (const name of SAVED) fill(`save-${name}`, saveButtons(name));
-  menu("lang", Object.entries(LANGUAGES), state.lang);
-  menu("theme", ["auto", "light", "dark"].map((name) => [name, words(name)]), state.theme);
 }
 function renderControls() {
   const hasEnergy = rows.some((row) => isNumber(row.energy_joules)), wanted = target();

@@ -1,0 +1,51 @@
+// What the pages of a report and of a comparison share: elements, the link of a view, the reader's language and look.
+// Each page has its own `DEFAULTS` of the state, `chosen` (the link of the first view), `isUnderstood` and `render`.
+const OF_READER = { lang: LANGUAGE, theme: "auto" }, THEMES = ["auto", "light", "dark"];
+let state;
+
+const byId = (id) => document.getElementById(id);
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true || value === false) made[name] = value;
+    else if (value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== ""));
+  return made;
+}
+const fill = (id, ...children) => byId(id).replaceChildren(...children.flat().filter(Boolean));
+const option = (value, text, chosen) => el("option", { value, selected: String(chosen) === String(value) }, text);
+function menu(id, values, chosen) {
+  fill(id, values.map(([value, text]) => option(value, text, chosen)));
+}
+
+const isOne = (...values) => (value) => values.includes(value);
+const UNDERSTOOD_OF_READER = { lang: (value) => Object.hasOwn(TEXTS, value), theme: isOne(...THEMES) };
+function readLink() {
+  const given = [...new URLSearchParams(location.hash.slice(1) || chosen())].filter(([, value]) => value !== "");
+  const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
+  state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
+  byId("misread").hidden = !odd.length;
+  byId("misread").textContent = odd.length ? words("misread", { odd: odd.join(", ") }) : "";
+}
+function link(changes = {}) {
+  const all = { ...state, ...changes };
+  const told = Object.entries(all).filter(([name, value]) => value !== "" && value !== DEFAULTS[name]);
+  // The whole address: in a notebook's frame, one that begins with # would be of the notebook.
+  return `${location.href.split("#")[0]}#${new URLSearchParams(told)}`;
+}
+function go(changes, isStep = false) {
+  const next = link(changes);
+  history[isStep ? "pushState" : "replaceState"](null, "", next);
+  readLink();
+  render();
+}
+function renderReader() {
+  document.documentElement.lang = state.lang;
+  if (state.theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = state.theme;
+  for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
+  menu("lang", Object.entries(LANGUAGES), state.lang);
+  menu("theme", THEMES.map((name) => [name, words(name)]), state.theme);
+}
