@@ -108,7 +108,7 @@ def test_a_reader_of_a_comparison_chooses_the_language(browser: Any, told: Path)
     english = page.inner_text("main")
     page.select_option("#lang", "ko")
     korean, title = page.inner_text("body"), page.title()
-    assert {*re.findall(r"\b[A-Za-z_]{3,}\b", korean + title)} <= NAMES
+    assert {*re.findall(r"\b[A-Za-z_]{3,}\b", f"{korean} {title}")} <= NAMES
     assert not re.search(r"[{}]|object", korean)
     assert "더는 도달하지 못함 1개 (Horovod, 워커 1개, 워커당 배치 8)" in korean
     assert page.url.endswith("#lang=ko")
