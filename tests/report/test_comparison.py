@@ -84,7 +84,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for batch, seed in product((8, 16, 32, 64), range(3)):
         write_run(folder / "before", local_batch=batch, seed=seed, settings=target)
     for seed in range(3):
-        of = {"seed": seed, "settings": target}
+        of: dict[str, Any] = {"seed": seed, "settings": target}
         other = {**META, "commit": str(seed) * 40}
         write_run(folder / "after", local_batch=8, accuracy=0.5, meta=other, **of)
         write_run(folder / "after", local_batch=16, **of)
