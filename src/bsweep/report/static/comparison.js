@@ -1,5 +1,5 @@
 // The page of a comparison, whose English text is there without this. What the reader chose is `state`, as on a report.
-const DEFAULTS = OF_READER, chosen = () => "";
+const DEFAULTS = OF_READER, firstView = () => "";
 const isUnderstood = (name, value) => Object.hasOwn(UNDERSTOOD_OF_READER, name) && UNDERSTOOD_OF_READER[name](value);
 function render() {
   renderReader();

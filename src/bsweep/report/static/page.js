@@ -81,7 +81,7 @@ function isUnderstood(name, value) {
   return Boolean(asked) && (!range || !asked.is_number || range.slice(1).every((end) => end === "" || Number.isFinite(Number(end))));
 }
 // What a page in a notebook shows before a reader has chosen anything.
-const chosen = () => study.chosen;
+const firstView = () => study.chosen;
 const list = (name) => state[name] ? state[name].split("\n") : [];
 const column = (name) => study.columns.find((one) => one.name === name);
 const title = (name) => {

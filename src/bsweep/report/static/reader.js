@@ -1,5 +1,5 @@
 // What the pages of a report and of a comparison share: elements, the link of a view, the reader's language and look.
-// Each page has its own `DEFAULTS` of the state, `chosen` (the link of the first view), `isUnderstood` and `render`.
+// Each page has its own `DEFAULTS` of the state, `firstView` (the link of what is shown at first), `isUnderstood` and `render`.
 const OF_READER = { lang: LANGUAGE, theme: "auto" }, THEMES = ["auto", "light", "dark"];
 let state;
 
@@ -23,7 +23,7 @@ function menu(id, values, chosen) {
 const isOne = (...values) => (value) => values.includes(value);
 const UNDERSTOOD_OF_READER = { lang: (value) => Object.hasOwn(TEXTS, value), theme: isOne(...THEMES) };
 function readLink() {
-  const given = [...new URLSearchParams(location.hash.slice(1) || chosen())].filter(([, value]) => value !== "");
+  const given = [...new URLSearchParams(location.hash.slice(1) || firstView())].filter(([, value]) => value !== "");
   const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
   state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
   byId("misread").hidden = !odd.length;
