@@ -7,7 +7,6 @@ mean is said on its card.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from itertools import permutations
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from bsweep.allocation import policies
 from bsweep.analysis.simulation import collectives, engine, passes, servers
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
@@ -119,12 +117,12 @@ class Case:
         """Return the steps of each worker in a round, as runs share them among uneven workers. The
         slowest makes `steps_each`.
         """
-        found: Sequence[int] = (steps_each,) * self.num_workers
+        exact = steps_each * self.speeds / self.speeds.min()
         if steps_each > 1 and self.way.allocation == "steps_by_flops":
-            found = policies.steps_by_flops([*self.speeds], steps_each)
-        elif steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware"):
-            found = policies.by_seconds([*(1 / self.speeds)], steps_each)
-        return np.asarray(found, np.int64)
+            return np.asarray(np.rint(exact), np.int64)
+        if steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware"):
+            return np.asarray(np.floor(exact * (1 + 1e-9)), np.int64)
+        return np.full(self.num_workers, steps_each)
 
     def exchange(self, rounds: list[Round], draws: Numbers | None = None) -> Array:
         """Return the seconds of rounds of messages in each step."""
@@ -292,7 +290,8 @@ def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_secon
     step = case.passes * np.median(of.pass_seconds + of.example_seconds * case.local_batch)
     exchange = float(np.median(case.exchange(rounds))) + codec_seconds
     share = case.way.allocation_card.max_exchange_share
-    return policies.least_steps(exchange, float(step / case.speeds.min()), share)
+    wanted = exchange * (1 - share) / share / (step / case.speeds.min())
+    return max(1, int(np.ceil(wanted * (1 - 1e-9))))
 
 
 @outcome.register
