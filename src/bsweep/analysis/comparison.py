@@ -273,7 +273,7 @@ SENTENCES = {
 }
 """By measure: the template of the sentence that says the mean of all common cells."""
 VERDICTS = {*_WORDS["ratio"], *_WORDS["difference"], SAME, UNTESTED, LOST, RARER, "left out"}
-"""What is said of common cells, each of which is a template of a sentence, too."""
+"""Verdicts on common cells. A page translates each of them, as it does a sentence."""
 
 
 def _counted(verdict: str, count: int, more: str = "") -> Sentence:
