@@ -28,7 +28,13 @@ from bsweep.analysis.geo_distributed import idle_model
 from bsweep.analysis.published import published
 from bsweep.analysis.sharding import VGG16_LAYERS, published_gains
 from bsweep.analysis.simulation import simulate_from
-from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
+from bsweep.analysis.simulation.constants import (
+    BEYOND,
+    NUM_DRAWS,
+    OTHER_WAY,
+    Constants,
+    of_study,
+)
 from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import FORWARD_SHARE
@@ -178,12 +184,20 @@ def stragglers() -> Iterator[Row]:
         yield _row(constants, links, text, 2, float(select["step_seconds"].median()))
 
 
-def clusters() -> Iterator[Row]:
-    """Compare seconds of a step on 4 and 8 emulated hosts with what is simulated from 1 and 2.
+class ClusterCell(NamedTuple):
+    """Runs of one way on four or eight emulated hosts, and what one and two workers tell."""
 
-    Two models, three strategies and three rates of the cables. The hosts share two cores, so
-    workers sleep for most of each pass (`scripts/cluster.sh`).
-    """
+    study: str
+    strategy: str
+    way: str
+    workers: int
+    step_seconds: float
+    constants: Constants
+
+
+@functools.cache
+def _cluster_cells() -> tuple[ClusterCell, ...]:
+    found = []
     for archive in sorted((MEASURED / "clusters").glob("*.tar.gz")):
         name = archive.name.removesuffix(".tar.gz")
         with TemporaryDirectory() as folder:
@@ -195,9 +209,43 @@ def clusters() -> Iterator[Row]:
             measured = of_study(study).measured
         for workers in (4, 8):
             for way, select in _ways_of(measured[measured["num_workers"] == workers]):
-                true = float(select["step_seconds"].median())
-                row = _row(constants, _own_links(constants), way, workers, true)
-                yield row._replace(what=f"{name}, {way.partition(':')[0]} on {workers}")
+                true, strategy = float(select["step_seconds"].median()), way.partition(":")[0]
+                found.append(ClusterCell(name, strategy, way, workers, true, constants))
+    return tuple(found)
+
+
+def clusters() -> Iterator[Row]:
+    """Compare seconds of a step on 4 and 8 emulated hosts with what is simulated from 1 and 2.
+
+    Two models, three strategies and three rates of the cables. The hosts share two cores, so
+    workers sleep for most of each pass (`scripts/cluster.sh`). The doubt about more workers than
+    were measured comes from the two other strategies.
+    """
+    for cell in _cluster_cells():
+        others = {one.strategy for one in _cluster_cells()} - {cell.strategy}
+        constants = replace(cell.constants, beyond=_beyond(frozenset(others)))
+        row = _row(constants, _own_links(constants), cell.way, cell.workers, cell.step_seconds)
+        yield row._replace(what=f"{cell.study}, {cell.strategy} on {cell.workers}")
+
+
+def beyond() -> Iterator[Row]:
+    """Compare how much `bsweep simulate` doubts more workers than were measured with how far
+    `clusters` is off: the root mean square of the logarithm of a step's seconds, divided by the
+    square root of the doublings from two workers to four or eight.
+    """
+    strategies = sorted({cell.strategy for cell in _cluster_cells()})
+    for names in (*([name] for name in strategies), strategies):
+        yield Row(", ".join(names), _beyond(frozenset(names)), BEYOND)
+
+
+@functools.cache
+def _beyond(strategies: frozenset[str]) -> float:
+    squares = []
+    for cell in _cluster_cells():
+        if cell.strategy in strategies:
+            step = _step(cell.constants, _own_links(cell.constants), cell.way, cell.workers)
+            squares.append(np.log(step / cell.step_seconds) ** 2 / np.log2(cell.workers / 2))
+    return float(np.sqrt(np.mean(squares)))
 
 
 def between_ways() -> Iterator[Row]:
@@ -401,7 +449,7 @@ def diloco() -> Iterator[Row]:
 COMPARISONS: Mapping[str, Callable[[], Iterator[Row]]] = {
     one.__name__: one
     for one in (
-        strategies_1gbit, parameter_sharding_1gbit, stragglers, clusters, between_ways,
+        strategies_1gbit, parameter_sharding_1gbit, stragglers, clusters, beyond, between_ways,
         first_document, second_document, third_document, horovod, byteps, pipeline, diloco,
     )
 }  # fmt: skip

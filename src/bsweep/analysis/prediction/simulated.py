@@ -200,7 +200,8 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     without a pipeline's bubble, times what a simulated step is longer than a worker's computing,
     drawn between the sorted draws of the simulation.
 
-    An exchange of which nothing was measured may be wrong by one factor in all draws.
+    Exchanges that were not measured, and those of more workers, may be wrong by one factor in all
+    draws.
     """
     steps: Outcome = outcome(case.way.card, case)
     blocks = np.array_split(steps.step_seconds / steps.mean_seconds, NUM_DRAWS)
@@ -210,5 +211,5 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))
-    off = case.other_way * rng.standard_normal(len(alone))
+    off = case.doubt * rng.standard_normal(len(alone))
     return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + off)

@@ -45,6 +45,11 @@ the standard deviation of the logarithm of its seconds. `between_ways` in
 `scripts/simulate_truth.py` finds it in `results/measured`, by simulations of one way from the runs
 of another.
 """
+BEYOND = 0.08
+"""By how much a simulated step may be wrong if it has twice as many workers as any that was
+measured: the standard deviation of the logarithm of its seconds, which grows with the square root
+of the doublings. `beyond` in `scripts/simulate_truth.py` finds it in `results/measured/clusters`.
+"""
 _SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 _SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds", "codec_seconds"]
@@ -69,6 +74,7 @@ class Constants:
     exchange_factors: Array = field(default_factory=lambda: _factors(_UNSURE))
     network: Network | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
+    beyond: float = BEYOND  # for each doubling of the measured workers
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
     codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again

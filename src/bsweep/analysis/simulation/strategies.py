@@ -69,14 +69,20 @@ class Case:
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
 
     @property
-    def other_way(self) -> float:
-        """The standard deviation of the logarithm of a step's seconds that comes from an exchange
-        of which nothing was measured.
+    def doubt(self) -> float:
+        """The standard deviation of the logarithm of a step's seconds that comes from what was not
+        measured: this way to exchange, or any on so many workers.
         """
+        if self.num_workers == 1:
+            return 0.0
         measured = self.constants.measured
-        own = measured if measured.empty else self.way.of(measured)
-        is_known = self.num_workers == 1 or (len(own) and (own["num_workers"] > 1).any())
-        return 0.0 if is_known else self.constants.other_way
+        timed = measured if measured.empty else measured[measured["step_seconds"].notna()]
+        own = timed if timed.empty else self.way.of(timed)
+        is_known = len(own) > 0 and bool((own["num_workers"] > 1).any())
+        most = float((own if is_known else timed)["num_workers"].max()) if len(timed) else 1.0
+        doublings = max(0.0, float(np.log2(self.num_workers / most)))
+        other_way = 0.0 if is_known else self.constants.other_way
+        return float(np.hypot(other_way, self.constants.beyond * doublings**0.5))
 
     @cached_property
     def speeds(self) -> Array:
