@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.simulation import simulate_from
+from bsweep.analysis.simulation import Simulation, simulate_from
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.analysis.simulation.words import ways_of
+from bsweep.analysis.simulation.words import Way, ways_of
 
 STRATEGIES = (
     "horovod,horovod:buckets=8,ddp,allreduce:algorithm=tree,allreduce:algorithm=halving_doubling,"
@@ -40,6 +40,13 @@ CONSTANTS = Constants(
     example_bytes=1e6,
     is_gpu=True,
 )
+WAYS = ways_of(STRATEGIES, pd.DataFrame())
+NETWORK = parse_network("25gbit,10us,per_node=8,inner=2400gbit/2us,per_switch=16")
+
+
+def simulated(way: Way, num_workers: int) -> Simulation:
+    """Return the simulation of 100 steps of a way on so many workers."""
+    return simulate_from(CONSTANTS, {"": NETWORK}, [way], [num_workers])
 
 
 def main() -> None:
@@ -49,13 +56,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     counts = [int(text) for text in given.workers.split(",")]
-    network = parse_network("25gbit,10us,per_node=8,inner=2400gbit/2us,per_switch=16")
     rows: dict[str, dict[int, float]] = {}
-    for way in ways_of(STRATEGIES, pd.DataFrame()):
+    for way in WAYS:
         rows[way.name] = {}
         for count in counts:
             began = time.process_time()
-            simulate_from(CONSTANTS, {"": network}, [way], [count])
+            simulated(way, count)
             rows[way.name][count] = time.process_time() - began
     table = pd.DataFrame(rows).T
     print(table.round(3).to_string())
