@@ -670,6 +670,26 @@ def test_ways_that_nobody_measured_are_doubted_more(study: Path) -> None:
     assert widths["allreduce", 1] == pytest.approx(widths["horovod", 1])
 
 
+def test_more_workers_than_measured_are_doubted_more() -> None:
+    """Runs of two workers tell of two; four and eight are one and two doublings more."""
+    runs = pd.DataFrame({
+        "strategy": ["horovod"], "compression": ["none"], "num_workers": [2], "local_batch": [8],
+        "step_seconds": [1.0],
+    })  # fmt: skip
+    (own,), (other,) = words.ways_of("horovod", NO_RUNS), words.ways_of("allreduce", NO_RUNS)
+    known = constants(measured=runs, beyond=0.1, other_way=0.2)
+    doubts = {
+        workers: [Case(known, NETWORK, way, workers, 8.0).doubt for way in (own, other)]
+        for workers in (1, 2, 4, 8)
+    }
+    assert doubts[1] == [0, 0]
+    assert doubts[2] == pytest.approx([0, 0.2])
+    assert doubts[4] == pytest.approx([0.1, math.hypot(0.1, 0.2)])
+    assert doubts[8] == pytest.approx([0.1 * 2**0.5, math.hypot(0.1 * 2**0.5, 0.2)])
+    nothing = Case(constants(beyond=0.1, other_way=0.2), NETWORK, own, 4, 8.0)
+    assert nothing.doubt == pytest.approx(math.hypot(0.1 * 2**0.5, 0.2))
+
+
 def test_machines_whose_memory_is_too_small_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--machine", "h100", "--flops-per-example", "1e12", "--parameters", "20e9"]
     given += ["--network", "400gbit", "--workers", "8,16", "--strategies", "allreduce,sharded"]
