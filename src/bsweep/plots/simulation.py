@@ -7,7 +7,6 @@ numbers are simulated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from bsweep.analysis import Simulation
+from bsweep.analysis.simulation.engine import LANE
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.core.words import counted
 from bsweep.plots import drawing
@@ -30,7 +30,7 @@ from bsweep.plots.splitting import PASSES
 _SIMULATED = "Simulated, not measured, where no other is said."
 _MOST_LINES = len(COLORS)
 _KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
-_MOST_ROWS = 16  # of a timeline
+_LINK: dict[str, Any] = {"color": TIMES["exchange"], "linewidth": 2, "zorder": 1}
 _WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
 
 
@@ -73,9 +73,7 @@ def simulated_speedup(simulation: Simulation) -> Figure | None:
         workers, middle = of["num_workers"], of["speed_up"]
         axes = grid[0][0]
         axes.plot(workers, middle, **look)
-        low, high = (
-            middle * of["step_seconds"] / of[f"step_seconds_{end}"] for end in ("high", "low")
-        )
+        low, high = of["speed_up_low"], of["speed_up_high"]
         axes.fill_between(workers, low, high, color=look["color"], alpha=0.15, linewidth=0)
         if has_money:
             grid[0][1].plot(workers, of["money"], **look)
@@ -143,7 +141,7 @@ def simulated_step(simulation: Simulation) -> Figure | None:
     looks = list(_looks(table))
     parts = [table[_is(table, key)] for key in looks]
     parts = [one[one["num_workers"] == one["num_workers"].max()] for one in parts]
-    rows = [min(_MOST_ROWS, one["who"].nunique()) for one in parts]
+    rows = [one["who"].nunique() for one in parts]
     height = 0.6 + sum(0.5 + 0.24 * number for number in rows)
     figure = Figure(figsize=(drawing.width(), height), layout="constrained")
     grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=[1 + one for one in rows])
@@ -156,19 +154,19 @@ def simulated_step(simulation: Simulation) -> Figure | None:
     marks += [
         Patch(label=PASSES[one][0], facecolor=PASSES[one][1]) for one in PASSES if one in kinds
     ]
-    drawing.legends(figure, ([*marks, Patch(label="waiting", **_WAITING)], ""))
-    words = "What happens in the first step. Workers are the slowest of those that are alike."
+    drawing.legends(figure, ([*marks, Patch(label="waiting for slower workers", **_WAITING)], ""))
+    words = "What happens in the first step, or in the first round of local steps."
     return drawing.captioned(figure, words, _SIMULATED)
 
 
 def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
-    names = [*dict.fromkeys(spans["who"])][:_MOST_ROWS]
+    names = [*dict.fromkeys(spans["who"])]
     begins = [spans.loc[spans["who"] == name] for name in names]
     for place, of in enumerate(begins):
         for what, begin, end in of[["what", "begin_seconds", "end_seconds"]].itertuples(
             index=False
         ):
-            is_exchange = names[place].startswith("network")
+            is_exchange = what == "exchange" or names[place] == LANE
             look: dict[str, Any] = {"facecolor": TIMES["exchange" if is_exchange else "computing"]}
             if what[0] in _KINDS and what[1:].isdigit():
                 look = {"facecolor": PASSES[_KINDS[what[0]]][1]}
@@ -190,22 +188,19 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
     Returns:
         The figure; None if no network has several sites.
     """
-    texts = [one for one in dict.fromkeys(simulation.cells["network"]) if "sites=" in one]
-    if not texts:
+    table = simulation.sites
+    if table.empty:
         return None
+    texts = [*dict.fromkeys(table["network"])]
     figure, grid = drawing.grid(len(texts), 1, 3.2)
-    cells = simulation.cells[simulation.cells["kind"] == "simulated"]
     for (axes,), text in zip(grid, texts, strict=True):
-        network = parse_network(text)
-        angles = np.arange(network.sites) * 2 * math.pi / network.sites + math.pi / 2
-        x, y = np.cos(angles), np.sin(angles)
-        axes.plot([0 * x, x], [0 * y, y], color=TIMES["exchange"], linewidth=2, zorder=1)
-        axes.scatter(x, y, s=1600, color=COLORS[4], zorder=2)
-        most = int(cells.loc[cells["network"] == text, "num_workers"].max())
-        for site in range(network.sites):
-            held = sum(worker * network.sites // most == site for worker in range(most))
+        network, of = parse_network(text), table[table["network"] == text]
+        of = of[of["num_workers"] == of["num_workers"].max()].drop_duplicates("site")
+        axes.plot([0 * of["x"], of["x"]], [0 * of["y"], of["y"]], **_LINK)
+        axes.scatter(of["x"], of["y"], s=1600, color=COLORS[4], zorder=2)
+        for x, y, held in of[["x", "y", "workers"]].itertuples(index=False):
             workers = counted(held, "worker").replace(" ", "\n")
-            axes.annotate(workers, (x[site], y[site]), ha="center", va="center", zorder=3)
+            axes.annotate(workers, (x, y), ha="center", va="center", zorder=3)
         rate = network.between.bytes_per_second * 8 / 1e9
         label = f"{rate:.3g} Gbit/s\nof payload\n{1000 * network.between.latency_seconds:g} ms"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}

@@ -140,8 +140,9 @@ def simulate_from(
     ways: Sequence[Way],
     workers: Sequence[int],
     *,
-    local_batch: int | None = None,
+    local_batch: float | None = None,
     global_batch: int | None = None,
+    passes: int = 1,
     failures: Failures | None = None,
     price_per_worker_hour: float | None = None,
     num_steps: int = 100,
@@ -157,6 +158,7 @@ def simulate_from(
         workers: The numbers of workers.
         local_batch: See `simulate`.
         global_batch: See `simulate`.
+        passes: The passes of a worker in a step, each with a local batch.
         failures: See `simulate`.
         price_per_worker_hour: See `simulate`.
         num_steps: See `simulate`.
@@ -175,10 +177,10 @@ def simulate_from(
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
     cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
-    rows, timelines = [], []
+    rows, timelines, sites = [], [], []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
-        case = Case(constants, networks[name], way, count, batch, num_steps, seed)
+        case = Case(constants, networks[name], way, count, batch, num_steps, seed, passes=passes)
         try:
             steps = outcome(way.card, case)
         except ValueError as error:
@@ -186,23 +188,25 @@ def simulate_from(
         factor = failures.factor(count, seed) if failures else 1.0
         rows.append({"network": name, **result.row_of(case, steps, factor)})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
+        sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     of_one = global_batch or local
     alone = of_one / float(pd.Series(constants.busy_seconds(of_one)).median())
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
     table = result.compared(rows, alone, price_per_worker_hour)
-    told = [one for one in timelines if len(one)]
-    return Simulation(
-        table,
-        pd.concat(told, ignore_index=True) if told else pd.DataFrame(),
-        (*_notes(constants, ways), *left_out, *result.knees(table)),
-    )
+    notes = (*_notes(constants, ways), *left_out, *result.knees(table))
+    return Simulation(table, _joined(timelines), _joined(sites), notes)
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    told = [one for one in tables if len(one)]
+    return pd.concat(told, ignore_index=True) if told else pd.DataFrame()
 
 
 def _cells(
     constants: Constants,
     ways: Sequence[Way],
     counts: Sequence[int],
-    local: int,
+    local: float,
     global_batch: int | None,
 ) -> tuple[list[tuple[Way, int, float]], list[str]]:
     """Return each way on each number of workers that bsweep can train so, with a worker's batch,
@@ -251,7 +255,7 @@ def _check_counts(workers: Sequence[int], num_steps: int) -> None:
         raise ValueError(f"--steps {num_steps}: simulate {constants_of.NUM_DRAWS} or more.")
 
 
-def _local_batch(way: Way, count: int, local: int, global_batch: int | None) -> float:
+def _local_batch(way: Way, count: int, local: float, global_batch: int | None) -> float:
     """Return the examples of a pass of each worker, or group of workers with the same examples."""
     if global_batch is None:
         return local

@@ -9,7 +9,7 @@ ring, double tree and hierarchical between GPUs, as NCCL chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class Round(NamedTuple):
     hops: int = 1
 
 
-def seconds(rounds: list[Round], network: Network) -> float:
+def seconds(rounds: Sequence[Round], network: Network) -> float:
     """Return how long rounds take on a network, one after another."""
     return sum(one.repeat * network.seconds(one.messages, one.hops) for one in rounds)
 

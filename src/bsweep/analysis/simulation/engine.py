@@ -18,6 +18,9 @@ import simpy
 
 from bsweep.analysis.simulation.network import Array, Numbers
 
+LANE = "network"
+"""The links that carry one exchange after another."""
+
 
 class Compute(NamedTuple):
     """An operation in which each worker computes a share of its step's time."""
@@ -34,7 +37,7 @@ class Exchange(NamedTuple):
 
     name: str
     seconds: Array
-    lane: str = "network"
+    lane: str = LANE
 
 
 class Wait(NamedTuple):
@@ -50,7 +53,11 @@ Program = Sequence[Compute | Exchange | Wait]
 
 
 class Span(NamedTuple):
-    """A stretch of time in a simulated step: what a worker, or a lane of exchanges, does."""
+    """A stretch of time in a simulated step: what a worker, or a lane of exchanges, does.
+
+    A worker is `computing`, `waiting` until the slowest worker has come to an exchange, or in
+    `exchange`, which other exchanges may delay. A lane carries an exchange, by its name.
+    """
 
     who: str
     what: str
@@ -106,6 +113,7 @@ class _Events:
         self.spans: list[Span] = []
         self._arrived: dict[tuple[str, int], int] = {}
         self._done: dict[tuple[str, int], simpy.Event] = {}
+        self._met_at: dict[tuple[str, int], float] = {}  # of the told steps
         self._free_at: dict[str, float] = {}
 
     def done(self, name: str, step: int) -> simpy.Event:
@@ -124,9 +132,18 @@ class _Events:
             self._free_at[exchange.lane] = end
             self.exchanged[step] += end - begin
             if step < self.told_steps:
+                self._met_at[key] = now
                 self.spans.append(Span(exchange.lane, exchange.name, begin, end))
             done = self.done(*key)
             self.environment.process(self._end(done, end - now))
+
+    def tell(self, who: str, operation: Compute | Wait, step: int, begin: float) -> None:
+        """Keep what a worker has done since `begin`."""
+        times = {"computing": (begin, self.environment.now)}
+        if isinstance(operation, Wait):
+            middle = max(begin, self._met_at[operation.name, step - operation.steps_before])
+            times = {"waiting": (begin, middle), "exchange": (middle, self.environment.now)}
+        self.spans += [Span(who, what, *ends) for what, ends in times.items() if ends[0] < ends[1]]
 
     def _end(self, done: simpy.Event, seconds: float) -> Generator[simpy.Event, Any, None]:
         yield self.environment.timeout(seconds)
@@ -144,13 +161,13 @@ def _work(
             begin = environment.now
             if isinstance(operation, Exchange):
                 events.arrive(operation, step)
-            elif isinstance(operation, Compute):
+                continue
+            if isinstance(operation, Compute):
                 yield environment.timeout(operation.share * seconds)
             elif step >= operation.steps_before:
                 yield events.done(operation.name, step - operation.steps_before)
             if step < events.told_steps and environment.now > begin:
-                what = "waiting" if isinstance(operation, Wait) else "computing"
-                events.spans.append(Span(who, what, begin, environment.now))
+                events.tell(who, operation, step, begin)
         events.ends[step] = max(events.ends[step], environment.now)
 
 

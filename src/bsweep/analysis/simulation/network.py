@@ -95,7 +95,19 @@ class Network:
             width = self.per_switch * self.link.bytes_per_second / self.oversubscription
             yield nodes // self.per_switch, Link(width, self.link.latency_seconds)
         if self.sites > 1:
-            yield workers * self.sites // number_of, self.between
+            yield self.site_of(number_of), self.between
+
+    def site_of(self, number_of: int) -> Numbers:
+        """Return the site of each of so many workers, or workers and servers."""
+        return np.arange(number_of) * self.sites // number_of
+
+    @property
+    def places(self) -> Array:
+        """The places of the sites on a map, shape (sites, 2): the corners of a regular polygon, as
+        all sites have the same link to the others, which meet in its middle.
+        """
+        angles = np.arange(self.sites) * 2 * np.pi / self.sites + np.pi / 2
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -118,11 +130,16 @@ class Messages:
         """Return the most bytes that leave or enter one group of workers, and True if any message
         crosses the border of a group.
         """
+        both = self.loads(groups)
+        crosses = groups[self.sources] != groups[self.targets]
+        return float(max(side.max() for side in both)), bool(crosses.any())
+
+    def loads(self, groups: Numbers) -> tuple[Array, Array]:
+        """Return the bytes that leave each group of workers, and those that enter it."""
         begin, end = groups[self.sources], groups[self.targets]
-        crosses = begin != end
-        sizes = np.where(crosses, self.sizes, 0.0)
-        both = (np.bincount(side, sizes).max() for side in (begin, end))
-        return float(max(both)), bool(crosses.any())
+        sizes, number_of = np.where(begin != end, self.sizes, 0.0), int(groups.max()) + 1
+        sent, taken = (np.bincount(side, sizes, number_of) for side in (begin, end))
+        return np.asarray(sent, float), np.asarray(taken, float)
 
 
 @dataclass(frozen=True)
@@ -146,11 +163,15 @@ class ToAll:
         """Return the most bytes that leave or enter one group, and True if any message crosses the
         border of a group.
         """
+        most = float(max(side.max() for side in self.loads(groups)))
+        return most, most > 0
+
+    def loads(self, groups: Numbers) -> tuple[Array, Array]:
+        """Return the bytes that leave each group of workers and servers, and that enter it."""
         number_of = int(groups.max()) + 1
         sent = np.bincount(groups[self.sources], self.sizes, number_of)
         taken = np.bincount(groups[self.targets], self.shares, number_of)
-        most = max((sent * (taken.sum() - taken)).max(), (taken * (sent.sum() - sent)).max())
-        return float(most), bool(most > 0)
+        return sent * (taken.sum() - taken), taken * (sent.sum() - sent)
 
 
 def parse_network(text: str, option: str = "--network") -> Network:

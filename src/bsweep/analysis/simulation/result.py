@@ -12,11 +12,12 @@ import pandas as pd
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.networks import knee
+from bsweep.analysis.simulation.collectives import Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.engine import Span
+from bsweep.analysis.simulation.engine import LANE, Span
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.spread import P95
-from bsweep.analysis.simulation.strategies import Case, Outcome
+from bsweep.analysis.simulation.strategies import MOST_TOLD, Case, Outcome
 from bsweep.analysis.simulation.words import Way
 from bsweep.core.words import counted
 
@@ -37,16 +38,19 @@ class Simulation:
     - `exchange_share` and `waiting_share`: the parts of a step in which a worker waits for the
       exchange, and for slower workers.
     - `examples_per_second`, `speed_up` and `efficiency`, against one worker; `efficiency` is the
-      speed-up for each worker.
+      speed-up for each worker, and `speed_up` has ends of its 90 % interval, too.
     - `lost_share`: the part of the time that failures, restarts and checkpoints take.
     - `hours` and `money`: to train on a million examples; NaN without a price.
 
-    `timelines` has what happened in one step: `network`, `strategy`, `num_workers`, `who`, `what`
-    and the times. `notes` say what the numbers rest on.
+    `timelines` has what happened in one step, or in one round of local steps: `network`,
+    `strategy`, `num_workers`, `who`, `what` and the times. `sites` has what the link of each site
+    carries in it: `sent_bytes`, `received_bytes` and `link_seconds`, with the site's number of
+    workers and its place on a map, `x` and `y`. `notes` say what the numbers rest on.
     """
 
     cells: pd.DataFrame
     timelines: pd.DataFrame
+    sites: pd.DataFrame
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -66,6 +70,7 @@ class Simulation:
         told = {
             "cells": self.cells.to_dict("records"),
             "timelines": self.timelines.to_dict("records"),
+            "sites": self.sites.to_dict("records"),
             "notes": list(self.notes),
         }
         found: dict[str, Any] = plain(told, in_english=True)
@@ -117,7 +122,7 @@ def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
     exposed = 1 - float(found.slowest_seconds.sum()) / whole
     waiting = float((found.slowest_seconds - found.mean_seconds).sum()) / whole
     groups = case.way.card.data_parallel_size(case.num_workers)
-    batch = case.local_batch * groups
+    batch = case.passes * case.local_batch * groups
     seconds = float(np.median(means))
     return {
         "kind": SIMULATED,
@@ -204,6 +209,9 @@ def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> p
     """
     table = pd.DataFrame(rows)
     table["speed_up"] = table["examples_per_second"] / alone
+    for end, other in (("low", "high"), ("high", "low")):
+        ratio = table["step_seconds"] / table[f"step_seconds_{other}"]
+        table[f"speed_up_{end}"] = table["speed_up"] * ratio
     table["efficiency"] = table["speed_up"] / table["num_workers"]
     table["hours"] = MILLION / table["examples_per_second"] / 3600
     table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
@@ -214,9 +222,42 @@ def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> p
 
 
 def timeline(case: Case, spans: tuple[Span, ...]) -> pd.DataFrame:
-    """Return a table of what happened in one step of a case."""
-    table = pd.DataFrame(spans, columns=list(Span._fields))
+    """Return a table of what happened in one step of a case: the first workers or stages in order,
+    and then the network.
+    """
+    names = sorted({span.who for span in spans} - {LANE}, key=lambda name: (len(name), name))
+    places = {name: place for place, name in enumerate([*names[:MOST_TOLD], LANE])}
+    told = sorted((one for one in spans if one.who in places), key=lambda one: places[one.who])
+    table = pd.DataFrame(told, columns=list(Span._fields))
     return table.assign(strategy=case.way.name, num_workers=case.num_workers)
+
+
+def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
+    """Return a table of the sites of a case, with what their links carry in a step; empty if all
+    workers are at one site.
+    """
+    network = case.network
+    if network.sites == 1:
+        return pd.DataFrame()
+    carried = np.zeros((2, network.sites))
+    for one in rounds:
+        for row, load in zip(
+            carried, one.messages.loads(network.site_of(one.messages.number_of)), strict=True
+        ):
+            row[: len(load)] += one.repeat * load
+    number_of = max((one.messages.number_of for one in rounds), default=case.num_workers)
+    own = network.site_of(number_of)[: case.num_workers]
+    return pd.DataFrame({
+        "strategy": case.way.name,
+        "num_workers": case.num_workers,
+        "site": range(network.sites),
+        "x": network.places[:, 0],
+        "y": network.places[:, 1],
+        "workers": np.bincount(own, minlength=network.sites),
+        "sent_bytes": carried[0],
+        "received_bytes": carried[1],
+        "link_seconds": carried.max(axis=0) / network.between.bytes_per_second,
+    })  # fmt: skip
 
 
 def knees(cells: pd.DataFrame) -> list[str]:

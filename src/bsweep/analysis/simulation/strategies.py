@@ -7,9 +7,10 @@ mean is said on its card.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ from bsweep.config.strategies import (
     LocalSGDConfig,
     SingleConfig,
 )
+
+MOST_TOLD = 16
+"""The most workers of which each has its own row in a timeline."""
 
 FORWARD_SHARE = 1 / 3
 """The forward pass's share of a pass: a backward pass computes about twice as much."""
@@ -130,7 +134,7 @@ class Case:
             return np.asarray(np.floor(exact * (1 + 1e-9)), np.int64)
         return np.full(self.num_workers, steps_each)
 
-    def exchange(self, rounds: list[Round], draws: Numbers | None = None) -> Array:
+    def exchange(self, rounds: Sequence[Round], draws: Numbers | None = None) -> Array:
         """Return the seconds of rounds of messages in each step."""
         draws = self.draw_of_step if draws is None else draws
         seconds = collectives.seconds(rounds, self.network)
@@ -176,12 +180,13 @@ class Case:
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """The simulated steps of a case: their seconds, those in which the slowest worker computed and
-    in which a worker computed in the mean, and what happened in the first step.
+    in which a worker computed in the mean, the messages of a step, and what happened in the first.
     """
 
     step_seconds: Array
     slowest_seconds: Array
     mean_seconds: Array
+    rounds: Sequence[Round]
     spans: tuple[Span, ...] = ()
     steps_each: int = 1  # optimizer steps of a worker in what counts as a step above
     examples_factor: float = 1.0  # by what workers train more examples, with more local steps
@@ -197,29 +202,37 @@ def outcome(card: StrategyConfig, case: Case) -> Outcome:
     raise ValueError(f"bsweep cannot simulate strategy={card.name}.")
 
 
-def _ran(case: Case, program: Program, busy: Array, steps_each: int = 1) -> Outcome:
+def _ran(
+    case: Case, program: Program, busy: Array, rounds: Sequence[Round], steps_each: int = 1
+) -> Outcome:
     # Workers that do not meet in each round have clocks of their own.
     meets = all(not isinstance(one, Wait) or one.steps_before == 0 for one in program)
     classes = engine.one_class if case.is_folded and meets else engine.unfolded
     ran = engine.run(program, busy, classes(case.num_workers))
-    return Outcome(ran.step_seconds, busy.max(axis=1), busy.mean(axis=1), ran.spans, steps_each)
+    spans = ran.spans
+    if case.num_workers <= MOST_TOLD:  # each by its name
+        spans = engine.run(program, busy[:1], engine.unfolded(case.num_workers)).spans
+    return Outcome(ran.step_seconds, busy.max(axis=1), busy.mean(axis=1), rounds, spans, steps_each)
 
 
-def _then_exchange(case: Case, seconds: Array, name: str = "gradient") -> Outcome:
-    """Return the outcome of steps that compute, and then exchange."""
-    program = (Compute(1.0), Exchange(name, seconds), Wait(name))
-    return _ran(case, program, case.busy(case.draw_of_step))
+def _then_exchange(
+    case: Case, rounds: Sequence[Round], more: float = 0.0, name: str = "gradient"
+) -> Outcome:
+    """Return the outcome of steps that compute, and then exchange, which takes `more` seconds than
+    its messages.
+    """
+    program = (Compute(1.0), Exchange(name, case.exchange(rounds) + more), Wait(name))
+    return _ran(case, program, case.busy(case.draw_of_step), rounds)
 
 
 @outcome.register
 def _(card: SingleConfig, case: Case) -> Outcome:
-    return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step))
+    return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step), ())
 
 
 @outcome.register
 def _(card: AllReduceConfig, case: Case) -> Outcome:
-    rounds, codec_seconds = case.gradient()
-    return _then_exchange(case, case.exchange(rounds) + codec_seconds)
+    return _then_exchange(case, *case.gradient())
 
 
 @outcome.register
@@ -228,7 +241,7 @@ def _(card: HorovodConfig, case: Case) -> Outcome:
     cycle = card.cycle_time_ms / 1000 / 2 if case.num_workers > 1 else 0.0
     if card.buckets > 1:
         return _in_buckets(case, case.constants.parameter_bytes / card.buckets, cycle)
-    return _then_exchange(case, case.exchange(rounds) + codec_seconds + cycle)
+    return _then_exchange(case, rounds, codec_seconds + cycle)
 
 
 @outcome.register
@@ -253,7 +266,7 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
         program += [Exchange(f"bucket {number}", exchange)] if case.num_workers > 1 else []
     if case.num_workers > 1:
         program += [Wait(f"bucket {number}") for number in range(number_of)]
-    return _ran(case, program, case.busy(case.draw_of_step))
+    return _ran(case, program, case.busy(case.draw_of_step), rounds * number_of)
 
 
 @outcome.register
@@ -283,7 +296,7 @@ def _in_rounds(
     if overlap:
         program = (Compute(1.0), Wait("outer", 1), exchange)
     more = float(case.local_steps(sync_every).mean() / sync_every)
-    return replace(_ran(case, program, busy, sync_every), examples_factor=more)
+    return replace(_ran(case, program, busy, rounds, sync_every), examples_factor=more)
 
 
 def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_seconds: float) -> int:
@@ -307,7 +320,7 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     places = np.arange(number_of) + (0 if card.colocated else case.num_workers)
     asked = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
     if card.can.in_step:
-        return _then_exchange(case, case.exchange([Round(asked, 2)]), "push and pull")
+        return _then_exchange(case, [Round(asked, 2)], name="push and pull")
     busy = case.busy(case.draw_of_step)
     push = servers.push_seconds(asked, case.network)
     lead = case.num_steps if card.staleness is None else card.staleness
@@ -315,7 +328,7 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     # Each worker has its share of every step, so a step ends with the last worker.
     steps = np.diff(ends.max(axis=1), prepend=0.0)
     slowest = np.diff(busy.cumsum(axis=0).max(axis=1), prepend=0.0)
-    return Outcome(steps, slowest, busy.mean(axis=1))
+    return Outcome(steps, slowest, busy.mean(axis=1), [Round(asked, 2)])
 
 
 def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
@@ -335,7 +348,7 @@ def _(card: ShardedConfig, case: Case) -> Outcome:
 def _(card: DeepSpeedConfig, case: Case) -> Outcome:
     if card.stage < 3:  # a reduce-scatter and a gathering have the rounds of a ring
         ring = collectives.ring(case.everyone, case.constants.parameter_bytes, case.network)
-        return _then_exchange(case, case.exchange(ring))
+        return _then_exchange(case, ring)
     groups = case.everyone, case.everyone.T
     return _gathering(case, groups, case.constants.num_blocks, True, 1.0)
 
@@ -354,10 +367,11 @@ def _gathering(
         width: The bytes of a travelling gradient relative to fp32.
     """
     part = case.constants.parameter_bytes / blocks
-    gather = case.exchange(collectives.gather(groups[0], part))
-    scatter = case.exchange(collectives.gather(groups[0], part * width))
     parts = groups[0].shape[1]
-    between = case.exchange(case.all_reduce(width * part / parts, groups[1]))
+    gathering = collectives.gather(groups[0], part)
+    scattering = collectives.gather(groups[0], part * width)
+    scattering += case.all_reduce(width * part / parts, groups[1])
+    gather, scatter = case.exchange(gathering), case.exchange(scattering)
     program: list[Any] = []
     for direction, share in (("forward", FORWARD_SHARE), ("backward", 1 - FORWARD_SHARE)):
         gathers = direction == "forward" or again
@@ -368,9 +382,10 @@ def _gathering(
             program += [Exchange(one, gather) for one in names[block + 1 : block + 2]]
             program += [Compute(share / blocks)]
             if direction == "backward":
-                program += [Exchange(f"scatter {block}", scatter + between)]
+                program += [Exchange(f"scatter {block}", scatter)]
     program += [Wait(f"scatter {block}") for block in range(blocks)]
-    return _ran(case, program, case.busy(case.draw_of_step))
+    rounds = (gathering * (1 + again) + scattering) * blocks
+    return _ran(case, program, case.busy(case.draw_of_step), rounds)
 
 
 @outcome.register
@@ -379,8 +394,9 @@ def _(card: TensorConfig, case: Case) -> Outcome:
     parts, blocks = whole.shape[1], case.constants.num_blocks
     # `example_bytes` is all that the layers of an example sum, forward and backward.
     bytes_of_sum = case.constants.example_bytes * case.local_batch / (2 * blocks)
-    sums = case.exchange(case.all_reduce(bytes_of_sum / 2, whole))
-    gradient = case.exchange(case.all_reduce(case.constants.parameter_bytes / parts, same))
+    summing = case.all_reduce(bytes_of_sum / 2, whole)
+    reducing = case.all_reduce(case.constants.parameter_bytes / parts, same)
+    sums, gradient = case.exchange(summing), case.exchange(reducing)
     program: list[Any] = []
     for number, share in enumerate(
         [FORWARD_SHARE / blocks] * blocks + [(1 - FORWARD_SHARE) / blocks] * blocks
@@ -389,7 +405,8 @@ def _(card: TensorConfig, case: Case) -> Outcome:
     program += [Exchange("gradient", gradient), Wait("gradient")]
     # Each worker computes its part of every layer, so that a pass costs what a pass costs.
     divided = replace(case, local_batch=case.local_batch / parts)
-    return _ran(case, program, divided.busy(case.draw_of_step))
+    rounds = summing * (2 * blocks) + reducing
+    return _ran(case, program, divided.busy(case.draw_of_step), rounds)
 
 
 @outcome.register
@@ -407,8 +424,12 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     whole, same = _groups(case, card)
     # `example_bytes` pass a border between stages, half of them in each direction.
     message_bytes = case.constants.example_bytes * case.local_batch / microbatches / 2
-    message = _between_parts(case, whole, message_bytes)
-    exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same))
+    messages = _between_parts(case, whole, message_bytes)
+    message = np.zeros((whole.shape[1], whole.shape[1]))
+    for ends, one in messages.items():
+        message[ends] = case.network.seconds(one)
+    reducing = case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same)
+    exchange = case.exchange(reducing)
     # Each micro-batch is a pass of its own, which costs what a pass costs.
     divided = replace(
         case, passes=case.passes * microbatches, local_batch=case.local_batch / microbatches
@@ -419,21 +440,23 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     steps = np.diff(computed, prepend=0.0, axis=0).max(axis=1) + exchange
     useful = busy.mean(axis=(1, 2)) / whole.shape[1]
     spans = tuple(passes.spans(graph, busy[:1, :1], message))
-    return Outcome(steps, useful, useful, spans)
+    workers = [card.part_of(stage, case.num_workers) for stage in range(graph.num_stages)]
+    borders = [*pairwise(workers), *pairwise(workers[::-1])]
+    sent = case.passes * microbatches
+    rounds = [Round(messages[ends], sent) for ends in borders if ends in messages]
+    return Outcome(steps, useful, useful, [*rounds, *reducing], spans)
 
 
-def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> Array:
-    """Return the seconds of a message from each part of a model to each other, if all replicas send
-    at once.
+def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> dict[tuple[int, int], Messages]:
+    """Return the message from each part of a model to each that may have its next stage, which all
+    replicas send at once.
     """
-    parts = whole.shape[1]
-    found = np.zeros((parts, parts))
-    for begin, end in permutations(range(parts), 2):
-        if abs(begin - end) in (1, parts - 1):
-            sizes = np.full(len(whole), num_bytes)
-            messages = Messages(case.num_workers, whole[:, begin], whole[:, end], sizes)
-            found[begin, end] = case.network.seconds(messages)
-    return found
+    parts, sizes = whole.shape[1], np.full(len(whole), num_bytes)
+    return {
+        (begin, end): Messages(case.num_workers, whole[:, begin], whole[:, end], sizes)
+        for begin, end in permutations(range(parts), 2)
+        if abs(begin - end) in (1, parts - 1)
+    }
 
 
 def with_replicas(way: Way, num_workers: int, of: Constants) -> Way:
