@@ -288,6 +288,24 @@ def step_anatomy() -> Spec:
 
     Fields of its table `parts`: `epoch`, `part` (its name for readers) and `seconds`.
     """
+    return _stacked("epoch", "seconds", PALETTE)
+
+
+def step_shares() -> Spec:
+    """Return the parts of a simulated step in percent over the workers, stacked.
+
+    Fields of its table `parts`: `num_workers`, `part` (computing, exchange and waiting, in words),
+    its `place` in the bar, and `percent`.
+    """
+    colors = [TIMELINE[name] for name in ("computing", "exchange", "waiting")]
+    spec = _stacked("num_workers", "percent", colors)
+    spec["encoding"]["order"] = {"field": "place"}
+    spec["encoding"]["y"]["scale"] = {"domain": [0, 100]}
+    spec["height"] = 260
+    return spec
+
+
+def _stacked(x: str, y: str, colors: list[str]) -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "parts"},
@@ -295,11 +313,11 @@ def step_anatomy() -> Spec:
         "height": 200,
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "epoch", "type": "ordinal",
+            "x": {"field": x, "type": "ordinal",
                   "axis": {"labelAngle": 0, "labelOverlap": True}},
-            "y": {"field": "seconds", "type": "quantitative"},
+            "y": {"field": y, "type": "quantitative"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
-                      "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
+                      "scale": {"range": colors}, "legend": {"orient": "top"}},
         },
     }  # fmt: skip
 
@@ -329,7 +347,12 @@ def _series(field: str, num_columns: int) -> Spec:
         "type": "nominal",
         "sort": None,
         "title": None,
-        "legend": {"orient": "bottom", "columns": num_columns, "labelLimit": 300},
+        "legend": {
+            "orient": "bottom",
+            "columns": num_columns,
+            "labelLimit": 300,
+            "symbolOpacity": 1,
+        },  # bands are pale
     }
     return {"color": {**shape, "scale": {"range": PALETTE}}, "shape": shape}
 
@@ -372,6 +395,14 @@ _ONE_TWO_FIVE = "indexof('125', format(datum.value, '.0e')[0]) < 0 ? '' : format
 """The text of a tick of a logarithmic axis: only 1, 2, 5, 10, 20 and so on have one."""
 
 
+def _logarithmic() -> Spec:
+    return {
+        "type": "quantitative",
+        "scale": {"type": "log", "nice": False},
+        "axis": {"labelExpr": _ONE_TWO_FIVE},
+    }
+
+
 def larger_clusters() -> Spec:
     """Return an amount over the workers, with a band and a line for each network. Simulated lines
     are dashed. A ring marks the knee, and a dotted line the critical batch size.
@@ -380,11 +411,7 @@ def larger_clusters() -> Spec:
     a text), `is_dashed`, `is_knee` and `is_wall` (the first number of workers whose best batch is
     larger than the critical batch size).
     """
-    amount: Spec = {
-        "type": "quantitative",
-        "scale": {"type": "log", "nice": False},
-        "axis": {"labelExpr": _ONE_TWO_FIVE},
-    }
+    amount = _logarithmic()
     band: Spec = {
         "mark": {"type": "area", "interactive": False, "opacity": 0.12},
         "encoding": {"y": {"field": "low", **amount}, "y2": {"field": "high"}},
@@ -404,6 +431,22 @@ def larger_clusters() -> Spec:
     dashes = {"condition": {"test": "datum.is_dashed", "value": [5, 3]}, "value": [1, 0]}
     spec["layer"][1]["encoding"] = {"strokeDash": dashes}
     spec["layer"] += [ring, wall]
+    return spec
+
+
+def speed_up() -> Spec:
+    """Return the speed-up over the workers as `larger_clusters` draws an amount, with a dotted line
+    for a speed-up by the number of workers.
+    """
+    spec = larger_clusters()
+    ideal: Spec = {
+        "mark": {"type": "line", "color": "#888888", "strokeDash": [2, 3], "interactive": False},
+        "encoding": {
+            "y": {"field": "num_workers", **_logarithmic()},
+            "color": {"value": "#888888"},
+        },
+    }
+    spec["layer"].insert(1, ideal)
     return spec
 
 
@@ -488,12 +531,61 @@ def bubbles() -> Spec:
 
 
 TIMELINE = {  # the colours of what a worker does
+    "computing": "#56B4E9",  # it has no passes beside it
     "forward": "#56B4E9",
     "backward": "#E69F00",
     "backward_weights": "#009E73",
     "exchange": "#777777",
     "bubble": "transparent",
+    "waiting": "#E69F00",  # in steps without passes
 }
+
+
+def sites() -> Spec:
+    """Return sites on a map, with the link of each to the others, which meet in the middle.
+
+    Fields of its table `sites`: `x` and `y`, `workers` (their number, in a circle), `says` (lines
+    beside it) and `tip` (a text).
+    """
+    place: Spec = {
+        axis: {
+            "field": axis,
+            "type": "quantitative",
+            "axis": None,
+            "scale": {"domain": [-1.75, 1.75]},
+        }
+        for axis in ("x", "y")
+    }
+    says: Spec = {"type": "text", "interactive": False, "lineBreak": "\n", "lineHeight": 14}
+    beside: list[Spec] = [
+        {
+            "transform": [{"filter": f"datum.y {side} -0.01"}],
+            "mark": {**says, "baseline": baseline, "dy": offset},
+            "encoding": {"text": {"field": "says"}},
+        }
+        for side, baseline, offset in ((">=", "line-bottom", -36), ("<", "line-top", 24))
+    ]
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "sites"},
+        "width": "container",
+        "height": 320,
+        "encoding": place,
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [5, 3],
+                         "color": TIMELINE["exchange"]},
+                "encoding": {"x2": {"datum": 0}, "y2": {"datum": 0}},
+            },
+            {"mark": {"type": "circle", "size": 1100, "opacity": 1, "color": PALETTE[0]}},
+            {
+                "mark": {"type": "text", "interactive": False, "color": "white",
+                         "fontWeight": 600, "fontSize": 13},
+                "encoding": {"text": {"field": "workers"}},
+            },
+            *beside,
+        ],
+    }  # fmt: skip
 
 
 def timeline() -> Spec:

@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter
 from bsweep.analysis import Simulation
 from bsweep.analysis.simulation.engine import LANE
 from bsweep.analysis.simulation.network import parse_network
+from bsweep.analysis.simulation.passes import KINDS
 from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
@@ -29,7 +30,6 @@ from bsweep.plots.splitting import PASSES
 
 _SIMULATED = "Simulated, not measured, where no other is said."
 _MOST_LINES = len(COLORS)
-_KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
 _LINK: dict[str, Any] = {"color": TIMES["exchange"], "linewidth": 2, "zorder": 1}
 _WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
 
@@ -150,7 +150,7 @@ def simulated_step(simulation: Simulation) -> Figure | None:
         axes.set_title(f"{_name(table, key)}, {spans['num_workers'].iloc[0]} workers", loc="left")
     grid[-1, 0].set_xlabel("Time (s)")
     marks = [Patch(label=name, facecolor=TIMES[name]) for name in ("computing", "exchange")]
-    kinds = {_KINDS[one[0]] for one in table["what"] if one[0] in _KINDS and one[1:].isdigit()}
+    kinds = {KINDS[one[0]] for one in table["what"] if one[0] in KINDS and one[1:].isdigit()}
     marks += [
         Patch(label=PASSES[one][0], facecolor=PASSES[one][1]) for one in PASSES if one in kinds
     ]
@@ -168,8 +168,8 @@ def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
         ):
             is_exchange = what == "exchange" or names[place] == LANE
             look: dict[str, Any] = {"facecolor": TIMES["exchange" if is_exchange else "computing"]}
-            if what[0] in _KINDS and what[1:].isdigit():
-                look = {"facecolor": PASSES[_KINDS[what[0]]][1]}
+            if what[0] in KINDS and what[1:].isdigit():
+                look = {"facecolor": PASSES[KINDS[what[0]]][1]}
             if what == "waiting":
                 look = dict(_WAITING)
             axes.barh(place, end - begin, left=begin, height=0.8, **look)

@@ -25,7 +25,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.config.target import SETTINGS
 from bsweep.plots import FIGURES, charts
-from bsweep.report import details, splits
+from bsweep.report import details, splits, steps
 
 Document = dict[str, Any]
 
@@ -123,7 +123,13 @@ _CHARTS = {  # of the page, with a figure that each is the second drawing of
 def _charts() -> dict[str, charts.Spec]:
     found = {name: FIGURES[figure].chart for name, figure in _CHARTS.items()}
     drawn = {name: chart() for name, chart in found.items() if chart}
-    return {**drawn, "parallel": charts.parallel_coordinates()}
+    return {
+        **drawn,
+        "parallel": charts.parallel_coordinates(),
+        "step_speedup": charts.speed_up(),
+        "step_shares": charts.step_shares(),
+        "step_sites": charts.sites(),
+    }
 
 
 def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
@@ -213,6 +219,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "target": {"metric": found.target.metric, "value": found.target.value},
         "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,
         "networks": found.network_lines(),
+        "steps": steps.steps(found),
         "cells": {name: [*cells[name]] for name in _CELLS},
         "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},

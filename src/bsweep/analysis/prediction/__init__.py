@@ -177,7 +177,7 @@ def on_networks(
             problems.append((network, error.args[0]))
             continue
         problems += [(network, why) for why in of_network.refused]
-        found.append(replace(one, network=network))
+        found.append(replace(one, network=network, constants=constants))
     if not found:
         raise ValueError("--network {}: {}".format(*problems[0]))
     warnings = [

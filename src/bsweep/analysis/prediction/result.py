@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,9 @@ from bsweep.config.target import Target
 from bsweep.core.sentences import Sentence, first_said, joined, said
 from bsweep.core.words import counted
 
+if TYPE_CHECKING:
+    from bsweep.analysis.simulation.constants import Constants
+
 _UNITS = {
     "seconds": "s", "worker_seconds": said("worker-seconds"), "money": said("in money"),
     "joules": "J",
@@ -54,8 +57,9 @@ class Prediction:
 
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
-    simulated cells, in words, and empty if none are simulated. `others` are the predictions for
-    further networks. The object prints as a sentence, tables and warnings, also in a notebook.
+    simulated cells, in words, and empty if none are simulated; `constants` are those of the
+    simulation. `others` are the predictions for further networks. The object prints as a sentence,
+    tables and warnings, also in a notebook.
     """
 
     study: str
@@ -71,6 +75,7 @@ class Prediction:
     fitted: Fits
     network: str = ""
     others: tuple[Prediction, ...] = ()
+    constants: Constants | None = None
 
     @property
     def of_networks(self) -> tuple[Prediction, ...]:

@@ -227,7 +227,8 @@ def timeline(case: Case, spans: tuple[Span, ...]) -> pd.DataFrame:
     """
     names = sorted({span.who for span in spans} - {LANE}, key=lambda name: (len(name), name))
     places = {name: place for place, name in enumerate([*names[:MOST_TOLD], LANE])}
-    told = sorted((one for one in spans if one.who in places), key=lambda one: places[one.who])
+    known = (one for one in spans if one.who in places and one.begin_seconds < one.end_seconds)
+    told = sorted(known, key=lambda one: places[one.who])
     table = pd.DataFrame(told, columns=list(Span._fields))
     return table.assign(strategy=case.way.name, num_workers=case.num_workers)
 

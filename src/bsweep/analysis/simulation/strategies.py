@@ -439,12 +439,15 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     computed = passes.step_ends(graph, busy, message)
     steps = np.diff(computed, prepend=0.0, axis=0).max(axis=1) + exchange
     useful = busy.mean(axis=(1, 2)) / whole.shape[1]
-    spans = tuple(passes.spans(graph, busy[:1, :1], message))
+    spans = [*passes.spans(graph, busy[:1, :1], message)]
+    if exchange[0] > 0 and not graph.is_endless:
+        end = float(computed[0].max())
+        spans.append(Span(engine.LANE, "gradient", end, end + float(exchange[0])))
     workers = [card.part_of(stage, case.num_workers) for stage in range(graph.num_stages)]
     borders = [*pairwise(workers), *pairwise(workers[::-1])]
     sent = case.passes * microbatches
     rounds = [Round(messages[ends], sent) for ends in borders if ends in messages]
-    return Outcome(steps, useful, useful, [*rounds, *reducing], spans)
+    return Outcome(steps, useful, useful, [*rounds, *reducing], tuple(spans))
 
 
 def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> dict[tuple[int, int], Messages]:
