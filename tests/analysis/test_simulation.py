@@ -19,7 +19,9 @@ import bsweep
 from bsweep.analysis import simulation
 from bsweep.analysis.simulation import (
     collectives,
+    engine,
     passes,
+    result,
     servers,
     simulate_from,
     spread,
@@ -176,6 +178,68 @@ def test_folding_alike_workers_changes_nothing(text: str) -> None:
     folded, whole = (steps(text, 12, UNEVEN, is_folded=is_folded) for is_folded in (True, False))
     np.testing.assert_array_equal(folded.step_seconds, whole.step_seconds)
     assert folded.step_seconds.std() > 0
+
+
+@pytest.mark.parametrize("text", ["horovod", "ddp", "sharded", "tensor:replicas=2", "deepspeed"])
+def test_a_timeline_names_each_worker_until_the_step_ends(text: str) -> None:
+    found = steps(text, 8, UNEVEN)
+    spans = pd.DataFrame(found.spans)
+    workers = spans[spans["who"] != "network"]
+    assert set(workers["who"]) == {f"worker {worker}" for worker in range(8)}
+    assert set(workers["what"]) <= {"computing", "waiting", "exchange"}
+    seconds = (workers["end_seconds"] - workers["begin_seconds"]).groupby(workers["who"]).sum()
+    assert seconds.to_numpy() == pytest.approx(np.full(8, found.step_seconds[0]))
+    by_what = (workers["end_seconds"] - workers["begin_seconds"]).groupby(workers["what"]).sum()
+    assert by_what["waiting"] > 0
+    network = spans[spans["who"] == "network"]
+    assert network["end_seconds"].max() == pytest.approx(found.step_seconds[0])
+
+
+def test_waiting_ends_when_the_slowest_worker_comes() -> None:
+    busy = np.array([[1.0, 3.0]])
+    program = (
+        engine.Compute(1.0), engine.Exchange("sum", np.array([0.5])), engine.Wait("sum")
+    )  # fmt: skip
+    spans = engine.run(program, busy, engine.unfolded(2)).spans
+    fast = [one[1:] for one in spans if one.who == "worker 0"]
+    assert fast == [("computing", 0.0, 1.0), ("waiting", 1.0, 3.0), ("exchange", 3.0, 3.5)]
+    slow = [one[1:] for one in spans if one.who == "worker 1"]
+    assert slow == [("computing", 0.0, 3.0), ("exchange", 3.0, 3.5)]
+
+
+SITES = parse_network("10gbit,50us,sites=4,between=1gbit/20ms")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "horovod", "ddp", "parameter_server", "parameter_server:colocated=true",
+        "parameter_server:consistency=asynchronous", "diloco", "sharded", "sharded:replicas=2",
+        "tensor:replicas=2", "deepspeed", "pipeline", "pipeline:replicas=2", "pipedream",
+    ],
+)  # fmt: skip
+def test_sites_receive_what_sites_send(text: str) -> None:
+    (way,) = words.ways_of(text, NO_RUNS)
+    case = Case(constants(example_bytes=1e6), SITES, way, 8, 8.0)
+    table = result.at_sites(case, strategies.outcome(way.card, case).rounds)
+    held = [2] * 4 if table["servers"].sum() == 0 else [3, 3, 2, 0]  # servers are on further nodes
+    assert table["workers"].tolist() == held
+    assert table["sent_bytes"].sum() == pytest.approx(table["received_bytes"].sum())
+    busiest = table[["sent_bytes", "received_bytes"]].max(axis=1)
+    assert (busiest > 0).all()
+    assert (table["link_seconds"] * RATE).to_numpy() == pytest.approx(busiest.to_numpy())
+
+
+def test_links_of_sites_carry_a_rings_parts_and_a_pipelines_messages() -> None:
+    (ring, pipeline) = words.ways_of("allreduce:algorithm=ring,pipeline:microbatches=4", NO_RUNS)
+    case = Case(constants(example_bytes=1e6), SITES, ring, 8, 8.0)
+    table = result.at_sites(case, strategies.outcome(ring.card, case).rounds)
+    assert table["sent_bytes"].to_numpy() == pytest.approx(np.full(4, 2 * 7 / 8 * BYTES))
+    case = replace(case, way=pipeline)
+    table = result.at_sites(case, strategies.outcome(pipeline.card, case).rounds)
+    # Forward to the next site, and backward to the one before: half of the bytes each.
+    sent = np.array([1, 2, 2, 1]) * 1e6 * 8 / 2
+    assert table["sent_bytes"].to_numpy() == pytest.approx(sent)
 
 
 def test_folding_replicas_of_a_pipeline_changes_nothing() -> None:

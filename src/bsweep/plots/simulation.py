@@ -198,9 +198,10 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
         of = of[of["num_workers"] == of["num_workers"].max()].drop_duplicates("site")
         axes.plot([0 * of["x"], of["x"]], [0 * of["y"], of["y"]], **_LINK)
         axes.scatter(of["x"], of["y"], s=1600, color=COLORS[4], zorder=2)
-        for x, y, held in of[["x", "y", "workers"]].itertuples(index=False):
-            workers = counted(held, "worker").replace(" ", "\n")
-            axes.annotate(workers, (x, y), ha="center", va="center", zorder=3)
+        for x, y, workers, servers in of[["x", "y", "workers", "servers"]].itertuples(index=False):
+            held = counted(workers, "worker") + f"\n{counted(servers, 'server')}" * bool(servers)
+            said = held if servers else held.replace(" ", "\n")
+            axes.annotate(said, (x, y), ha="center", va="center", zorder=3)
         rate = network.between.bytes_per_second * 8 / 1e9
         label = f"{rate:.3g} Gbit/s\nof payload\n{1000 * network.between.latency_seconds:g} ms"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}

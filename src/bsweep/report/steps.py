@@ -20,7 +20,8 @@ _CELLS = [
     "exchange_share", "waiting_share", "is_simulated",
 ]  # fmt: skip
 _SITES = [
-    "network", "num_workers", "x", "y", "workers", "sent_bytes", "received_bytes", "link_seconds",
+    "network", "num_workers", "x", "y", "workers", "servers", "sent_bytes", "received_bytes",
+    "link_seconds",
 ]  # fmt: skip
 
 

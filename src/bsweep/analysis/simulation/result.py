@@ -44,8 +44,8 @@ class Simulation:
 
     `timelines` has what happened in one step, or in one round of local steps: `network`,
     `strategy`, `num_workers`, `who`, `what` and the times. `sites` has what the link of each site
-    carries in it: `sent_bytes`, `received_bytes` and `link_seconds`, with the site's number of
-    workers and its place on a map, `x` and `y`. `notes` say what the numbers rest on.
+    carries in it: `sent_bytes`, `received_bytes` and `link_seconds`, with the site's numbers of
+    `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the numbers rest on.
     """
 
     cells: pd.DataFrame
@@ -247,14 +247,19 @@ def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
         ):
             row[: len(load)] += one.repeat * load
     number_of = max((one.messages.number_of for one in rounds), default=case.num_workers)
-    own = network.site_of(number_of)[: case.num_workers]
+    site_of = network.site_of(number_of)
+    workers, servers = (
+        np.bincount(of, minlength=network.sites)
+        for of in (site_of[: case.num_workers], site_of[case.num_workers :])
+    )
     return pd.DataFrame({
         "strategy": case.way.name,
         "num_workers": case.num_workers,
         "site": range(network.sites),
         "x": network.places[:, 0],
         "y": network.places[:, 1],
-        "workers": np.bincount(own, minlength=network.sites),
+        "workers": workers,
+        "servers": servers,
         "sent_bytes": carried[0],
         "received_bytes": carried[1],
         "link_seconds": carried.max(axis=0) / network.between.bytes_per_second,

@@ -731,6 +731,7 @@ async function renderSteps() {
   const shares = structuredClone(study.charts.step_shares);
   shares.encoding.x.title = words("workers");
   shares.encoding.y.title = words("step_percent");
+  if (innerWidth < 700) shares.encoding.color.legend.columns = 2;
   await drawIfAny("step_shares", shares, simulated.filter(isHere).flatMap((row) => ["computing", "exchange", "waiting"].map((part, place) => {
     const percent = 100 * row[`${part}_share`], said = words(`step_${part}`);
     return { num_workers: row.num_workers, part: said, place, percent, tip: `${words("workers")}: ${row.num_workers}\n${said}: ${number(percent, 3)} %` };
@@ -753,8 +754,9 @@ async function drawSites(found, sites, network) {
   const { gigabits, ms } = found.links[network];
   byId("step-sites-say").textContent = words("step_sites_say", { gigabits: number(gigabits, 3), ms: number(ms) });
   await drawIfAny("step_sites", spec, sites.map((one) => {
+    const held = one.servers ? `${words("site_servers", { n: one.servers })}\n` : "";
     const [sent, taken] = [one.sent_bytes, one.received_bytes].map((bytes) => `${number(bytes / 1e6, 3)} MB`), seconds = one.link_seconds < 1 ? `${number(1000 * one.link_seconds, 3)} ms` : `${number(one.link_seconds, 3)} s`;
-    return { ...one, says: sites.length > 12 ? "" : `${one.sent_bytes > one.received_bytes ? sent : taken}\n${seconds}`, tip: words("site_tip", { workers: one.workers, sent, taken, seconds }) };
+    return { ...one, says: sites.length > 12 ? "" : `${held}${one.sent_bytes > one.received_bytes ? sent : taken}\n${seconds}`, tip: held + words("site_tip", { workers: one.workers, sent, taken, seconds }) };
   }));
 }
 
@@ -894,6 +896,7 @@ async function drawTimeline(name, spans) {  // `row`, `said` and `tip` are in th
   const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, said = new Map(spans.map((one) => [one.kind, one.said]));
   color.scale = { domain: kinds.filter((kind) => said.has(kind)).map((kind) => said.get(kind)), range: color.scale.range.filter((_, at) => said.has(kinds[at])) };
   for (const layer of spec.layer) layer.encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
+  if (innerWidth < 700) color.legend.columns = 2;
   const rows = new Set(spans.map((one) => one.row)).size;
   spec.height = (rows > 8 ? 20 : 30) * rows;
   await draw(name, spec, spans.map((one) => ({
