@@ -45,7 +45,8 @@ class Simulation:
     `timelines` has what happened in one step, or in one round of local steps: `network`,
     `strategy`, `num_workers`, `who`, `what` and the times. `sites` has what the link of each site
     carries in it: `sent_bytes`, `received_bytes` and `link_seconds`, with the site's numbers of
-    `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the numbers rest on.
+    `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the
+    numbers rest on.
     """
 
     cells: pd.DataFrame
