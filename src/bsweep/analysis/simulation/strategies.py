@@ -218,8 +218,8 @@ def _ran(
 def _then_exchange(
     case: Case, rounds: Sequence[Round], more: float = 0.0, name: str = "gradient"
 ) -> Outcome:
-    """Return the outcome of steps that compute, and then exchange. The exchange takes `more` seconds
-    beside those of its messages.
+    """Return the outcome of steps that compute, and then exchange. This takes `more` seconds beside
+    those of its messages.
     """
     program = (Compute(1.0), Exchange(name, case.exchange(rounds) + more), Wait(name))
     return _ran(case, program, case.busy(case.draw_of_step), rounds)
