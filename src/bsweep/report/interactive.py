@@ -117,7 +117,7 @@ $warnings</div></noscript>
 <div id="step_shares" class="chart" role="img"></div>
 <p class="note" data-words="step_shares_say"></p></div>
 </div>
-<div id="step-timeline"><h3 id="step-timeline-title"></h3><div class="controls">
+<div id="step-timeline"><h3 data-words="step_timeline"></h3><div class="controls">
 <span class="end" id="save-step_timeline"></span></div>
 <div id="step_timeline" class="chart" role="img"></div>
 <p class="note" data-words="step_timeline_says"></p></div>

@@ -91,9 +91,10 @@ def run(program: Program, busy: Array, classes: Sequence[Numbers], told_steps: i
         told_steps: Of how many steps the spans are kept.
     """
     events = _Events(simpy.Environment(), len(classes), len(busy), told_steps)
-    for number, members in enumerate(classes):
+    for members in classes:
         slowest = busy[:, members].max(axis=1)
-        events.environment.process(_work(events, program, slowest, number))
+        who = f"worker {members[0]}" if len(members) == 1 else "slowest worker"
+        events.environment.process(_work(events, program, slowest, who))
     events.environment.run()
     return Ran(events.ends, events.exchanged, tuple(events.spans))
 
@@ -151,11 +152,10 @@ class _Events:
 
 
 def _work(
-    events: _Events, program: Program, slowest: Array, number: int
+    events: _Events, program: Program, slowest: Array, who: str
 ) -> Generator[simpy.Event, Any, None]:
     """Carry out the program as one class of workers, step by step."""
     environment = events.environment
-    who = "slowest worker" if events.num_classes == 1 else f"worker {number}"
     for step, seconds in enumerate(slowest):
         for operation in program:
             begin = environment.now

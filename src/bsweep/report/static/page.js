@@ -738,7 +738,7 @@ async function renderSteps() {
   })));
   const spans = (found.spans.who ? table(found.spans) : []).filter(isChosen);
   byId("step-timeline").hidden = !spans.length;
-  byId("step-timeline-title").textContent = words("step_timeline", { workers: on });
+  byId("step_timeline").setAttribute("aria-label", words("step_timeline"));
   await drawTimeline("step_timeline", spans.map((one) => {
     const isPass = one.number !== null, said = words(isPass ? one.kind : `step_${one.kind}`);
     const name = isPass ? `, ${words("microbatch")} ${one.number + 1}` : one.who === "network" ? `, ${one.what}` : "";
