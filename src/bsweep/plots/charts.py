@@ -351,8 +351,8 @@ def _series(field: str, num_columns: int) -> Spec:
             "orient": "bottom",
             "columns": num_columns,
             "labelLimit": 300,
-            "symbolOpacity": 1,
-        },  # bands are pale
+            "symbolOpacity": 1,  # also of pale bands
+        },
     }
     return {"color": {**shape, "scale": {"range": PALETTE}}, "shape": shape}
 
