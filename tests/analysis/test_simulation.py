@@ -31,6 +31,7 @@ from bsweep.analysis.simulation import (
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
 from bsweep.analysis.simulation.constants import of_bench as constants_of_bench
 from bsweep.analysis.simulation.failures import Failures
+from bsweep.analysis.simulation.machines import machine
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.result import knees
 from bsweep.analysis.simulation.spread import Spread
@@ -145,6 +146,25 @@ def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None
 def test_unknown_words_of_a_network_are_refused(text: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         parse_network(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("1gbit", 50), ("10gbit", 20), ("25gbit", 7.5), ("100gbit", 1.05), ("400gbit", 2),
+        ("100mbit", 50), ("30gbit", 7.5), ("3200gbit", 2),
+    ],
+)  # fmt: skip
+def test_a_latency_that_is_not_given_is_that_of_a_listed_link(
+    text: str, microseconds: float
+) -> None:
+    found = parse_network(f"{text},sites=2,between={text}/20ms")
+    assert found.link.latency_seconds == pytest.approx(microseconds * 1e-6)
+    assert found.link.bytes_per_second == parse_network(f"{text},1us").link.bytes_per_second
+    (published,) = found.published
+    assert published.startswith(f"{microseconds:g}us of ")
+    assert "; " in published  # where it was published
+    assert not parse_network(f"{text},1us").published
 
 
 # Folding
@@ -824,6 +844,32 @@ def test_machines_are_published_not_measured(capsys: pytest.CaptureFixture[str])
         command.run(["--machine", "h100", "--parameters", "1e9", "--network", "1gbit"])
     with pytest.raises(ValueError, match="Known: a100"):
         command.run(["--machine", "h99", "--parameters", "1e9", "--network", "1gbit"])
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h200", "rtx4090"])
+def test_a_machine_has_the_link_that_its_vendor_states(name: str) -> None:
+    given: dict[str, Any] = {
+        "machine": name, "flops_per_example": 1e12, "parameters": 1e9, "workers": [64],
+        "strategies": "allreduce", "num_steps": 20,
+    }  # fmt: skip
+    found, link = bsweep.simulate(**given), machine(name).link
+    assert f"Links: {link} a node, as published, not measured." in found.notes
+    assert any(note.startswith("Latencies that --network does not give") for note in found.notes)
+    other = bsweep.simulate(**given, network="1gbit,50us")
+    assert not any("--network does not give" in one or "Links:" in one for one in other.notes)
+    assert (other.cells["step_seconds"] > found.cells["step_seconds"]).all()
+
+
+def test_a_machine_without_a_link_asks_for_a_network(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    own = "{tflops: 1, reached: 0.4, memory_gb: 8, workers: 1, inner: 1gbit, source: me"
+    given: dict[str, Any] = {"machine": str(file), "flops_per_example": 1e9, "parameters": 1e6}
+    file.write_text(own + "}")
+    with pytest.raises(ValueError, match="describe the links with --network, as in"):
+        bsweep.simulate(**given)
+    file.write_text(own + ", link: 2gb}")
+    with pytest.raises(ValueError, match=f"--machine {file}: 2gb: 2gb is not understood"):
+        bsweep.simulate(**given)
 
 
 def test_probes_and_benches_give_constants() -> None:

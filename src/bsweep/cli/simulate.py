@@ -31,8 +31,8 @@ def run(arguments: Sequence[str]) -> int:
         "--network",
         action="append",
         help="bandwidth and latency of a node's link, such as 25gbit,10us, with per_node=, inner=, "
-        "per_switch=, oversubscription=, sites= and between= (default: as the study measured); may "
-        "be repeated",
+        "per_switch=, oversubscription=, sites= and between= (default: as the study measured, or "
+        "the machine's vendor states); may be repeated",
     )
     add("--measured-network", help=MEASURED_NETWORK)
     add(
@@ -76,7 +76,7 @@ def _simulate(given: argparse.Namespace) -> None:
         found = simulate(
             given.study,
             workers=given.workers,
-            network=given.network or "measured",
+            network=given.network,
             measured_network=given.measured_network,
             strategies=given.strategies or STRATEGIES,
             local_batch=given.local_batch,

@@ -8,7 +8,7 @@ SimPy orders (`engine`). `simulate` puts them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -39,7 +39,7 @@ def simulate(
     study: Study | str | Path | None = None,
     *,
     workers: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    network: str | Sequence[str] = "measured",
+    network: str | Sequence[str] | None = None,
     strategies: str = STRATEGIES,
     local_batch: int | None = None,
     global_batch: int | None = None,
@@ -65,7 +65,8 @@ def simulate(
         study: A study or its folder, from whose records the constants come.
         workers: The numbers of workers.
         network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
-            links as the study's own exchanges had them. Several are compared.
+            links as the study's own exchanges had them. Several are compared. None: `measured`, or
+            with a machine what its vendor states.
         strategies: Names of strategies, see `ways_of`.
         local_batch: The examples of a worker's pass; None: the most frequent in the study.
         global_batch: The examples of a step of all workers, in place of a local batch.
@@ -101,10 +102,9 @@ def simulate(
     )
     found = _adjusted(found, example_bytes, speeds, measured_network)
     name = known.name if known else "the source of the constants"
+    network = network or (of.link if of else "") or "measured"
     networks = [network] if isinstance(network, str) else network
-    links = {one: links_of(found, one, name) for one in networks}
-    if of is not None:
-        links = {one: machines.within(link, of) for one, link in links.items()}
+    links = {one: machines.within(links_of(found, one, name), of) for one in networks}
     ways = ways_of(strategies, known.runs if known else pd.DataFrame())
     simulation = simulate_from(
         found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
@@ -113,8 +113,8 @@ def simulate(
     )  # fmt: skip
     if of is None:
         return simulation
-    full = machines.memory_notes(of, found, ways, simulation.cells)
-    return replace(simulation, notes=(*simulation.notes, *full))
+    told = machines.notes(of, found, ways, simulation.cells)
+    return replace(simulation, notes=(*simulation.notes, *told))
 
 
 def _adjusted(
@@ -193,7 +193,7 @@ def simulate_from(
     alone = of_one / float(pd.Series(constants.busy_seconds(of_one)).median())
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
     table = result.compared(rows, alone, price_per_worker_hour)
-    notes = (*_notes(constants, ways), *left_out, *result.knees(table))
+    notes = (*_notes(constants, ways, networks.values()), *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)
 
 
@@ -333,8 +333,13 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     return Network(measured.link)
 
 
-def _notes(constants: Constants, ways: Sequence[Way]) -> list[str]:
+def _notes(constants: Constants, ways: Sequence[Way], networks: Iterable[Network]) -> list[str]:
     notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
+    if listed_links := dict.fromkeys(text for one in networks for text in one.published):
+        notes.append(
+            "Latencies that --network does not give are published, not measured: "
+            f"{'; '.join(listed_links)}."
+        )
     if constants.network is None:
         notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
     if not constants.layer_shares and any(_holds_layers(way) for way in ways):

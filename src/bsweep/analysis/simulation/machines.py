@@ -28,7 +28,11 @@ _SPREAD = Spread(0.03)  # of steps, on a machine that nobody has measured
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine as its vendor describes it, and the share of its speed that models reach."""
+    """One machine as its vendor describes it, and the share of its speed that models reach.
+
+    `link` is that of a node to others, and `inner` that of a worker within its node, in the words
+    of a network. `link` is empty if nothing is known of it.
+    """
 
     tflops: Positive
     reached: Annotated[float, Field(gt=0, le=1)]
@@ -36,6 +40,7 @@ class Machine:
     workers: Count
     inner: str
     source: str
+    link: str = ""
 
 
 def machine(name: str) -> Machine:
@@ -60,6 +65,8 @@ def machine(name: str) -> Machine:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"--machine {name}: {where}: {first['msg']}.") from None
+    for text in filter(None, (checked.inner, checked.link)):
+        parse_network(text, f"--machine {name}:")
     return checked
 
 
@@ -88,11 +95,12 @@ def of_machine(
     )
 
 
-def memory_notes(
+def notes(
     of: Machine, constants: Constants, ways: Sequence[Way], cells: pd.DataFrame
 ) -> Iterator[str]:
-    """Yield a sentence for each way in which the parameters, the gradients, the optimizer's state
-    and the strategy's copies of a worker take more than its memory.
+    """Yield a sentence if the links are those that the vendor states, and one for each way in which
+    the parameters, the gradients, the optimizer's state and the strategy's copies of a worker take
+    more than its memory.
 
     Args:
         of: The machine.
@@ -100,6 +108,8 @@ def memory_notes(
         ways: The ways to exchange.
         cells: The table `Simulation.cells`, which has the numbers of workers that suit each way.
     """
+    if of.link and cells["network"].eq(of.link).any():
+        yield f"Links: {of.link} a node, as published, not measured."
     for way in ways:
         needs = {}
         for count in sorted(set(cells.loc[cells["strategy"] == way.name, "num_workers"])):
@@ -119,9 +129,11 @@ def memory_notes(
             )
 
 
-def within(network: Network, of: Machine) -> Network:
-    """Return a network whose nodes are such machines, unless it already says what a node has."""
-    if network.per_node > 1 or of.workers == 1:
+def within(network: Network, of: Machine | None) -> Network:
+    """Return a network whose nodes are such machines, unless it already says what a node has, or
+    there is no machine.
+    """
+    if of is None or network.per_node > 1 or of.workers == 1:
         return network
     inner = parse_network(of.inner).link
     return replace(network, per_node=of.workers, inner=inner)

@@ -8,14 +8,17 @@ in both directions at once, so the round takes as long as the busiest link, plus
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
+from bsweep.config.parsing import conf_dir
 from bsweep.config.values import did_you_mean
 
 Array = NDArray[np.float64]
@@ -32,10 +35,14 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Link(NamedTuple):
-    """The payload that a link carries in a second and each direction, and its latency."""
+    """The payload that a link carries in a second and each direction, and its latency.
+
+    `published` says where the latency comes from, if `conf/links.yaml` has it and not the user.
+    """
 
     bytes_per_second: float
     latency_seconds: float
+    published: str = ""
 
 
 FREE = Link(np.inf, 0.0)
@@ -64,6 +71,12 @@ class Network:
     between: Link = FREE
     message_seconds: float = 0.0
     byte_seconds: float = 0.0
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """What is published of the latencies that the user did not give, see `Link`."""
+        links = (self.link, self.inner, self.between)
+        return tuple(dict.fromkeys(one.published for one in links if one.published))
 
     def seconds(self, messages: Messages | ToAll, hops: int = 1) -> float:
         """Return how long one round of messages takes until the last has arrived.
@@ -184,7 +197,8 @@ def parse_network(text: str, option: str = "--network") -> Network:
         option: The option of the command that has the text, for messages.
 
     Returns:
-        The network; a latency that is not given is 50 microseconds.
+        The network. A latency that is not given is that of the fastest link in `conf/links.yaml`
+        that is no faster, or of the slowest link there.
 
     Raises:
         ValueError: If a word is unknown or missing, or contradicts another.
@@ -232,7 +246,7 @@ def _read(told: str, word: str, value: str, read: Callable[[str], T]) -> T:
 
 def _link(text: str) -> Link:
     """Return the link in a text such as `25gbit/10us`."""
-    rate, latency = None, 50e-6
+    rate, latency = None, None
     for word in text.split("/"):
         found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]+)", word.strip().lower())
         if not found or float(found[1]) <= 0:
@@ -246,7 +260,23 @@ def _link(text: str) -> Link:
             raise ValueError(word)
     if rate is None:
         raise ValueError(text)
-    return Link(rate, latency)
+    if latency is not None:
+        return Link(rate, latency)
+    slower = [one for one in _listed() if one.bytes_per_second <= rate]
+    return max(slower, default=_listed()[0])._replace(bytes_per_second=rate)
+
+
+@functools.cache
+def _listed() -> tuple[Link, ...]:
+    """Return the links of `conf/links.yaml`, the slowest first."""
+    table: Mapping[str, Mapping[str, str]] = yaml.safe_load((conf_dir() / "links.yaml").read_text())
+    links = [
+        _link(f"{rate}/{of['latency']}")._replace(
+            published=f"{of['latency']} of {rate} ({of['source']})"
+        )
+        for rate, of in table.items()
+    ]
+    return tuple(sorted(links))
 
 
 def _count(text: str) -> int:
