@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import bsweep
+from bsweep import allocation
 from bsweep.analysis import simulation
 from bsweep.analysis.simulation import (
     collectives,
@@ -26,6 +27,7 @@ from bsweep.analysis.simulation import (
     simulate_from,
     spread,
     strategies,
+    uneven,
     words,
 )
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
@@ -38,8 +40,10 @@ from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.values import counts
+from bsweep.config.run import RunConfig
 from bsweep.runlog.records import Step
 from tests.support.running import bsweep as run_bsweep
+from tests.support.running import compose
 from tests.support.synthetic_study import write_run, write_study
 
 BYTES = 8e7
@@ -350,6 +354,130 @@ def test_local_steps_are_those_of_runs(name: str, wanted: list[int]) -> None:
     (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
     case = Case(constants(speeds=(1.88, 1.0, 1.26)), NETWORK, way, 3, 8)
     assert [*case.local_steps(10)] == wanted
+
+
+def filled_in(name: str, batch: str, of: Constants, folder: Path) -> RunConfig:
+    """What a run chooses for three workers with the speeds of constants, as a probe finds them."""
+    config = compose(
+        "local_batch=null", batch, "num_workers=3", "strategy=diloco", "model=tiny_cnn", "study=s",
+        f"results_dir={folder}", f"allocation={name}", "strategy.sync_every=50",
+    )  # fmt: skip
+    fixed, each = of.pass_seconds[0], of.example_seconds[0]
+    workers = [
+        {
+            "host": "h", "device": "cpu", "precision": "fp32", "memory_bytes": None,
+            "peak_flops": 1e9 * speed, "largest_batch": most, "stopped_by": "out_of_memory",
+            "batches": [
+                {"local_batch": batch, "step_seconds": (fixed + each * batch) / speed}
+                for batch in sorted({*(2**k for k in range(10) if 2**k <= most), 6, most})
+            ],
+        }
+        for speed, most in zip(of.speeds, of.largest_batches, strict=True)
+    ]  # fmt: skip
+    found = {"probed": allocation.probed_of(config), "workers": workers, "exchange_seconds": 0.5}
+    allocation.write_probe(config, {"schema": allocation.PROBE_SCHEMA, **found})
+    return allocation.fill_in(config)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uniform", "steps_by_speed", "steps_by_flops", "batch_by_flops", "batch_by_memory",
+        "hybrid",
+    ],
+)  # fmt: skip
+def test_batches_and_steps_are_those_that_runs_choose(
+    name: str, is_shared: bool, tmp_path: Path
+) -> None:
+    of = constants(
+        pass_seconds=np.full(NUM_DRAWS, 0.1), example_seconds=np.full(NUM_DRAWS, 0.005),
+        speeds=(1.88, 1.0, 1.26), largest_batches=(100, 40, 512),
+    )  # fmt: skip
+    run = filled_in(name, "global_batch=42" if is_shared else "local_batch=6", of, tmp_path)
+    (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
+    asked = None if is_shared else 6
+    mean = uneven.batches(way, of, 3, 14, asked).mean()
+    case = Case(of, NETWORK, way, 3, mean, asked_batch=asked)
+    if is_shared:  # simulated batches are not rounded
+        np.testing.assert_allclose(case.batches, run.local_batches, atol=1)
+        case.__dict__["batches"] = np.array(run.local_batches, float)
+    assert [*case.batches] == [*run.local_batches]
+    every = strategies._steps_between(case, 50, [], 0.0)
+    assert [*case.local_steps(every)] == [*(run.local_steps or [50] * 3)]
+
+
+def test_workers_with_more_memory_take_larger_batches() -> None:
+    """AdamW's state and all else of a model of 20 million parameters are 320 MB."""
+    of = constants(memories=(1.32, 4.32), speeds=(1.0, 4.0))
+    ways = words.ways_of(
+        "horovod:allocation=batch_by_memory,diloco:allocation=batch_by_memory", NO_RUNS
+    )
+    found = [uneven.batches(way, of, 3, 0.0, 8) for way in ways]
+    assert [*found[0]] == [8, 32, 8]
+    assert found[1][1] > 32  # the anchor and the momentum take as much of either memory
+    free = {"free": parse_network("100tbit,1ns")}
+    cells = simulate_from(of, free, ways[:1], [2]).cells.iloc[0]
+    assert (cells["global_batch"], cells["local_batch"]) == (40, 20)
+    assert cells["step_seconds"] == pytest.approx(0.1 + 0.05 * 8, rel=0.01)  # not 0.425 of the fast
+    shared = simulate_from(of, free, ways[:1], [2], global_batch=80).cells.iloc[0]
+    assert shared["step_seconds"] == pytest.approx(0.1 + 0.05 * 16, rel=0.01)
+
+
+def test_hybrid_keeps_workers_busy_and_waits_little() -> None:
+    of = constants(speeds=(1.0, 0.25), memories=(8, 32))
+    names = ("uniform", "steps_by_speed", "hybrid")
+    ways = words.ways_of(",".join(f"diloco:allocation={name}" for name in names), NO_RUNS)
+    free = {"free": parse_network("100tbit,1ns")}
+    cells = simulate_from(of, free, ways, [8], local_batch=2).cells.set_index("strategy")
+    speed = [float(cells["examples_per_second"][way.name]) for way in ways]
+    assert speed[0] < speed[1] < speed[2]
+    assert float(cells["waiting_share"][ways[2].name]) < 0.05
+
+
+def test_a_batch_by_memory_needs_to_know_the_memory(study: Path) -> None:
+    given = ["--network", "25gbit", "--strategies", "diloco,diloco:allocation=batch_by_memory"]
+    for more, says in (
+        ([], "not known: give it in GB, as in --memories 80,40,24, or use --machine or --probe"),
+        (["--memories", "1e-6"], r"take 0\.\d+ GB of a worker's 1e-06 GB on 1 worker: give more"),
+        (["--memories", "80,x"], "--memories 80,x: give numbers such as"),
+        (["--memories", "80,0"], "--memories 0: give a number above 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            command.run([str(study), *given, *more])
+    result = run_bsweep("simulate", str(study), *given, cwd=study)
+    assert result.returncode == 2
+    assert "--strategies diloco:allocation=batch_by_memory: allocation=" in result.stderr
+
+
+def test_allocations_gain_what_they_gained_on_four_hosts() -> None:
+    """The speeds and the tokens in a second are those in `results/measured/README.md`."""
+    names = {"uniform": 13_574, "steps_by_speed": 17_489, "hybrid": 26_160}
+    found = bsweep.simulate(
+        probe=Path(__file__).parents[2] / "results/measured/geo_distributed/probe.json",
+        parameters=133_440, workers=[4], local_batch=4, network="1gbit,100us",
+        speeds=(1.04, 1.0, 1.92, 1.19),
+        strategies=",".join(f"diloco:sync_every=100:allocation={name}" for name in names),
+    ).cells.set_index("strategy")["examples_per_second"]  # fmt: skip
+    gained = {name: found[f"diloco:sync_every=100:allocation={name}"] for name in names}
+    for name, tokens in names.items():
+        assert gained[name] / gained["uniform"] == pytest.approx(tokens / 13_574, rel=0.1)
+
+
+def test_a_machine_and_a_probe_tell_what_workers_hold() -> None:
+    geo = Path(__file__).parents[2] / "results/measured/geo_distributed/probe.json"
+    given: dict[str, Any] = {
+        "network": "1gbit", "parameters": 1e6, "workers": [4, 8], "num_steps": 20,
+        "strategies": "diloco:allocation=batch_by_memory",
+    }  # fmt: skip
+    probed = bsweep.simulate(probe=geo, **given).cells["global_batch"]
+    assert [*probed] == [512 * 3 + 1024, 2 * (512 * 3 + 1024)]
+    even = bsweep.simulate(machine="h100", flops_per_example=1e12, local_batch=16, **given).cells
+    assert [*even["global_batch"]] == [64, 128]
+    shared = bsweep.simulate(probe=geo, global_batch=4096, **given)
+    assert [*shared.cells["num_workers"]] == [8]
+    says = "local batch 819.2 of worker 0 is larger than the largest that its memory was found to"
+    assert any(f"not on 4 workers: {says} hold, 512." in note for note in shared.notes)
 
 
 def test_so_many_local_steps_that_the_exchange_is_a_tenth_of_a_round() -> None:

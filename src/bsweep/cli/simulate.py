@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import MEASURED_NETWORK, column_and_value, counts
+from bsweep.cli.values import MEASURED_NETWORK, column_and_value, counts, numbers
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--machine", help="a100, h100, h200, rtx4090 or a YAML file in place of a study")
     add("--flops-per-example", type=float, help="operations of a training step for an example")
     add("--speeds", help="relative speeds of uneven workers, such as 1,1,0.5")
+    add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
     add("--hours-between-failures", type=float, help="of one worker")
     add("--checkpoint-seconds", type=float, default=30.0, help="to save one (default: 30)")
@@ -89,7 +90,8 @@ def _simulate(given: argparse.Namespace) -> None:
             bench_model=given.bench_model,
             machine=given.machine,
             flops_per_example=given.flops_per_example,
-            speeds=_numbers(given.speeds) if given.speeds else (),
+            speeds=numbers("--speeds", given.speeds),
+            memories=numbers("--memories", given.memories),
             price_per_worker_hour=given.price_per_worker_hour,
             failures=failures,
             num_steps=given.steps,
@@ -102,10 +104,3 @@ def _simulate(given: argparse.Namespace) -> None:
 
         for path in simulation.write(found, given.figures):
             logger.info(f"wrote {path}")
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--speeds {text}: give numbers such as 1,1,0.5.") from None

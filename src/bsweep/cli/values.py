@@ -52,3 +52,15 @@ def column_and_value(text: str) -> tuple[str, str]:
             f"--where {text}: give a column and its value, as in --where strategy=horovod."
         )
     return column, value
+
+
+def numbers(option: str, text: str | None) -> list[float]:
+    """Return the numbers of an option such as `--speeds 1,1,0.5`; none without a text.
+
+    Raises:
+        ValueError: If a part is no number.
+    """
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"{option} {text}: give numbers such as 1,1,0.5.") from None

@@ -18,7 +18,7 @@ import pandas as pd
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.simulation import constants as constants_of
-from bsweep.analysis.simulation import machines, result
+from bsweep.analysis.simulation import machines, result, uneven
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import Network, parse_network
@@ -52,6 +52,7 @@ def simulate(
     machine: str | None = None,
     flops_per_example: float | None = None,
     speeds: Sequence[float] = (),
+    memories: Sequence[float] = (),
     failures: Failures | None = None,
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
@@ -81,6 +82,9 @@ def simulate(
         machine: A machine of `conf/machines.yaml` or a YAML file, in place of a study.
         flops_per_example: What a training step computes for an example, needed with a machine.
         speeds: Relative speeds of uneven workers; they repeat if there are more workers.
+        memories: The memory of each worker in GB, for allocations that choose batches by it; they
+            repeat, too. The local batch is what the worker with the least memory holds. Empty: that
+            of the machine, or the largest batches of the probe.
         failures: How often workers fail, and what that costs.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of the study's runs, and the value to select in each.
@@ -100,7 +104,7 @@ def simulate(
     found, of = _constants(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
-    found = _adjusted(found, example_bytes, speeds, measured_network)
+    found = _adjusted(found, example_bytes, speeds, memories, measured_network)
     name = known.name if known else "the source of the constants"
     network = network or (of.link if of else "") or "measured"
     networks = [network] if isinstance(network, str) else network
@@ -121,16 +125,21 @@ def _adjusted(
     constants: Constants,
     example_bytes: float | None,
     speeds: Sequence[float],
+    memories: Sequence[float],
     measured_network: str | None,
 ) -> Constants:
     """Return constants with what a user knows better; see `simulate`."""
     check_above_zero("example-bytes", example_bytes or None, 4e6)
     for speed in speeds:
         check_above_zero("speeds", speed, 0.5)
+    for memory in memories:
+        check_above_zero("memories", memory, 80)
     if example_bytes is not None:
         constants = replace(constants, example_bytes=example_bytes)
     if speeds:
         constants = replace(constants, speeds=tuple(speeds))
+    if memories:
+        constants = replace(constants, memories=tuple(memories), largest_batches=())
     return constants_of.with_measured(constants, measured_network)
 
 
@@ -180,7 +189,10 @@ def simulate_from(
     rows, timelines, sites = [], [], []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
-        case = Case(constants, networks[name], way, count, batch, num_steps, seed, passes=passes)
+        case = Case(
+            constants, networks[name], way, count, batch, num_steps, seed, passes=passes,
+            asked_batch=None if global_batch else local,
+        )  # fmt: skip
         try:
             steps = outcome(way.card, case)
         except ValueError as error:
@@ -221,8 +233,8 @@ def _cells(
         refused = {}
         for count in counts:
             own = with_replicas(way, count, constants)
-            batch = _local_batch(own, count, local, global_batch)
-            if problem := own.problem(count, batch, constants):
+            batch, problem = _batch(own, count, local, global_batch, constants)
+            if problem:
                 refused[count] = problem
             else:
                 cells.append((own, count, batch))
@@ -231,7 +243,7 @@ def _cells(
         first = next(iter(refused.values()))
         problems[way.name] = first
         if len(refused) == len(counts) and all(
-            with_replicas(way, count, constants).problem(count, local, constants)
+            _batch(with_replicas(way, count, constants), count, local, None, constants)[1]
             for count in range(1, _FEW_WORKERS + 1)
         ):
             raise ValueError(f"--strategies {way.name}: {first}")
@@ -253,6 +265,20 @@ def _check_counts(workers: Sequence[int], num_steps: int) -> None:
         )
     if num_steps < constants_of.NUM_DRAWS:
         raise ValueError(f"--steps {num_steps}: simulate {constants_of.NUM_DRAWS} or more.")
+
+
+def _batch(
+    way: Way, count: int, local: float, global_batch: int | None, of: Constants
+) -> tuple[float, str]:
+    """Return the mean local batch of workers, and why they cannot train so, or an empty text."""
+    mean = _local_batch(way, count, local, global_batch)
+    if problem := way.problem(count, mean, of):
+        return mean, problem
+    try:
+        shared = uneven.batches(way, of, count, mean, None if global_batch else local)
+    except ValueError as error:
+        return mean, error.args[0]
+    return float(shared.mean()), ""
 
 
 def _local_batch(way: Way, count: int, local: float, global_batch: int | None) -> float:

@@ -20,7 +20,13 @@ from scipy.optimize import nnls
 
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.selection import selected
-from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time, probe_timings
+from bsweep.analysis.prediction.step_time import (
+    Cell,
+    Timing,
+    fit_step_time,
+    probe_timings,
+    read_probe,
+)
 from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
@@ -78,6 +84,8 @@ class Constants:
     codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
     codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again
+    memories: tuple[float, ...] = ()  # in GB, of workers, again and again; empty: unknown
+    largest_batches: tuple[int, ...] = ()  # that workers hold, as probed; empty: unknown
     backward: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     """Parts of the backward pass in its order: their shares of the gradient's bytes and of the
     time.
@@ -199,6 +207,7 @@ def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
         parameter_bytes=parameter_bytes,
         local_batch=max(batches),
         source=f"measured in {path}",
+        largest_batches=tuple(one.largest_batch for one in read_probe(path).workers),
     )
 
 

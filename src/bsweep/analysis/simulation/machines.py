@@ -16,6 +16,7 @@ from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import with_replicas
+from bsweep.analysis.simulation.uneven import held_bytes
 from bsweep.analysis.simulation.words import Way
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import Count, Positive, did_you_mean
@@ -91,6 +92,7 @@ def of_machine(
         local_batch=local_batch,
         source=f"{of.reached:.0%} of what is published, not measured ({of.source})",
         spread=_SPREAD,
+        memories=(of.memory_gb,),
         is_gpu=True,
     )
 
@@ -114,11 +116,7 @@ def notes(
         needs = {}
         for count in sorted(set(cells.loc[cells["strategy"] == way.name, "num_workers"])):
             own = with_replicas(way, count, constants)
-            parameters, gradients, state = own.card.parts_held(count)
-            # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
-            beside = own.card.vectors_held + (own.optimizer.vectors_of_state or 0)
-            vectors = 1 / parameters + 1 / gradients + beside / state
-            needs[count] = vectors * constants.parameter_bytes / 1e9
+            needs[count] = held_bytes(own, count, constants) / 1e9
         full = [count for count, need in needs.items() if need > of.memory_gb]
         if full:
             most = max(needs[count] for count in full)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bsweep.analysis.simulation import collectives, engine, passes, servers
+from bsweep.analysis.simulation import collectives, engine, passes, servers, uneven
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
@@ -54,7 +54,8 @@ class Case:
 
     `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
     a pass, of which a step has `passes`. Steps are drawn by worker, so that classes of workers
-    (`is_folded`) change no number.
+    (`is_folded`) change no number. Uneven workers take `local_batch` in the mean: an allocation
+    makes their batches of `asked_batch`, or divides a global batch if that is None.
     """
 
     constants: Constants
@@ -66,6 +67,7 @@ class Case:
     seed: int = 0
     is_folded: bool = True
     passes: int = 1
+    asked_batch: float | None = None
 
     @cached_property
     def draw_of_step(self) -> Numbers:
@@ -91,7 +93,15 @@ class Case:
     @cached_property
     def speeds(self) -> Array:
         """The speed of each worker, relative to that of the constants."""
-        return np.resize(np.array(self.constants.speeds), self.num_workers)
+        return uneven.speeds(self.constants, self.num_workers)
+
+    @cached_property
+    def batches(self) -> Array:
+        """The local batch of each worker."""
+        of = uneven.batches(
+            self.way, self.constants, self.num_workers, self.local_batch, self.asked_batch
+        )
+        return np.asarray(of * self.local_batch / of.mean())
 
     def busy(self, draws: Numbers, steps_each: int = 1, workers: int = 0) -> Array:
         """Return the seconds that each worker computes, shape (rounds, workers).
@@ -103,7 +113,7 @@ class Case:
         """
         rng = np.random.default_rng([self.seed, steps_each])
         number_of = workers or self.num_workers
-        batch = self.local_batch * self._batch_factor()[:number_of]
+        batch = self.batches[:number_of]
         fixed = self.passes * self.constants.pass_seconds
         each = self.passes * self.constants.example_seconds
         found = np.empty((len(draws), number_of))
@@ -117,20 +127,20 @@ class Case:
             found = factors * (fixed[draws][:, None] + each[draws][:, None] * batch)
         return found / self.speeds[:number_of]
 
-    def _batch_factor(self) -> Array:
-        """Return by what each worker's batch is larger than the mean."""
-        if self.way.allocation != "batch_by_flops":
-            return np.ones(self.num_workers)
-        return np.asarray(self.speeds / self.speeds.mean())
+    def step_seconds(self, local_batches: Array) -> Array:
+        """Return the seconds that each worker computes in a step with such a local batch."""
+        return self.passes * uneven.step_seconds(self.constants, local_batches) / self.speeds
 
     def local_steps(self, steps_each: int) -> Numbers:
         """Return the steps of each worker in a round, as runs share them among uneven workers. The
         slowest makes `steps_each`.
         """
-        exact = steps_each * self.speeds / self.speeds.min()
         if steps_each > 1 and self.way.allocation == "steps_by_flops":
+            exact = steps_each * self.speeds / self.speeds.min()
             return np.asarray(np.rint(exact), np.int64)
-        if steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware"):
+        if steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware", "hybrid"):
+            seconds = self.step_seconds(self.batches)
+            exact = steps_each * seconds.max() / seconds
             return np.asarray(np.floor(exact * (1 + 1e-9)), np.int64)
         return np.full(self.num_workers, steps_each)
 
@@ -295,21 +305,26 @@ def _in_rounds(
     program: Program = (Compute(1.0), exchange, Wait("outer"))
     if overlap:
         program = (Compute(1.0), Wait("outer", 1), exchange)
-    more = float(case.local_steps(sync_every).mean() / sync_every)
+    examples = case.local_steps(sync_every) * case.batches
+    more = float(examples.mean() / (sync_every * case.local_batch))
     return replace(_ran(case, program, busy, rounds, sync_every), examples_factor=more)
 
 
 def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_seconds: float) -> int:
-    """Return the local steps of the slowest worker between two exchanges: those of the strategy or,
-    by `network_aware`, so many that the exchange takes a small share of a round.
+    """Return the local steps of the slowest worker between two exchanges: those of the strategy; by
+    `network_aware`, so many that the exchange takes a small share of a round; by `hybrid`, so many
+    that a round takes as long as with equal batches.
     """
+    slowest = float(case.step_seconds(case.batches).max())
+    if case.way.allocation == "hybrid":
+        most = uneven.largest_batches(case.way, case.constants, case.num_workers, case.asked_batch)
+        even = np.minimum(case.asked_batch or case.local_batch, most)
+        return max(1, round(sync_every * float(case.step_seconds(even).max()) / slowest))
     if case.way.allocation != "network_aware":
         return sync_every
-    of = case.constants
-    step = case.passes * np.median(of.pass_seconds + of.example_seconds * case.local_batch)
     exchange = float(np.median(case.exchange(rounds))) + codec_seconds
     share = case.way.allocation_card.max_exchange_share
-    wanted = exchange * (1 - share) / share / (step / case.speeds.min())
+    wanted = exchange * (1 - share) / share / slowest
     return max(1, int(np.ceil(wanted * (1 - 1e-9))))
 
 

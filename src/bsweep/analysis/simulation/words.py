@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -24,9 +24,6 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
-Allocation = Literal[
-    "uniform", "steps_by_speed", "steps_by_flops", "network_aware", "batch_by_flops"
-]  # others need what a probe tells of each worker's batches
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
 _UNKNOWN = ("own", "program")  # their code may exchange in any way
 _OPTIMIZER = "adamw"  # if no run tells
@@ -46,7 +43,7 @@ class Way:
     codec: CodecConfig
     optimizer: OptimizerConfig
     algorithm: str = ""
-    allocation: Allocation = "uniform"
+    allocation: str = "uniform"
     has_replicas: bool = False
     model: ModelConfig | None = None  # that of the runs, if their settings tell it
 
@@ -142,13 +139,9 @@ def way_of(word: str, runs: pd.DataFrame) -> Way:
     kind = _kind("strategy", name)
     given = dict(_pair(pair) for pair in pairs)
     codec = str(given.pop("compression", "none"))
-    allocation = given.pop("allocation", "uniform")
-    allocation = _SHORT.get(str(allocation), allocation)
-    if allocation not in (allowed := get_args(Allocation)):
-        raise ValueError(
-            f"allocation={allocation} is not simulated: it is unknown, or chooses by what a probe "
-            f"measures of each worker's batches. Known: {', '.join(allowed)}."
-        )
+    allocation = str(given.pop("allocation", "uniform"))
+    allocation = _SHORT.get(allocation, allocation)
+    _kind("allocation", allocation)
     keys = [one.name for one in fields(kind)]
     algorithm = given.get("algorithm", "")
     if algorithm and ("algorithm" not in keys or algorithm in ("hierarchical", "double_tree")):
