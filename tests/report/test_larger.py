@@ -377,10 +377,10 @@ def test_a_search_refuses_before_it_starts_what_it_cannot_simulate(
 
 
 def test_the_words_of_larger_clusters_keep_every_option() -> None:
-    words = LargerClusters(("1gbit",), (1, 2), 1234.5678, "10gbit,10us").words()
+    words = LargerClusters(("1gbit",), (1, 2), 1234.5678, "10gbit,10us", (1.0, 0.25)).words()
     assert words == (
         " --network 1gbit --workers 1,2 --price-per-worker-hour 1234.5678 --measured-network "
-        "10gbit,10us"
+        "10gbit,10us --speeds 1,0.25"
     )
 
 
@@ -403,6 +403,63 @@ def test_hosts_keep_what_exchanges_took_beyond_the_measured_network() -> None:
     assert simulated is not None
     of_search = simulated.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
     assert of_search[8, 256] == pytest.approx(cells[8, 256])
+
+
+def test_workers_that_are_always_slow_slow_simulated_steps() -> None:
+    """On free links, a step takes as long as a slow worker computes."""
+    given: dict[str, Any] = {"network": "100tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
+    seconds = {}
+    for speeds in ((), (1.0,), (1.0, 0.5)):
+        found = bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=speeds, **given).cells
+        seconds[speeds] = found.set_index(["num_workers", "global_batch"])["step_seconds"]
+    assert seconds[()].equals(seconds[1.0,])
+    even, slow = (seconds[speeds] for speeds in ((), (1.0, 0.5)))
+    assert slow[8, 256] / even[8, 256] == pytest.approx(2, rel=0.25)  # fast ones seldom are last
+    assert slow[2, 256] == even[2, 256]  # as measured
+    known = bsweep.load(GROUPNORM).on_networks("100tbit,1ns", [1, 2, 8], speeds=(1.0, 0.5))
+    (answer,) = analysis.answers(known)
+    assert answer.prediction is not None
+    cells = answer.prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
+    assert cells[8, 256] == pytest.approx(slow[8, 256])
+    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
+    larger = LargerClusters(("100tbit,1ns",), speeds=(1.0, 0.5))
+    _, simulated = recommend._larger(own, larger)
+    assert simulated is not None
+    of_search = simulated.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
+    assert of_search[8, 256] == pytest.approx(slow[8, 256])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--speeds", "1,x", "--network", "1gbit"], "--speeds 1,x: give numbers such as 1,1,0.5"),
+        (["--speeds", "1,0", "--network", "1gbit"], "--speeds 0: give a number above 0"),
+    ],
+)
+def test_wrong_speeds_are_refused_by_their_option(
+    given: list[str], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for main in (command.run, simulate_command.run):
+        with pytest.raises(ValueError, match=f"^{says}"):
+            main([str(GROUPNORM), *given])
+    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), *given]) == 2
+    assert says in caplog.text
+    caplog.clear()
+    grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
+    assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
+    assert says in caplog.text
+
+
+def test_speeds_need_a_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match=r"--speeds 1,0\.5 without a network to simulate: say"):
+        bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=(1, 0.5))
+    given = ["--speeds", "1,0.5"]
+    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), *given]) == 2
+    assert "--speeds without a network" in caplog.text
+    caplog.clear()
+    grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
+    assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
+    assert "--speeds 1,0.5 without a network" in caplog.text
 
 
 def test_a_wrong_measured_network_is_refused_by_its_option(

@@ -30,7 +30,7 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import OwnStrategyConfig
 from bsweep.config.target import target_of
-from bsweep.config.values import ConfigError, flatten, parse_seconds, show
+from bsweep.config.values import ConfigError, flatten, numbers, parse_seconds, show
 from bsweep.core import terminal
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
@@ -55,7 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if inside_horovodrun():
             raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
-        check_networks(options.network, options.measured_network)
+        speeds = numbers("--speeds", options.speeds)
+        check_networks(options.network, options.measured_network, speeds)
         target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
         objective = parse_objective(options.objective, price)
@@ -72,7 +73,9 @@ def run(arguments: Sequence[str]) -> int:
         cells = _cells(configs, objective)
         check_points(configs, options.network)
         search = Search(cells, doubts, given, target, objective, budget, price)
-        larger = LargerClusters(tuple(options.network), None, price, options.measured_network)
+        larger = LargerClusters(
+            tuple(options.network), None, price, options.measured_network, speeds
+        )
         return _led(search, larger, options.json, options.verbose)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
@@ -117,10 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         help="links such as 25gbit,10us: after the search, simulate up to 64 workers with them; "
         "may be repeated",
     )
-    add(
-        "--measured-network",
-        help="the links between the workers of the search, such as 1gbit,100us",
-    )
+    add("--measured-network", help="links between the workers of the search, as 1gbit,100us")
+    add("--speeds", help="relative speeds of the simulated workers, such as 1,1,0.5")
     add("--json", action="store_true", help="print the answer as JSON")
     add("--verbose", action="store_true", help="also print all cells, the fits and the warnings")
     return parser
@@ -347,6 +348,7 @@ def _larger(
         found = on_networks(
             seen, prediction.fitted, prediction.objective, larger_grid(seen), wanted.networks,
             wanted.price_per_worker_hour, timings, measured_network=wanted.measured_network,
+            speeds=wanted.speeds,
         )  # fmt: skip
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None

@@ -204,7 +204,7 @@ def check_simulated(study: Study) -> None:
 
     if not (networks := study.larger.networks):
         raise ValueError("no network is given: name the links, as in 25gbit,10us.")
-    check_networks(networks, study.larger.measured_network)
+    check_networks(networks, study.larger.measured_network, study.larger.speeds)
     found = answers(study)
     if not any(one.prediction is not None and one.prediction.network for one in found):
         if found and found[0].not_simulated:
@@ -311,7 +311,7 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
         try:
             found = predict(
                 part, network=larger.networks, workers=larger.workers,
-                measured_network=larger.measured_network, **given,
+                measured_network=larger.measured_network, speeds=larger.speeds, **given,
             )  # fmt: skip
             return Answer(where, found, _sentences(part, found))
         except ValueError as error:

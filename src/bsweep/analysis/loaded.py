@@ -32,13 +32,14 @@ class LargerClusters:
 
     `networks` are the links between workers, in words (see `bsweep.simulate`), and `workers` the
     numbers of workers, or None for all doublings up to 64. `measured_network` are the links on
-    which the study was measured.
+    which the study was measured, and `speeds` the relative speeds of the simulated workers.
     """
 
     networks: tuple[str, ...]
     workers: tuple[int, ...] | None = None
     price_per_worker_hour: float | None = None
     measured_network: str | None = None
+    speeds: tuple[float, ...] = ()
 
     def words(self) -> str:
         """Return the options of `bsweep report` for these clusters.
@@ -55,6 +56,8 @@ class LargerClusters:
             words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:.12g}"]
         if self.measured_network is not None:
             words += ["--measured-network", self.measured_network]
+        if self.speeds:
+            words += ["--speeds", ",".join(f"{speed:.12g}" for speed in self.speeds)]
         return f" {shlex.join(words)}"
 
 
@@ -145,6 +148,7 @@ class Study:
         workers: Sequence[int] | None = None,
         price_per_worker_hour: float | None = None,
         measured_network: str | None = None,
+        speeds: Sequence[float] = (),
     ) -> Study:
         """Return this study with larger clusters, whose cells its figures, tables and pages then
         simulate and mark as simulated.
@@ -155,6 +159,7 @@ class Study:
             workers: The numbers of workers. None takes all doublings up to 64.
             price_per_worker_hour: The price of an hour of one worker, in any currency.
             measured_network: The links on which the study was measured; see `bsweep.simulate`.
+            speeds: Relative speeds of uneven workers; see `bsweep.simulate`.
 
         Returns:
             The study with the same runs.
@@ -166,7 +171,9 @@ class Study:
 
         networks = (network,) if isinstance(network, str) else tuple(network)
         counts = None if workers is None else tuple(workers)
-        larger = LargerClusters(networks, counts, price_per_worker_hour, measured_network)
+        larger = LargerClusters(
+            networks, counts, price_per_worker_hour, measured_network, tuple(speeds)
+        )
         found = replace(self, larger=larger)
         check_simulated(found)
         return found

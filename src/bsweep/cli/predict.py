@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bsweep.cli.values import add_networks, column_and_value, counts
+from bsweep.config.values import numbers
 
 if TYPE_CHECKING:
     from bsweep.analysis import Prediction
@@ -43,13 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         help="worker counts, such as 1..64 (default: those of runs; with --network 1,2,4,...,64)",
     )
     add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
-    add(
-        "--where",
-        action="append",
-        default=[],
-        metavar="COLUMN=VALUE",
-        help="use only the runs with this value; may be repeated",
-    )
+    add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")
     add_networks(parser)
     add("--json", action="store_true", help="print everything as JSON")
@@ -59,9 +54,10 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.analysis import predict as predicted
     from bsweep.analysis.loaded import LargerClusters
 
+    options["speeds"] = numbers("--speeds", options["speeds"])
     where = dict(column_and_value(text) for text in options.pop("where"))
     prediction = predicted(study, **options, where=where)
-    names = ("network", "workers", "price_per_worker_hour", "measured_network")
+    names = ("network", "workers", "price_per_worker_hour", "measured_network", "speeds")
     larger = LargerClusters(*[options[name] for name in names]).words()
     _print(prediction, study, larger, as_json, is_verbose)
     return 0

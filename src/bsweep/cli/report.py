@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.cli.values import add_networks, counts
+from bsweep.config.values import numbers
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
                 workers=options.workers,
                 price_per_worker_hour=options.price_per_worker_hour,
                 measured_network=options.measured_network,
+                speeds=numbers("--speeds", options.speeds),
                 tell=_tell,
             )
         )

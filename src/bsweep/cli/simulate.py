@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import MEASURED_NETWORK, column_and_value, counts, numbers
+from bsweep.cli.values import MEASURED_NETWORK, SPEEDS, column_and_value, counts
+from bsweep.config.values import numbers
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--bench-model", default="", help="the model in that file, such as 'resnet18 imagenet'")
     add("--machine", help="a100, h100, h200, rtx4090 or a YAML file in place of a study")
     add("--flops-per-example", type=float, help="operations of a training step for an example")
-    add("--speeds", help="relative speeds of uneven workers, such as 1,1,0.5")
+    add("--speeds", help=SPEEDS)
     add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
     add("--hours-between-failures", type=float, help="of one worker")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 
 MEASURED_NETWORK = "the links on which the study was measured, such as 1gbit,100us"
+SPEEDS = "relative speeds of uneven workers, such as 1,1,0.5"
 
 
 def add_networks(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which links the workers have that are simulated or were measured."""
+    """Add the options that say which links and speeds the workers have that are simulated, and on
+    which links others were measured.
+    """
     parser.add_argument(
         "--network",
         action="append",
@@ -16,6 +19,7 @@ def add_networks(parser: argparse.ArgumentParser) -> None:
         "repeated",
     )
     parser.add_argument("--measured-network", help=MEASURED_NETWORK)
+    parser.add_argument("--speeds", help=f"{SPEEDS}, with --network")
 
 
 def counts(text: str) -> list[int]:
@@ -52,15 +56,3 @@ def column_and_value(text: str) -> tuple[str, str]:
             f"--where {text}: give a column and its value, as in --where strategy=horovod."
         )
     return column, value
-
-
-def numbers(option: str, text: str | None) -> list[float]:
-    """Return the numbers of an option such as `--speeds 1,1,0.5`; none without a text.
-
-    Raises:
-        ValueError: If a part is no number.
-    """
-    try:
-        return [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise ValueError(f"{option} {text}: give numbers such as 1,1,0.5.") from None

@@ -131,6 +131,22 @@ def seconds_of(value: object) -> float | None:
     return seconds if 0 < seconds <= 1e9 else None
 
 
+def numbers(option: str, text: str | None) -> tuple[float, ...]:
+    """Return the numbers of an option such as `--speeds 1,1,0.5`; none without a text.
+
+    Args:
+        option: The option's name, with its dashes.
+        text: Numbers joined by commas, or None.
+
+    Raises:
+        ValueError: If a part is no number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise ValueError(f"{option} {text}: give numbers such as 1,1,0.5.") from None
+
+
 def parse_seconds(text: str) -> float:
     """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives.
 

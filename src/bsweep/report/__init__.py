@@ -57,6 +57,7 @@ def write(
     workers: Sequence[int] | None = None,
     price_per_worker_hour: float | None = None,
     measured_network: str | None = None,
+    speeds: Sequence[float] = (),
     say: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -82,6 +83,7 @@ def write(
         workers: The numbers of workers of these clusters. None takes all doublings up to 64.
         price_per_worker_hour: The price of an hour of one worker, for the figure of these clusters.
         measured_network: The links on which the study was measured; see `bsweep.simulate`.
+        speeds: Relative speeds of uneven workers on simulated clusters; see `bsweep.simulate`.
         say: A function that is called with a line for each run that cannot be read, and for times
             that are left out.
         tell: A function that is called with each line of the answer: the recommendation or the best
@@ -96,7 +98,8 @@ def write(
             style, or a network is given with which nothing can be simulated.
     """
     paper = None if style is None else style_of(style)
-    _check_larger(network, workers, price_per_worker_hour, measured_network)
+    larger = network, workers, price_per_worker_hour, measured_network, speeds
+    _check_larger(*larger)
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
         say(f"{run_id}: left out of the report: {why}")
@@ -107,7 +110,7 @@ def write(
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
             if network:
-                study = study.on_networks(network, workers, price_per_worker_hour, measured_network)
+                study = study.on_networks(*larger)
             for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
@@ -129,11 +132,13 @@ def _check_larger(
     workers: Sequence[int] | None,
     price: float | None,
     measured_network: str | None,
+    speeds: Sequence[float],
 ) -> None:
     given = {
         "--workers": workers,
         "--price-per-worker-hour": price,
         "--measured-network": measured_network,
+        "--speeds": speeds or None,
     }
     if not network and (alone := [name for name, value in given.items() if value is not None]):
         raise ValueError(

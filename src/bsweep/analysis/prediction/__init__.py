@@ -60,6 +60,7 @@ def predict(
     probe: str | Path | None = None,
     network: str | Sequence[str] | None = None,
     measured_network: str | None = None,
+    speeds: Sequence[float] = (),
 ) -> Prediction:
     """Predict the time to a target for every cell of a grid, and recommend one cell.
 
@@ -85,6 +86,7 @@ def predict(
             prediction is that for the first one, `others` has the further ones, and `curves` the
             time on each number of workers with each.
         measured_network: The links on which the study was measured; see `bsweep.simulate`.
+        speeds: Relative speeds of the workers on these networks; see `bsweep.simulate`.
 
     Returns:
         The cells of the grid with their predictions and intervals, the recommended cell, and
@@ -104,10 +106,10 @@ def predict(
     seen = replace(seen, ways=told.ways)
     networks = [network] if isinstance(network, str) else [*dict.fromkeys(network or ())]
     fits, cells = fit(seen, told.timings), _grid(seen, batches, workers, bool(networks))
-    if networks or measured_network is not None:
+    if networks or measured_network is not None or speeds:
         found = on_networks(
             seen, fits, wanted, cells, networks, price_per_worker_hour, told.timings, where,
-            measured_network,
+            measured_network, speeds,
         )  # fmt: skip
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
@@ -134,6 +136,7 @@ def on_networks(
     timings: tuple[Timing, ...] = (),
     where: Mapping[str, str] | None = None,
     measured_network: str | None = None,
+    speeds: Sequence[float] = (),
 ) -> Prediction:
     """Return what `predict_from` does for the first of several networks, with steps on more workers
     than were timed from a simulation, and with the predictions for the others.
@@ -151,6 +154,7 @@ def on_networks(
         timings: What was timed beside the runs.
         where: Columns of the study's runs, and the value to select in each.
         measured_network: The links on which the study was measured.
+        speeds: Relative speeds of the workers on these networks; they repeat.
 
     Returns:
         The prediction.
@@ -163,8 +167,9 @@ def on_networks(
     from bsweep.analysis.prediction import simulated
     from bsweep.analysis.simulation.constants import of_study, with_measured
 
-    simulated.check_networks(networks, measured_network)
+    simulated.check_networks(networks, measured_network, speeds)
     constants = with_measured(of_study(seen.study, where), measured_network)
+    constants = replace(constants, speeds=tuple(speeds) or constants.speeds)
     found, problems = [], []
     for network in networks:
         try:

@@ -25,6 +25,7 @@ from bsweep.analysis.simulation.result import MEASURED
 from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, way_of
 from bsweep.config.run import RunConfig
+from bsweep.config.values import check_above_zero
 
 if TYPE_CHECKING:
     from bsweep.analysis.prediction.result import Prediction
@@ -154,16 +155,26 @@ def larger_grid(
     return grid(seen, sorted(found), sorted(set(workers)))
 
 
-def check_networks(texts: Sequence[str], measured_network: str | None = None) -> None:
-    """Raise ValueError if one of several texts is not what `links_and_codec` takes, or the network
-    on which a study was measured has an unknown word or is given without these texts.
+def check_networks(
+    texts: Sequence[str], measured_network: str | None = None, speeds: Sequence[float] = ()
+) -> None:
+    """Raise ValueError if one of several texts is not what `links_and_codec` takes, if the network
+    on which a study was measured has an unknown word or a speed is not above 0, or if either is
+    given without these texts.
     """
     if measured_network is not None:
         parse_network(measured_network, "--measured-network")
-        if not texts:
+    for speed in speeds:
+        check_above_zero("speeds", speed, 0.5)
+    given = {
+        "--measured-network": measured_network,
+        "--speeds": ",".join(map("{:g}".format, speeds)),
+    }
+    for option, value in given.items():
+        if value and not texts:
             raise ValueError(
-                f"--measured-network {measured_network} without a network to simulate: say which "
-                "links the workers have, as in --network 25gbit,10us."
+                f"{option} {value} without a network to simulate: say which links the workers "
+                "have, as in --network 25gbit,10us."
             )
     for text in texts:
         links, codec = links_and_codec(text)
@@ -243,14 +254,15 @@ def _way(runs: pd.DataFrame, codec: str) -> Way:
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     """Return draws of the logarithm of a cell's seconds: those of the fit for a worker alone,
-    without a pipeline's bubble, times what a simulated step is longer than a worker's computing,
-    drawn between the sorted draws of the simulation.
+    without a pipeline's bubble, times what a simulated step is longer than the computing of a
+    worker of speed 1, drawn between the sorted draws of the simulation.
 
     Exchanges that were not measured, and those of more workers, may be wrong by one factor in all
     draws.
     """
     steps: Outcome = outcome(case.way.card, case)
-    blocks = np.array_split(steps.step_seconds / steps.mean_seconds, NUM_DRAWS)
+    alike = steps.mean_seconds / float(np.mean(1 / case.speeds))
+    blocks = np.array_split(steps.step_seconds / alike, NUM_DRAWS)
     stretch = np.sort([block.mean() for block in blocks])
     alone = step_time.log_seconds(
         cell._replace(num_workers=1, form=cell.form._replace(sent_bytes=0.0, busy=1.0))
