@@ -291,6 +291,13 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     ways = {"ddp", "sharded", "pipeline"}
     assert {way.split()[0] for way in simulated["way"]} == ways
     assert (found.cells["num_workers"] == 8).sum() == len(simulated)
+    doubts = [warning for warning in found.warnings if "not known" in warning]
+    assert [one.split(":")[0] for one in doubts] == [
+        "the pieces of the model are not known", "the size of activations is not known",
+    ]  # fmt: skip
+    assert any("published, not measured: 50us of 1gbit (" in one for one in found.warnings)
+    other = bsweep.predict(study, TARGET, network="1gbit,50us", workers=[1, 2, 4, 8])
+    assert not any("published, not measured" in one for one in other.warnings)
     with pytest.raises(ValueError, match=r"compression=topk with strategy=\w+: only "):
         bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
 

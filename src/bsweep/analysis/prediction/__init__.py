@@ -171,6 +171,7 @@ def on_networks(
     constants = with_measured(of_study(seen.study, where), measured_network)
     constants = replace(constants, speeds=tuple(speeds) or constants.speeds)
     found, problems = [], []
+    doubts: list[Sentence] = []
     for network in networks:
         try:
             of_network = simulated.with_simulated(fits.step_time, seen, of, network, constants)
@@ -182,6 +183,7 @@ def on_networks(
             problems.append((network, error.args[0]))
             continue
         problems += [(network, why) for why in of_network.refused]
+        doubts += of_network.not_known
         found.append(replace(one, network=network, constants=constants))
     if not found:
         raise ValueError("--network {}: {}".format(*problems[0]))
@@ -192,7 +194,8 @@ def on_networks(
     warnings += _of_codecs(
         [one for one in codecs if one not in ("", "none")], constants.codec_seconds
     )
-    return replace(found[0], others=tuple(found[1:]), warnings=(*warnings, *found[0].warnings))
+    told = dict.fromkeys((*warnings, *doubts, *found[0].warnings))
+    return replace(found[0], others=tuple(found[1:]), warnings=tuple(told))
 
 
 def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:

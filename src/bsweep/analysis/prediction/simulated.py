@@ -18,7 +18,7 @@ from bsweep.analysis.prediction.networks import OWN_LINKS
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
-from bsweep.analysis.simulation import Constants, Simulation, links_of, simulate_from
+from bsweep.analysis.simulation import Constants, Simulation, links_of, not_known, simulate_from
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.result import MEASURED
@@ -26,6 +26,7 @@ from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, way_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
+from bsweep.core.sentences import Sentence
 
 if TYPE_CHECKING:
     from bsweep.analysis.prediction.result import Prediction
@@ -43,12 +44,14 @@ class Simulated(NamedTuple):
     """A fit of step times that takes cells on more workers than were timed from a simulation.
 
     `cells` are those of the grid but for those that bsweep would refuse to train so, and `refused`
-    says why, with one message for each way of sharing the model.
+    says why, with one message for each way of sharing the model. `not_known` says what is simulated
+    although nobody measured or gave it.
     """
 
     step_time: StepTimeFit
     cells: list[Key]
     refused: tuple[str, ...]
+    not_known: tuple[Sentence, ...]
 
 
 def with_simulated(
@@ -72,6 +75,7 @@ def with_simulated(
     found: dict[Cell, Array] = {}
     kept: list[Key] = []
     refused: dict[str, str] = {}
+    simulated: dict[str, Way] = {}
     for batch, workers, passes, name in of:
         cell = seen.ways[name].cell(batch, workers, passes)
         if name in ways and workers > _most_timed(step_time, cell.form.strategy):
@@ -81,10 +85,14 @@ def with_simulated(
                 continue
             case = Case(constants, links, ways[name], workers, local, _NUM_STEPS, passes=passes)
             found[cell] = _log_seconds(step_time, cell, case)
+            simulated[name] = ways[name]
         kept.append((batch, workers, passes, name))
     if not found:
         raise ValueError(next(iter(refused.values()), _NONE))
-    return Simulated(replace(step_time, simulated=found), kept, tuple(refused.values()))
+    doubts = not_known(constants, [*simulated.values()], [links])
+    return Simulated(
+        replace(step_time, simulated=found), kept, tuple(refused.values()), tuple(doubts)
+    )
 
 
 def _most_timed(step_time: StepTimeFit, strategy: str) -> float:

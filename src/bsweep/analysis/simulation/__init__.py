@@ -8,7 +8,7 @@ SimPy orders (`engine`). `simulate` puts them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,9 +26,18 @@ from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, ways_of
 from bsweep.config.values import check_above_zero
+from bsweep.core.sentences import Sentence, said
 from bsweep.core.words import counted, listed
 
-__all__ = ["Constants", "Failures", "Simulation", "links_of", "simulate", "simulate_from"]
+__all__ = [
+    "Constants",
+    "Failures",
+    "Simulation",
+    "links_of",
+    "not_known",
+    "simulate",
+    "simulate_from",
+]
 
 STRATEGIES = "horovod,parameter_server,diloco"
 _MOST_WORKERS = 65_536
@@ -361,29 +370,44 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
 
 def _notes(constants: Constants, ways: Sequence[Way], networks: Iterable[Network]) -> list[str]:
     notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
-    if listed_links := dict.fromkeys(text for one in networks for text in one.published):
-        notes.append(
-            "Latencies that --network does not give are published, not measured: "
-            f"{'; '.join(listed_links)}."
-        )
     if constants.network is None:
         notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
-    if not constants.layer_shares and any(_holds_layers(way) for way in ways):
-        notes.append(
-            "The sizes of the layers are not known: servers that hold whole layers are taken to "
-            "hold equal parts of the model."
-        )
-    if not constants.pieces and any(way.card.can.cuts_model for way in ways):
-        notes.append("The pieces of the model are not known: it is cut into any number of stages.")
+    notes += [one[0].upper() + one[1:] for one in not_known(constants, ways, networks)]
     codecs = dict.fromkeys(str(way.codec.name) for way in ways if way.codec.builds)
     if unknown := [name for name in codecs if name not in constants.codec_seconds]:
         notes.append(f"The seconds of {listed(unknown)} are not known: they take no time here.")
-    if any(way.card.can.splits_model for way in ways) and not constants.example_bytes:
-        notes.append(
-            "The size of activations is not known: what tensor and pipeline workers send of them "
+    return notes
+
+
+def not_known(
+    constants: Constants, ways: Sequence[Way], networks: Iterable[Network]
+) -> Iterator[Sentence]:
+    """Yield a sentence for each fact of the model or the links that a simulation needs, but nobody
+    measured or gave, and what is simulated in its place.
+
+    Args:
+        constants: The constants.
+        ways: The ways to exchange.
+        networks: The links.
+    """
+    if links := dict.fromkeys(text for one in networks for text in one.published):
+        yield said(
+            "latencies that --network does not give are published, not measured: {links}.",
+            links="; ".join(links),
+        )
+    if not constants.layer_shares and any(_holds_layers(way) for way in ways):
+        yield said(
+            "the sizes of the layers are not known: servers that hold whole layers are taken to "
+            "hold equal parts of the model."
+        )
+    if not constants.pieces and any(way.card.can.cuts_model for way in ways):
+        yield said("the pieces of the model are not known: it is cut into any number of stages.")
+    sends_activations = any(way.card.can.splits_layers or way.card.can.cuts_model for way in ways)
+    if sends_activations and not constants.example_bytes:
+        yield said(
+            "the size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."
         )
-    return notes
 
 
 def _holds_layers(way: Way) -> bool:
