@@ -857,6 +857,19 @@ def test_a_model_is_divided_among_no_more_workers_than_suit_its_heads(tmp_path: 
     assert "larger strategy.replicas" in not_on(found, "tensor:replicas=1")
 
 
+def test_a_model_is_divided_among_workers_that_share_its_values_evenly(tmp_path: Path) -> None:
+    model = {"name": "vgg16", "dropout": 0.5}
+    write_run(tmp_path / "study", local_batch=8, settings={"model": model})
+    found = bsweep.simulate(
+        tmp_path / "study", workers=[3, 4, 6], strategies="tensor:replicas=1,tensor",
+        network="1gbit,50us", num_steps=20,
+    )  # fmt: skip
+    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
+    assert of.apply(list).to_dict() == {"tensor": [4, 6], "tensor:replicas=1": [4]}
+    says = "the 4096 values between its large layers cannot be divided among the 3 workers"
+    assert says in not_on(found, "tensor:replicas=1")
+
+
 def test_whole_layers_need_no_more_servers_than_there_are_layers(tmp_path: Path) -> None:
     sizes = (1_000_000, 9_000_000, 1_181_642)
     write_run(tmp_path / "study", local_batch=8, layer_parameters=sizes)

@@ -11,6 +11,7 @@ import torch
 
 from bsweep import models
 from bsweep.config import own
+from bsweep.config.models import LlamaConfig
 from bsweep.config.values import ConfigError
 from bsweep.models import plans
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
@@ -166,12 +167,13 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
 
 
 def test_vgg16_divides_its_large_layers_evenly() -> None:
-    config = compose(
-        "model=vgg16", "data=synthetic", "strategy=tensor", "num_workers=3", "local_batch=8"
-    )
-    models.check_model(replace(config, num_workers=4), 10, (3, 32, 32))
+    point = ("model=vgg16", "data=synthetic", "strategy=tensor", "local_batch=8")
+    config = compose(*point, "num_workers=4")
+    models.check_model(config, 10, (3, 32, 32))
     with pytest.raises(ConfigError, match=r"0, classifier.3: the 4096 values .* 3 workers"):
-        models.check_model(config, 10, (3, 32, 32))
+        models.check_model(replace(config, num_workers=3), 10, (3, 32, 32))
+    with pytest.raises(ConfigError, match=r"model=vgg16 .*: the 4096 values .* 3 workers"):
+        compose(*point, "num_workers=3")
 
 
 def test_heads_that_workers_cannot_share_are_refused() -> None:
@@ -184,6 +186,18 @@ def test_heads_that_workers_cannot_share_are_refused() -> None:
             "num_workers=3",
             "local_batch=8",
         )
+
+
+def test_hidden_values_that_workers_cannot_share_are_refused() -> None:
+    point = ("model=llama_tiny", "data=text", "data.path=x", "strategy=tensor", "local_batch=8")
+    config = compose(*point, "num_workers=4", "model.intermediate_size=172")
+    models.check_model(config, 256, (64,))
+    assert isinstance(config.model, LlamaConfig)
+    uneven = replace(config, model=replace(config.model, intermediate_size=174))
+    with pytest.raises(ConfigError, match=r"mlp.down: the 174 values .* 4 workers"):
+        models.check_model(uneven, 256, (64,))
+    with pytest.raises(ConfigError, match=r"model=llama_tiny .*: the 174 values .* 4 workers"):
+        compose(*point, "num_workers=4", "model.intermediate_size=174")
 
 
 def test_a_model_without_a_plan_is_refused() -> None:

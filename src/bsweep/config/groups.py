@@ -145,6 +145,20 @@ class ModelConfig(Card):
                 "divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own with a "
                 "method tensor_plan, or strategy=sharded."
             )
+        parts = strategy.num_parts(num_workers)
+        if strategy.can.splits_layers and parts and self.divided_values % parts:
+            yield (
+                f"model={self.name} with strategy={strategy.name}: the {self.divided_values} "
+                f"values between its large layers cannot be divided among the {parts} workers of "
+                "a replica. Use fewer workers, or larger strategy.replicas."
+            )
+
+    @property
+    def divided_values(self) -> int:
+        """The number of values between large layers of which each worker of a replica has the same
+        number if `tensor_plan` divides the model; 0 if only the model itself can tell.
+        """
+        return 0
 
     def lone_examples(self, point: Point) -> Iterator[str]:
         """Yield an error message if a worker would get local batches of one example, which are too

@@ -52,6 +52,10 @@ class VGG16Config(ModelConfig):
     pieces: ClassVar[str] = "bsweep.models.vgg16:pieces"
     casts_images_first: ClassVar[bool] = True
 
+    @property
+    def divided_values(self) -> int:
+        return 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class TinyCNNConfig(ModelConfig):
@@ -91,6 +95,10 @@ class LlamaConfig(ModelConfig):
                 "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
                 "multiple of twice the number of heads."
             )
+
+    @property
+    def divided_values(self) -> int:
+        return self.intermediate_size
 
     def problems_of_parts(self, strategy: StrategyFacts, num_workers: int) -> Iterator[str]:
         yield from super().problems_of_parts(strategy, num_workers)
