@@ -356,6 +356,14 @@ def test_local_steps_are_those_of_runs(name: str, wanted: list[int]) -> None:
     assert [*case.local_steps(10)] == wanted
 
 
+def test_a_fast_worker_makes_steps_while_a_slow_one_makes_one() -> None:
+    of = constants(speeds=(1.0, 4.0), pass_seconds=np.zeros(NUM_DRAWS))
+    found = steps("diloco:sync_every=1:allocation=steps_by_speed", 2, of)
+    np.testing.assert_allclose(found.step_seconds, 8 * 0.05 + seconds("ring", 2))
+    np.testing.assert_allclose(found.mean_seconds, 8 * 0.05)
+    assert found.examples_factor == pytest.approx(2.5)
+
+
 def filled_in(name: str, batch: str, of: Constants, folder: Path) -> RunConfig:
     """What a run chooses for three workers with the speeds of constants, as a probe finds them."""
     config = compose(

@@ -118,11 +118,11 @@ class Case:
         each = self.passes * self.constants.example_seconds
         found = np.empty((len(draws), number_of))
         steps = self.local_steps(steps_each)[:number_of]
-        for place, draw in enumerate(draws if steps_each > 1 else ()):
+        for place, draw in enumerate(draws if steps.max() > 1 else ()):
             factors = self.constants.spread.draw(int(steps.max()), number_of, rng)
             sums = np.cumsum(factors, axis=0)[steps - 1, np.arange(number_of)]
             found[place] = sums * (fixed[draw] + each[draw] * batch)
-        if steps_each == 1:
+        if steps.max() == 1:
             factors = self.constants.spread.draw(len(draws), number_of, rng)
             found = factors * (fixed[draws][:, None] + each[draws][:, None] * batch)
         return found / self.speeds[:number_of]
@@ -135,10 +135,10 @@ class Case:
         """Return the steps of each worker in a round, as runs share them among uneven workers. The
         slowest makes `steps_each`.
         """
-        if steps_each > 1 and self.way.allocation == "steps_by_flops":
+        if self.way.allocation == "steps_by_flops":
             exact = steps_each * self.speeds / self.speeds.min()
             return np.asarray(np.rint(exact), np.int64)
-        if steps_each > 1 and self.way.allocation in ("steps_by_speed", "network_aware", "hybrid"):
+        if self.way.allocation in ("steps_by_speed", "network_aware", "hybrid"):
             seconds = self.step_seconds(self.batches)
             exact = steps_each * seconds.max() / seconds
             return np.asarray(np.floor(exact * (1 + 1e-9)), np.int64)
