@@ -50,6 +50,7 @@ BYTES = 8e7
 RATE, LATENCY = 1e9 / 8 * 0.95, 1e-4
 NETWORK = parse_network("1gbit,100us")
 NO_RUNS = pd.DataFrame()
+STRATEGIES_1GBIT = Path(__file__).parents[2] / "results/measured/strategies_1gbit"
 
 
 def constants(**others: Any) -> Constants:
@@ -246,8 +247,7 @@ def test_sites_receive_what_sites_send(text: str) -> None:
     (way,) = words.ways_of(text, NO_RUNS)
     case = Case(constants(example_bytes=1e6), SITES, way, 8, 8.0)
     table = result.at_sites(case, strategies.outcome(way.card, case).rounds)
-    held = [2] * 4 if table["servers"].sum() == 0 else [3, 3, 2, 0]  # servers are on further nodes
-    assert table["workers"].tolist() == held
+    assert table["workers"].tolist() == [2] * 4
     assert table["sent_bytes"].sum() == pytest.approx(table["received_bytes"].sum())
     busiest = table[["sent_bytes", "received_bytes"]].max(axis=1)
     assert (busiest > 0).all()
@@ -1131,9 +1131,28 @@ def test_figures_do_not_go_into_a_file(tmp_path: Path) -> None:
 def test_measured_rows_are_of_the_way_that_is_simulated() -> None:
     """The study has allreduce on two workers by four algorithms."""
     found = simulation.simulate(
-        Path(__file__).parents[2] / "results/measured/strategies_1gbit", workers=[2],
+        STRATEGIES_1GBIT, workers=[2],
         strategies="allreduce:algorithm=ring,allreduce:algorithm=tree",
     ).cells  # fmt: skip
     measured = found[found["kind"] == "measured"].set_index("strategy")["step_seconds"]
     assert list(measured.index) == ["allreduce:algorithm=ring", "allreduce:algorithm=tree"]
     assert measured.nunique() == 2
+
+
+def test_a_setting_that_runs_have_as_null_is_their_own() -> None:
+    """Of the runs with parameter servers, three have two servers, and six `num_servers: null`."""
+    runs = bsweep.load(STRATEGIES_1GBIT, mix=True).runs
+    one, two = words.ways_of("parameter_server,parameter_server:num_servers=2", runs)
+    assert one.card.num_shards(64) > 2
+    assert one.of(runs)["strategy.num_servers"].isna().all()
+    assert not two.of(runs)["strategy.num_servers"].isna().any()
+
+
+def test_measured_rows_are_of_the_study_s_own_links() -> None:
+    found = bsweep.simulate(
+        STRATEGIES_1GBIT, workers=[2], network="25gbit,10us", strategies="horovod"
+    )
+    assert found.cells.set_index("kind")["network"].to_dict() == {
+        "measured": "measured", "simulated": "25gbit,10us",
+    }  # fmt: skip
+    assert "network" in repr(found).splitlines()[0]

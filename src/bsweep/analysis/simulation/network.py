@@ -87,19 +87,19 @@ class Network:
                 chain of workers.
         """
         slowest, latency = 0.0, self.message_seconds * messages.most
-        for groups, link in self._levels(messages.number_of):
+        for groups, link in self._levels(messages):
             load, crosses = messages.load(groups)
             slowest = max(slowest, load / link.bytes_per_second)
             latency += link.latency_seconds * crosses
         of_host = self.byte_seconds * messages.load(np.arange(messages.number_of))[0]
         return slowest + of_host + hops * latency
 
-    def _levels(self, number_of: int) -> Iterator[tuple[Numbers, Link]]:
+    def _levels(self, messages: Messages | ToAll) -> Iterator[tuple[Numbers, Link]]:
         """Yield for each level of links the group of each worker that shares one, and the link.
 
         A message crosses a level if its two ends are in different groups.
         """
-        workers = np.arange(number_of)
+        workers = np.arange(messages.number_of)
         nodes = workers // self.per_node
         yield nodes, self.link
         if self.per_node > 1:  # each worker has links of its own to the others of its node
@@ -108,11 +108,15 @@ class Network:
             width = self.per_switch * self.link.bytes_per_second / self.oversubscription
             yield nodes // self.per_switch, Link(width, self.link.latency_seconds)
         if self.sites > 1:
-            yield self.site_of(number_of), self.between
+            yield self.site_of(messages), self.between
 
-    def site_of(self, number_of: int) -> Numbers:
-        """Return the site of each of so many workers, or workers and servers."""
-        return np.arange(number_of) * self.sites // number_of
+    def site_of(self, messages: Messages | ToAll) -> Numbers:
+        """Return the site of each of the workers and servers between which messages are. Sites
+        divide the workers, and the servers on further nodes.
+        """
+        workers, servers = messages.num_workers, messages.number_of - messages.num_workers
+        of = [np.arange(count) * self.sites // max(1, count) for count in (workers, servers)]
+        return np.concatenate(of)
 
     @property
     def places(self) -> Array:
@@ -133,6 +137,11 @@ class Messages:
     sources: Numbers
     targets: Numbers
     sizes: Array
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers: all that send and get messages."""
+        return self.number_of
 
     @property
     def most(self) -> int:
@@ -157,11 +166,13 @@ class Messages:
 
 @dataclass(frozen=True)
 class ToAll:
-    """Messages from each of `sources` to each of `targets` among `number_of` workers and servers.
-    Source i sends the share j of its bytes `sizes[i]` to target j.
+    """Messages from each of `sources` to each of `targets` among `number_of` workers and servers on
+    further nodes, of which the first `num_workers` are workers. Source i sends the share j of its
+    bytes `sizes[i]` to target j.
     """
 
     number_of: int
+    num_workers: int
     sources: Numbers
     targets: Numbers
     sizes: Array

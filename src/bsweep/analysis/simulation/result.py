@@ -217,8 +217,6 @@ def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> p
     table["hours"] = MILLION / table["examples_per_second"] / 3600
     table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
     order = ["network", "strategy", "num_workers", "kind"]
-    if table.loc[table["kind"] == SIMULATED, "network"].nunique() == 1:
-        table["network"] = table["network"].iloc[0]
     return table.sort_values(order, ignore_index=True, kind="stable")
 
 
@@ -242,13 +240,12 @@ def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
     if network.sites == 1:
         return pd.DataFrame()
     carried = np.zeros((2, network.sites))
+    site_of = network.site_of(rounds[0].messages) if rounds else np.zeros(case.num_workers, int)
     for one in rounds:
-        for row, load in zip(
-            carried, one.messages.loads(network.site_of(one.messages.number_of)), strict=True
-        ):
+        of = network.site_of(one.messages)
+        site_of = max(site_of, of, key=len)
+        for row, load in zip(carried, one.messages.loads(of), strict=True):
             row[: len(load)] += one.repeat * load
-    number_of = max((one.messages.number_of for one in rounds), default=case.num_workers)
-    site_of = network.site_of(number_of)
     workers, servers = (
         np.bincount(of, minlength=network.sites)
         for of in (site_of[: case.num_workers], site_of[case.num_workers :])

@@ -58,7 +58,7 @@ def pushes(workers: int, servers: Numbers, num_bytes: float, shares: Array) -> T
     """
     number_of = max(workers, int(servers.max()) + 1)
     sizes = np.full(workers, num_bytes)
-    return ToAll(number_of, np.arange(workers), servers, sizes, shares)
+    return ToAll(number_of, workers, np.arange(workers), servers, sizes, shares)
 
 
 def push_seconds(messages: ToAll, network: Network) -> PushSeconds:

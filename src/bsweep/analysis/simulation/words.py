@@ -57,12 +57,13 @@ class Way:
         own = (runs["strategy"] == self.card.name) & (runs["compression"] == self.codec.name)
         own &= self.allocation == "uniform"
         own &= self.algorithm in ("", getattr(self.card, "algorithm", ""))
+        of_strategy = runs[runs["strategy"] == self.card.name]
         for one in fields(self.card):
-            if f"strategy.{one.name}" in runs:
-                known, wanted = runs[f"strategy.{one.name}"], getattr(self.card, one.name)
-                own &= known.isna() | known.map(
-                    lambda value, wanted=wanted: _plain(value) == wanted
-                )
+            recorded = _recorded(of_strategy, f"strategy.{one.name}")
+            if len(recorded):
+                wanted = getattr(self.card, one.name)
+                alike = recorded.map(lambda value, wanted=wanted: value == wanted)
+                own &= alike.reindex(runs.index, fill_value=False)
         return runs[own]
 
     def problem(self, num_workers: int, local_batch: float, of: Constants) -> str:
@@ -232,10 +233,22 @@ def _of_runs(runs: pd.DataFrame, keys: Sequence[str], group: str) -> dict[str, A
     """Return the settings of a group, such as `strategy`, that all of some runs share."""
     found = {}
     for key in keys:
-        values = runs.get(f"{group}.{key}", pd.Series(dtype=object)).dropna().unique()
+        recorded = _recorded(runs, f"{group}.{key}")
+        values = list({str(value): value for value in recorded}.values())
         if len(values) == 1 and values[0] != "":
-            found[key] = _plain(values[0])
+            found[key] = values[0]
     return found
+
+
+def _recorded(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Return what some runs recorded as one of their settings, as a card has it; empty if none has
+    it. Where others have it, a run without a value has `null`.
+    """
+    known = runs.get(column, pd.Series(dtype=object))
+    if known.isna().all():
+        return pd.Series(dtype=object)
+    of = [None if value != value or value is None else _plain(value) for value in known]
+    return pd.Series(of, known.index, dtype=object)
 
 
 def _plain(value: Any) -> Any:
