@@ -1156,3 +1156,26 @@ def test_measured_rows_are_of_the_study_s_own_links() -> None:
         "measured": "measured", "simulated": "25gbit,10us",
     }  # fmt: skip
     assert "network" in repr(found).splitlines()[0]
+
+
+def test_ddp_sends_what_its_hook_leaves() -> None:
+    whole, half = (steps(f"ddp:hook={hook}", 4) for hook in ("none", "fp16"))
+    assert sum(one.messages.sizes.sum() for one in half.rounds) == pytest.approx(
+        sum(one.messages.sizes.sum() for one in whole.rounds) / 2
+    )
+    with pytest.raises(ValueError, match=r"what strategy\.hook=powersgd sends depends"):
+        steps("ddp:hook=powersgd", 4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_worker_is_as_fast_as_one_worker(seed: int) -> None:
+    """Measured steps are compared with measured ones, and simulated with simulated ones."""
+    groupnorm = Path(__file__).parents[2] / "results/measured/groupnorm"
+    cells = bsweep.simulate(groupnorm, workers=[1, 2], strategies="horovod", seed=seed).cells
+    alone = cells[cells["num_workers"] == 1]
+    assert set(alone["kind"]) == {"measured", "simulated"}
+    assert alone["speed_up"].to_numpy() == pytest.approx(1)
+    for _, of in cells.groupby("kind"):
+        of = of.set_index("num_workers")
+        rate = of["global_batch"] / of["step_seconds"]
+        assert of["speed_up"][2] == pytest.approx(rate[2] / rate[1])

@@ -199,6 +199,11 @@ class DDPConfig(StrategyConfig):
             step_in_graph=self.hook == "none",
         )
 
+    @property
+    def summed_share(self) -> float | None:
+        """The share of the gradient's bytes that workers sum; None if it depends on the model."""
+        return {"none": 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.hook)
+
     def new_gradient_share(self, num_workers: int) -> float:
         return 0.0
 

@@ -21,10 +21,10 @@ from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, result, uneven
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.failures import Failures
-from bsweep.analysis.simulation.network import Network, parse_network
+from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
-from bsweep.analysis.simulation.words import Way, ways_of
+from bsweep.analysis.simulation.words import Way, way_of, ways_of
 from bsweep.config.values import check_above_zero
 from bsweep.core.sentences import Sentence, said
 from bsweep.core.words import counted, listed
@@ -210,9 +210,13 @@ def simulate_from(
         rows.append({"network": name, **result.row_of(case, steps, factor)})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
         sites.append(result.at_sites(case, steps.rounds).assign(network=name))
-    of_one = global_batch or local
-    alone = of_one / float(pd.Series(constants.busy_seconds(of_one)).median())
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
+    of_one = global_batch or local
+    lone = Case(
+        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
+        of_one, num_steps, seed, passes=passes,
+    )  # fmt: skip
+    alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
     notes = (*_notes(constants, ways, networks.values()), *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)

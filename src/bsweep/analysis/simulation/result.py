@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,16 +200,31 @@ def _measured(of: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def compared(rows: list[dict[str, Any]], alone: float, price: float | None) -> pd.DataFrame:
+def lone_rates(case: Case, found: Outcome) -> dict[str, float]:
+    """Return the examples that one worker alone trains on in a second, by `Simulation.cells.kind`:
+    as the study measured it with such a local batch, if it did, and as simulated.
+    """
+    simulated = float(row_of(case, found)["examples_per_second"])
+    steps = case.constants.measured
+    if not steps.empty:
+        is_own = (steps["num_workers"] == 1) & (steps["local_batch"] == case.local_batch)
+        steps = steps[is_own & steps["step_seconds"].notna()]
+    measured = [*steps["global_batch"] / steps["step_seconds"]] if len(steps) else [simulated]
+    return {SIMULATED: simulated, MEASURED: float(np.median(measured))}
+
+
+def compared(
+    rows: list[dict[str, Any]], alone: Mapping[str, float], price: float | None
+) -> pd.DataFrame:
     """Return rows as a table, with what compares each with one worker.
 
     Args:
         rows: The rows.
-        alone: The examples that one worker alone trains on in a second.
+        alone: The examples that one worker alone trains on in a second, for each kind of row.
         price: The price of one worker for an hour; None if it is not known.
     """
     table = pd.DataFrame(rows)
-    table["speed_up"] = table["examples_per_second"] / alone
+    table["speed_up"] = table["examples_per_second"] / table["kind"].map(alone)
     for end, other in (("low", "high"), ("high", "low")):
         ratio = table["step_seconds"] / table[f"step_seconds_{other}"]
         table[f"speed_up_{end}"] = table["speed_up"] * ratio

@@ -256,7 +256,12 @@ def _(card: HorovodConfig, case: Case) -> Outcome:
 
 @outcome.register
 def _(card: DDPConfig, case: Case) -> Outcome:
-    return _in_buckets(case, card.bucket_mb * _MEGABYTE, 0.0, 1.0 if card.hook == "none" else 0.5)
+    if card.summed_share is None:
+        raise ValueError(
+            f"what strategy.hook={card.hook} sends depends on the model, and no run records it. "
+            "Simulate allreduce with compression=powersgd, from a study that has runs with it."
+        )
+    return _in_buckets(case, card.bucket_mb * _MEGABYTE, 0.0, card.summed_share)
 
 
 def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.0) -> Outcome:
