@@ -1041,6 +1041,7 @@ def test_probes_and_benches_give_constants() -> None:
 
 def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     from bsweep.plots import simulation
+    from bsweep.plots.curves import MARKERS
 
     found = bsweep.simulate(
         study, workers=[1, 4, 64], strategies="horovod,pipeline", price_per_worker_hour=1.0,
@@ -1051,6 +1052,13 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     assert not any(note.startswith("Knee of horovod with 100mbit") for note in found.notes)
     paths = [*simulation.write(found, tmp_path / "figures")]
     assert [path.stem for path in paths] == [one.__name__ for one in simulation.FIGURES]
+    # Text is outlines, with its words in a comment.
+    assert all("imulated, not measured." in path.read_text() for path in paths)
+    speed_up = simulation.simulated_speedup(found)
+    assert speed_up is not None
+    lines = [line for line in speed_up.axes[0].lines if line.get_marker() in MARKERS]
+    assert len(lines) == 4
+    assert all(line.is_dashed() for line in lines)
     sites = simulation.simulated_sites(found)
     assert sites is not None
     (axes,) = sites.axes  # two sites, one above the other

@@ -1,8 +1,8 @@
 """Figures of simulated clusters: the speed-up, the parts of a step, one step's timeline, and sites
 far apart.
 
-The figures take the result of `bsweep.simulate`, not a study. Each says in its caption that its
-numbers are simulated.
+The figures take the result of `bsweep.simulate`, not a study. Each has its caption above it, which
+says that its numbers are simulated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -28,7 +28,9 @@ from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
 from bsweep.plots.splitting import PASSES
 
-_SIMULATED = "Simulated, not measured, where no other is said."
+_SIMULATED = "Simulated, not measured."
+_NOT_ALL = "Dashed: simulated, not measured."
+_CAPTION_LETTERS = 105  # in a line
 _MOST_LINES = len(COLORS)
 _LINK: dict[str, Any] = {"color": TIMES["exchange"], "linewidth": 2, "zorder": 1}
 _WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
@@ -93,7 +95,7 @@ def simulated_speedup(simulation: Simulation) -> Figure | None:
     marks += [handle(ideal, "ideal")] + [handle(dots, "measured")] * bool(len(measured))
     drawing.legends(figure, (marks, ""))
     words = "Speed-up against one worker. Bands are 90 % intervals."
-    return drawing.captioned(figure, words, _SIMULATED, _left_out(simulated))
+    return _captioned(figure, _NOT_ALL, words, _left_out(simulated))
 
 
 def simulated_shares(simulation: Simulation) -> Figure | None:
@@ -117,13 +119,12 @@ def simulated_shares(simulation: Simulation) -> Figure | None:
             axes.bar(places, share, bottom=bottom, color=TIMES[name], width=0.8)
             bottom = bottom + share.to_numpy()
         axes.set_xticks(places, [str(count) for count in of["num_workers"]], rotation=45)
-        axes.set_title(_name(simulated, key), loc="left")
+        of_title = drawing.letters(60 if len(keys) <= 3 else 32)
+        axes.set_title(drawing.broken(_name(simulated, key), of_title), loc="left")
         axes.set_ylabel("Of a step (%)")
     grid[-1][0].set_xlabel("Workers")
     drawing.legends(figure, ([Patch(label=one, facecolor=TIMES[one]) for one in parts], ""))
-    return drawing.captioned(
-        figure, "Parts of a step of a worker.", _SIMULATED, _left_out(simulated)
-    )
+    return _captioned(figure, _SIMULATED, "Parts of a step of a worker.", _left_out(simulated))
 
 
 def simulated_step(simulation: Simulation) -> Figure | None:
@@ -156,7 +157,7 @@ def simulated_step(simulation: Simulation) -> Figure | None:
     ]
     drawing.legends(figure, ([*marks, Patch(label="waiting for slower workers", **_WAITING)], ""))
     words = "What happens in the first step, or in the first round of local steps."
-    return drawing.captioned(figure, words, _SIMULATED)
+    return _captioned(figure, _SIMULATED, words)
 
 
 def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
@@ -211,7 +212,7 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
         axes.set(aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.4, 1.4))
         axes.set_axis_off()
     words = "Sites, with their workers and the link of each to the others."
-    return drawing.captioned(figure, words, _SIMULATED)
+    return _captioned(figure, _SIMULATED, words)
 
 
 FIGURES: tuple[Callable[[Simulation], Figure | None], ...] = (
@@ -219,15 +220,24 @@ FIGURES: tuple[Callable[[Simulation], Figure | None], ...] = (
 )  # fmt: skip
 
 
+def _captioned(figure: Figure, *sentences: str) -> Figure:
+    """Draw a caption above a figure, which grows by its height: no page has it beside the figure."""
+    words = drawing.caption(drawing.captioned(figure, *sentences))
+    lines = drawing.broken(words, drawing.letters(_CAPTION_LETTERS))
+    told = figure.suptitle(lines, x=0.01, ha="left", fontsize=rcParams["legend.fontsize"])
+    figure.set_figheight(figure.get_figheight() + told.get_window_extent().height / figure.dpi)
+    return figure
+
+
 def _looks(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the look of the line of each network and strategy."""
+    """Return the look of the line of each network and strategy, dashed as it is simulated."""
     keys = [*dict.fromkeys(zip(table["network"], table["strategy"], strict=True))][:_MOST_LINES]
     networks = [*dict.fromkeys(network for network, _ in keys)]
     return {
         key: {
             "color": COLORS[at],
             "marker": MARKERS[at % len(MARKERS)],
-            "linestyle": LINES[networks.index(key[0]) % len(LINES)],
+            "linestyle": LINES[1 + networks.index(key[0]) % (len(LINES) - 1)],
         }
         for at, key in enumerate(keys)
     }
@@ -238,7 +248,8 @@ def _is(table: pd.DataFrame, key: tuple[str, str]) -> pd.Series[bool]:
 
 
 def _name(table: pd.DataFrame, key: tuple[str, str]) -> str:
-    return key[1] if table["network"].nunique() == 1 else f"{key[1]}, {key[0]}"
+    network = key[0].replace(",", ", ")  # which a line may end after
+    return key[1] if table["network"].nunique() == 1 else f"{key[1]}, {network}"
 
 
 def _left_out(table: pd.DataFrame) -> str:
