@@ -259,6 +259,7 @@ def test_links_of_sites_carry_a_rings_parts_and_a_pipelines_messages() -> None:
     case = Case(constants(example_bytes=1e6), SITES, ring, 8, 8.0)
     table = result.at_sites(case, strategies.outcome(ring.card, case).rounds)
     assert table["sent_bytes"].to_numpy() == pytest.approx(np.full(4, 2 * 7 / 8 * BYTES))
+    assert table["latencies"].tolist() == [2 * 7] * 4
     case = replace(case, way=pipeline)
     table = result.at_sites(case, strategies.outcome(pipeline.card, case).rounds)
     # Forward to the next site, and backward to the one before: half of the bytes each.
@@ -1061,9 +1062,20 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     assert all(line.is_dashed() for line in lines)
     sites = simulation.simulated_sites(found)
     assert sites is not None
-    (axes,) = sites.axes  # two sites, one above the other
-    assert axes.get_position().width > 0.3
-    assert [text.get_text() for text in axes.texts][:2] == ["32\nworkers"] * 2
+    keys = [*found.sites.groupby(["network", "strategy"], sort=False).groups]
+    assert len(sites.axes) == len(keys) == 2
+    for axes, (_, strategy) in zip(sites.axes, keys, strict=True):
+        of = found.sites[(found.sites["strategy"] == strategy) & (found.sites["num_workers"] == 64)]
+        assert axes.get_position().width > 0.3  # two sites, one above the other
+        assert axes.get_title(loc="left").startswith(f"{strategy}, ")
+        texts = [text.get_text() for text in axes.texts]
+        assert texts[::2] == ["32", "32"]
+        megabytes = of[["sent_bytes", "received_bytes"]].max(axis=1) / 1e6
+        assert [float(text.split(" MB")[0]) for text in texts[1::2]] == pytest.approx(
+            [*megabytes], rel=0.005
+        )
+        waits = f"+ {of['latencies'].iloc[0]} \N{MULTIPLICATION SIGN} 20 ms"
+        assert all(text.endswith(waits) for text in texts[1::2])
 
 
 def test_a_prediction_marks_what_it_simulates(study: Path) -> None:

@@ -7,7 +7,7 @@ says that its numbers are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _SIMULATED = "Simulated, not measured."
 _NOT_ALL = "Dashed: simulated, not measured."
 _CAPTION_LETTERS = 105  # in a line
 _MOST_LINES = len(COLORS)
+_MOST_SITES = 12  # with words beside them
 _LINK: dict[str, Any] = {"color": TIMES["exchange"], "linewidth": 2, "zorder": 1}
 _WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
 
@@ -181,7 +182,7 @@ def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
 
 
 def simulated_sites(simulation: Simulation) -> Figure | None:
-    """Draw sites far apart on a circle, with the links between them.
+    """Draw sites far apart on a circle, with what their links carry with each strategy.
 
     Args:
         simulation: The simulation.
@@ -192,27 +193,47 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
     table = simulation.sites
     if table.empty:
         return None
-    texts = [*dict.fromkeys(table["network"])]
-    figure, grid = drawing.grid(len(texts), 1, 3.2)
-    for (axes,), text in zip(grid, texts, strict=True):
-        network, of = parse_network(text), table[table["network"] == text]
-        of = of[of["num_workers"] == of["num_workers"].max()].drop_duplicates("site")
+    looks = list(_looks(table))
+    figure, grid = drawing.grid(len(looks), 1, 3.2)
+    for (axes,), key in zip(grid, looks, strict=True):
+        of, link = table[_is(table, key)], parse_network(key[0]).between
+        of = of[of["num_workers"] == of["num_workers"].max()]
         axes.plot([0 * of["x"], of["x"]], [0 * of["y"], of["y"]], **_LINK)
-        axes.scatter(of["x"], of["y"], s=1600, color=COLORS[4], zorder=2)
-        for x, y, workers, servers in of[["x", "y", "workers", "servers"]].itertuples(index=False):
-            held = counted(workers, "worker") + f"\n{counted(servers, 'server')}" * bool(servers)
-            said = held if servers else held.replace(" ", "\n")
-            axes.annotate(said, (x, y), ha="center", va="center", zorder=3)
-        rate = network.between.bytes_per_second * 8 / 1e9
-        label = f"{rate:.3g} Gbit/s\nof payload\n{1000 * network.between.latency_seconds:g} ms"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axes.text(0, 0, label, ha="center", va="center", bbox=box, zorder=1.5)
-        axes.set_title(drawing.broken(text, drawing.letters(60)), loc="left")
+        axes.scatter(of["x"], of["y"], s=500, color=COLORS[4], zorder=2)
+        for site in of.to_dict("records"):
+            at: dict[str, Any] = {"xy": (site["x"], site["y"]), "ha": "center", "zorder": 3}
+            axes.annotate(str(site["workers"]), va="center", **at)
+            is_above = site["y"] > -0.01
+            at |= {"xytext": (0, 14 if is_above else -14), "textcoords": "offset points"}
+            says = _carried(site, link.latency_seconds) if len(of) <= _MOST_SITES else ""
+            axes.annotate(says, va="bottom" if is_above else "top", fontsize="small", **at)
+        rate, latency = 8 * link.bytes_per_second / 1e9, _time(link.latency_seconds)
+        held = f"{of['num_workers'].iloc[0]} workers, {rate:.3g} Gbit/s of payload, {latency}"
+        of_title = drawing.letters(60 if len(looks) <= 3 else 32)
+        name = f"{key[1]}, {key[0].replace(',', ', ')}, {held}"
+        axes.set_title(drawing.broken(name, of_title), loc="left")
         # Not by the sites: two of them have no width.
-        axes.set(aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.4, 1.4))
+        axes.set(aspect="equal", xlim=(-1.8, 1.8), ylim=(-1.8, 1.8))
         axes.set_axis_off()
-    words = "Sites, with their workers and the link of each to the others."
-    return _captioned(figure, _SIMULATED, words)
+    words = (
+        "Sites, with the number of their workers, and beside it what the link of each carries in a "
+        "step, or in a round of local steps, in its busier direction: the bytes, their time, and "
+        "the latencies of their messages, one after another."
+    )
+    return _captioned(figure, _SIMULATED, words, _left_out(table))
+
+
+def _carried(site: Mapping[Hashable, Any], latency_seconds: float) -> str:
+    """Return what the link of a site carries, as the page says it."""
+    servers = f"{counted(site['servers'], 'server')}\n" * bool(site["servers"])
+    megabytes = max(site["sent_bytes"], site["received_bytes"]) / 1e6
+    latencies = f"\n+ {site['latencies']} \N{MULTIPLICATION SIGN} {_time(latency_seconds)}"
+    said = f"{servers}{megabytes:.3g} MB\n{_time(site['link_seconds'])}"
+    return said + latencies * bool(site["latencies"])
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 FIGURES: tuple[Callable[[Simulation], Figure | None], ...] = (
@@ -221,7 +242,7 @@ FIGURES: tuple[Callable[[Simulation], Figure | None], ...] = (
 
 
 def _captioned(figure: Figure, *sentences: str) -> Figure:
-    """Draw a caption above a figure, which grows by its height: no page has it beside the figure."""
+    """Draw a caption above a figure, as no page has it. The figure grows by its height."""
     words = drawing.caption(drawing.captioned(figure, *sentences))
     lines = drawing.broken(words, drawing.letters(_CAPTION_LETTERS))
     told = figure.suptitle(lines, x=0.01, ha="left", fontsize=rcParams["legend.fontsize"])
@@ -254,4 +275,4 @@ def _name(table: pd.DataFrame, key: tuple[str, str]) -> str:
 
 def _left_out(table: pd.DataFrame) -> str:
     number = len(set(zip(table["network"], table["strategy"], strict=True))) - _MOST_LINES
-    return f"{number} lines are left out." if number > 0 else ""
+    return f"{number} more strategies on a network are left out." if number > 0 else ""

@@ -44,7 +44,8 @@ class Simulation:
 
     `timelines` has what happened in one step, or in one round of local steps: `network`,
     `strategy`, `num_workers`, `who`, `what` and the times. `sites` has what the link of each site
-    carries in it: `sent_bytes`, `received_bytes` and `link_seconds`, with the site's numbers of
+    carries in it: `sent_bytes`, `received_bytes` and `link_seconds` without latency, the number of
+    `latencies` between sites that its messages take one after another, the site's numbers of
     `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the
     numbers rest on.
     """
@@ -254,11 +255,12 @@ def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
     network = case.network
     if network.sites == 1:
         return pd.DataFrame()
-    carried = np.zeros((2, network.sites))
+    carried, latencies = np.zeros((2, network.sites)), 0
     site_of = network.site_of(rounds[0].messages) if rounds else np.zeros(case.num_workers, int)
     for one in rounds:
         of = network.site_of(one.messages)
         site_of = max(site_of, of, key=len)
+        latencies += one.repeat * one.hops * one.messages.load(of)[1]
         for row, load in zip(carried, one.messages.loads(of), strict=True):
             row[: len(load)] += one.repeat * load
     workers, servers = (
@@ -276,6 +278,7 @@ def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
         "sent_bytes": carried[0],
         "received_bytes": carried[1],
         "link_seconds": carried.max(axis=0) / network.between.bytes_per_second,
+        "latencies": latencies,
     })  # fmt: skip
 
 
