@@ -1078,6 +1078,21 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
         assert all(text.endswith(waits) for text in texts[1::2])
 
 
+def test_the_figure_of_a_step_has_a_row_for_each_of_few_workers(study: Path) -> None:
+    from bsweep.plots.simulation import simulated_step
+
+    given: dict[str, Any] = {"strategies": "horovod", "network": "10gbit,10us"}
+    many = {"waiting for slower workers"}
+    for workers, rows, left_out in (([1, 4, 16, 64], 17, set()), ([32, 64], 2, many)):
+        figure = simulated_step(bsweep.simulate(study, workers=workers, **given))
+        assert figure is not None
+        (axes,) = figure.axes
+        assert len(axes.get_yticks()) == rows
+        (legend,) = figure.legends
+        told = {text.get_text() for text in legend.get_texts()}
+        assert told == {"computing", "exchange", *many} - left_out
+
+
 def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
     found = bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gbit,10us")
     cells = found.cells.set_index("num_workers")["is_simulated"]

@@ -23,6 +23,7 @@ from bsweep.analysis import Simulation
 from bsweep.analysis.simulation.engine import LANE
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.passes import KINDS
+from bsweep.analysis.simulation.strategies import MOST_TOLD
 from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, TIMES, handle
@@ -34,7 +35,18 @@ _CAPTION_LETTERS = 105  # in a line
 _MOST_LINES = len(COLORS)
 _MOST_SITES = 12  # with words beside them
 _LINK: dict[str, Any] = {"color": TIMES["exchange"], "linewidth": 2, "zorder": 1}
-_WAITING: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": TIMES["waiting"], "hatch": "////"}
+# The name and the look of each kind of time.
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "computing": ("computing", {"facecolor": TIMES["computing"]}),
+    **{kind: (name, {"facecolor": light}) for kind, (name, light, _) in PASSES.items()},
+    "exchange": ("exchange", {"facecolor": TIMES["exchange"]}),
+    "waiting": (
+        "waiting for slower workers",
+        {"facecolor": "white", "edgecolor": TIMES["waiting"], "hatch": "//////", "linewidth": 0},
+    ),
+}
+_SPAN = ["who", "what", "begin_seconds", "end_seconds"]
+_ROW_INCHES = 0.15  # of a worker in a timeline
 
 
 def write(simulation: Simulation, folder: Path) -> Iterator[Path]:
@@ -117,19 +129,20 @@ def simulated_shares(simulation: Simulation) -> Figure | None:
         waiting, exchange = (100 * of[f"{name}_share"] for name in ("waiting", "exchange"))
         parts = {"computing": 100 - waiting - exchange, "exchange": exchange, "waiting": waiting}
         for name, share in parts.items():
-            axes.bar(places, share, bottom=bottom, color=TIMES[name], width=0.8)
+            axes.bar(places, share, bottom=bottom, width=0.8, **_KINDS[name][1])
             bottom = bottom + share.to_numpy()
         axes.set_xticks(places, [str(count) for count in of["num_workers"]], rotation=45)
-        of_title = drawing.letters(60 if len(keys) <= 3 else 32)
+        of_title = drawing.letters(60 if len(keys) <= 3 else 26)
         axes.set_title(drawing.broken(_name(simulated, key), of_title), loc="left")
         axes.set_ylabel("Of a step (%)")
     grid[-1][0].set_xlabel("Workers")
-    drawing.legends(figure, ([Patch(label=one, facecolor=TIMES[one]) for one in parts], ""))
+    marks = [Patch(label=said, **look) for said, look in map(_KINDS.__getitem__, parts)]
+    drawing.legends(figure, (marks, ""))
     return _captioned(figure, _SIMULATED, "Parts of a step of a worker.", _left_out(simulated))
 
 
 def simulated_step(simulation: Simulation) -> Figure | None:
-    """Draw what happens in one step with each strategy, on the most workers.
+    """Draw what happens in one step with each strategy, on the most workers up to 16.
 
     Args:
         simulation: The simulation.
@@ -141,42 +154,51 @@ def simulated_step(simulation: Simulation) -> Figure | None:
     if table.empty:
         return None
     looks = list(_looks(table))
-    parts = [table[_is(table, key)] for key in looks]
-    parts = [one[one["num_workers"] == one["num_workers"].max()] for one in parts]
+    parts = [_of_one_count(table[_is(table, key)]) for key in looks]
+    abreast = 1 if len(parts) <= 3 else 2
     rows = [one["who"].nunique() for one in parts]
-    height = 0.6 + sum(0.5 + 0.24 * number for number in rows)
+    rows = [max(rows[at : at + abreast]) for at in range(0, len(rows), abreast)]
+    height = 0.6 + sum(0.7 + _ROW_INCHES * number for number in rows)
     figure = Figure(figsize=(drawing.width(), height), layout="constrained")
-    grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=[1 + one for one in rows])
-    for axes, key, spans in zip(grid[:, 0], looks, parts, strict=True):
+    grid = figure.subplots(
+        len(rows), abreast, squeeze=False, height_ratios=[4 + one for one in rows]
+    )
+    for unused in grid.flat[len(parts) :]:
+        unused.remove()
+    for axes, key, spans in zip(grid.flat, looks, parts, strict=False):
         _draw_spans(axes, spans)
-        axes.set_title(f"{_name(table, key)}, {spans['num_workers'].iloc[0]} workers", loc="left")
-    grid[-1, 0].set_xlabel("Time (s)")
-    marks = [Patch(label=name, facecolor=TIMES[name]) for name in ("computing", "exchange")]
-    kinds = {KINDS[one[0]] for one in table["what"] if one[0] in KINDS and one[1:].isdigit()}
-    marks += [
-        Patch(label=PASSES[one][0], facecolor=PASSES[one][1]) for one in PASSES if one in kinds
-    ]
-    drawing.legends(figure, ([*marks, Patch(label="waiting for slower workers", **_WAITING)], ""))
+        title = f"{_name(table, key)}, {counted(spans['num_workers'].iloc[0], 'worker')}"
+        axes.set_title(drawing.broken(title, drawing.letters(88 // abreast - 8)), loc="left")
+    for axes in grid.flat[: len(parts)][-abreast:]:
+        axes.set_xlabel("Time (s)")
+    drawn = {kind for spans in parts for kind in map(_kind, spans["who"], spans["what"])}
+    marks = [Patch(label=said, **look) for kind, (said, look) in _KINDS.items() if kind in drawn]
+    drawing.legends(figure, (marks, ""))
     words = "What happens in the first step, or in the first round of local steps."
-    return _captioned(figure, _SIMULATED, words)
+    return _captioned(figure, _SIMULATED, words, _left_out(table))
+
+
+def _of_one_count(spans: pd.DataFrame) -> pd.DataFrame:
+    """Return the spans on the most workers with a row each, or else on the fewest."""
+    counts = spans["num_workers"]
+    of_each = counts[counts <= MOST_TOLD]
+    return spans[counts == (of_each.max() if len(of_each) else counts.min())]
+
+
+def _kind(who: str, what: str) -> str:
+    """Return the kind of a span, one of `_KINDS`."""
+    if what[0] in KINDS and what[1:].isdigit():
+        return KINDS[what[0]]
+    return "exchange" if who == LANE else what
 
 
 def _draw_spans(axes: Axes, spans: pd.DataFrame) -> None:
     names = [*dict.fromkeys(spans["who"])]
-    begins = [spans.loc[spans["who"] == name] for name in names]
-    for place, of in enumerate(begins):
-        for what, begin, end in of[["what", "begin_seconds", "end_seconds"]].itertuples(
-            index=False
-        ):
-            is_exchange = what == "exchange" or names[place] == LANE
-            look: dict[str, Any] = {"facecolor": TIMES["exchange" if is_exchange else "computing"]}
-            if what[0] in KINDS and what[1:].isdigit():
-                look = {"facecolor": PASSES[KINDS[what[0]]][1]}
-            if what == "waiting":
-                look = dict(_WAITING)
-            axes.barh(place, end - begin, left=begin, height=0.8, **look)
-            axes.barh(place, end - begin, left=begin, height=0.8, fill=False, linewidth=0.3)
-    axes.set_yticks(range(len(names)), names)
+    for who, what, begin, end in spans[_SPAN].itertuples(index=False):
+        place, width = names.index(who), end - begin
+        axes.barh(place, width, left=begin, height=0.8, **_KINDS[_kind(who, what)][1])
+        axes.barh(place, width, left=begin, height=0.8, fill=False, linewidth=0.3)
+    axes.set_yticks(range(len(names)), names, fontsize="x-small")
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False)
 
@@ -209,7 +231,7 @@ def simulated_sites(simulation: Simulation) -> Figure | None:
             axes.annotate(says, va="bottom" if is_above else "top", fontsize="small", **at)
         rate, latency = 8 * link.bytes_per_second / 1e9, _time(link.latency_seconds)
         held = f"{of['num_workers'].iloc[0]} workers, {rate:.3g} Gbit/s of payload, {latency}"
-        of_title = drawing.letters(60 if len(looks) <= 3 else 32)
+        of_title = drawing.letters(60 if len(looks) <= 3 else 28)
         name = f"{key[1]}, {key[0].replace(',', ', ')}, {held}"
         axes.set_title(drawing.broken(name, of_title), loc="left")
         # Not by the sites: two of them have no width.
