@@ -148,6 +148,11 @@ def test_sites_are_on_a_circle_with_what_their_links_carry(
     megabytes = [float(row["says"].split(" MB\n")[0]) for row in drawn]
     assert megabytes == pytest.approx([*table["sent_bytes"] / 1e6], rel=0.005)
     assert "0.95 Gbit/s of payload, 20 ms" in note
+    # A ring has as many latencies as rounds, which are most of the exchange of the timeline above.
+    assert all(row["says"].endswith(" + 30 × 20 ms") for row in drawn)  # noqa: RUF001
+    exchange = chosen(simulation.timelines, FAR, 16).query("who == 'network'").iloc[0]
+    seconds = exchange["end_seconds"] - exchange["begin_seconds"]
+    assert table["link_seconds"].max() + 30 * 0.02 == pytest.approx(seconds, rel=0.05)
 
 
 def test_steps_are_told_in_korean_and_on_a_phone(browser: Any, path: Path) -> None:

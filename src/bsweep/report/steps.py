@@ -21,7 +21,7 @@ _CELLS = [
 ]  # fmt: skip
 _SITES = [
     "network", "num_workers", "x", "y", "workers", "servers", "sent_bytes", "received_bytes",
-    "link_seconds",
+    "link_seconds", "latencies",
 ]  # fmt: skip
 
 

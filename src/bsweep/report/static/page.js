@@ -755,7 +755,8 @@ async function drawSites(found, sites, network) {
   byId("step-sites-say").textContent = words("step_sites_say", { gigabits: number(gigabits, 3), ms: number(ms) });
   await drawIfAny("step_sites", spec, sites.map((one) => {
     const held = one.servers ? `${words("site_servers", { n: one.servers })}\n` : "";
-    const [sent, taken] = [one.sent_bytes, one.received_bytes].map((bytes) => `${number(bytes / 1e6, 3)} MB`), seconds = one.link_seconds < 1 ? `${number(1000 * one.link_seconds, 3)} ms` : `${number(one.link_seconds, 3)} s`;
+    const [sent, taken] = [one.sent_bytes, one.received_bytes].map((bytes) => `${number(bytes / 1e6, 3)} MB`), latencies = one.latencies ? ` + ${one.latencies} × ${number(ms)} ms` : "";
+    const seconds = (one.link_seconds < 1 ? `${number(1000 * one.link_seconds, 3)} ms` : `${number(one.link_seconds, 3)} s`) + latencies;
     return { ...one, says: sites.length > 12 ? "" : `${held}${one.sent_bytes > one.received_bytes ? sent : taken}\n${seconds}`, tip: held + words("site_tip", { workers: one.workers, sent, taken, seconds }) };
   }));
 }
