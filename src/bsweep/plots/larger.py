@@ -61,7 +61,7 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
         figure,
         f"Time and cost to {targets_in_words(curves)} on each number of workers at its best global "
         "batch. Bands are 90 % prediction intervals of one more run. Steps of dashed lines are "
-        "simulated, not measured, but for one worker.",
+        "simulated, not measured. A single worker needs no link and is not simulated.",
         "Knee: from there on, more workers bring less than half of the speed that they cost."
         if curves["is_knee"].any()
         else "",
