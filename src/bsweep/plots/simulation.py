@@ -182,7 +182,8 @@ def _of_one_count(spans: pd.DataFrame) -> pd.DataFrame:
     """Return the spans on the most workers with a row each, or else on the fewest."""
     counts = spans["num_workers"]
     of_each = counts[counts <= MOST_TOLD]
-    return spans[counts == (of_each.max() if len(of_each) else counts.min())]
+    shown: pd.DataFrame = spans[counts == (of_each.max() if len(of_each) else counts.min())]
+    return shown
 
 
 def _kind(who: str, what: str) -> str:
