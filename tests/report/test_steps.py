@@ -124,6 +124,9 @@ def test_a_timeline_has_the_times_of_the_simulation(
     ]  # fmt: skip
     kinds = {"computing", "exchange"} | ({"waiting for slower workers"} if workers <= 16 else set())
     assert {row["kind"] for row in drawn} == kinds
+    told = [row["tip"] for row in drawn if row["worker"] == "network"]
+    assert len(told) == 1
+    assert f"rounds of messages in all: {2 * (workers - 1)}" in told[0]  # of a ring
 
 
 def test_sites_are_on_a_circle_with_what_their_links_carry(

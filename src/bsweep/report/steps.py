@@ -70,7 +70,7 @@ def _spans(timelines: pd.DataFrame) -> dict[str, list[Any]]:
     return _columns(
         told.astype({"place": float, "number": float}),
         ["network", "num_workers", "who", "place", "kind", "number", "what", "begin_seconds",
-         "end_seconds"],
+         "end_seconds", "message_rounds"],
     )  # fmt: skip
 
 

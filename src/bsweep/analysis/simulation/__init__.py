@@ -208,7 +208,7 @@ def simulate_from(
             raise ValueError(f"--strategies {way.name}: {error}") from None
         factor = failures.factor(count, seed) if failures else 1.0
         rows.append({"network": name, **result.row_of(case, steps, factor)})
-        timelines.append(result.timeline(case, steps.spans).assign(network=name))
+        timelines.append(result.timeline(case, steps).assign(network=name))
         sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
     of_one = global_batch or local

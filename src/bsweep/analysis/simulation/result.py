@@ -43,7 +43,8 @@ class Simulation:
     - `hours` and `money`: to train on a million examples; NaN without a price.
 
     `timelines` has what happened in one step, or in one round of local steps: `network`,
-    `strategy`, `num_workers`, `who`, `what` and the times. `sites` has what the link of each site
+    `strategy`, `num_workers`, `who`, `what` and the times, and `message_rounds`, the number of
+    rounds of messages of all exchanges in it. `sites` has what the link of each site
     carries in it: `sent_bytes`, `received_bytes` and `link_seconds` without latency, the number of
     `latencies` between sites that its messages take one after another, the site's numbers of
     `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the
@@ -236,16 +237,21 @@ def compared(
     return table.sort_values(order, ignore_index=True, kind="stable")
 
 
-def timeline(case: Case, spans: tuple[Span, ...]) -> pd.DataFrame:
+def timeline(case: Case, found: Outcome) -> pd.DataFrame:
     """Return a table of what happened in one step of a case: the first workers or stages in order,
     and then the network.
     """
-    names = sorted({span.who for span in spans} - {LANE}, key=lambda name: (len(name), name))
+    names = sorted({span.who for span in found.spans} - {LANE}, key=lambda name: (len(name), name))
     places = {name: place for place, name in enumerate([*names[:MOST_TOLD], LANE])}
-    known = (one for one in spans if one.who in places and one.begin_seconds < one.end_seconds)
+    known = (
+        one for one in found.spans if one.who in places and one.begin_seconds < one.end_seconds
+    )
     told = sorted(known, key=lambda one: places[one.who])
     table = pd.DataFrame(told, columns=list(Span._fields))
-    return table.assign(strategy=case.way.name, num_workers=case.num_workers)
+    message_rounds = sum(one.repeat for one in found.rounds)
+    return table.assign(
+        strategy=case.way.name, num_workers=case.num_workers, message_rounds=message_rounds
+    )
 
 
 def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:

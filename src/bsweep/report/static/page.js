@@ -741,7 +741,7 @@ async function renderSteps() {
   byId("step_timeline").setAttribute("aria-label", words("step_timeline"));
   await drawTimeline("step_timeline", spans.map((one) => {
     const isPass = one.number !== null, said = words(isPass ? one.kind : `step_${one.kind}`);
-    const name = isPass ? `, ${words("microbatch")} ${one.number + 1}` : one.who === "network" ? `, ${one.what}` : "";
+    const name = isPass ? `, ${words("microbatch")} ${one.number + 1}` : one.who === "network" ? `, ${one.what} (${words("message_rounds", { n: one.message_rounds })})` : "";
     return { ...one, row: words(`row_${one.who.replace(" ", "_")}`, { n: one.place + 1 }), said, number: isPass ? one.number + 1 : null, tip: said + name };
   }));
   await drawSites(found, found.sites ? table(found.sites).filter(isChosen) : [], network);
