@@ -5,6 +5,7 @@ everywhere, and networks are compared.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,12 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     )
     assert found.network == "100gbit,1us"
     assert not found.others
-    assert found.warnings[0].startswith("with 1mbit,100ms, objective")
+    best, lost = found.network_lines()
+    assert best.startswith("With 100gbit,1us, simulated: ")
+    assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell meets the deadline")
+    assert lost in found.brief()
+    assert re.search(r"The nearest is global batch \d+ on (8|16) workers, .* \(median", lost)
+    assert found.as_json()["networks_left_out"] == [lost]
 
 
 def test_a_message_names_the_command_that_has_the_option() -> None:

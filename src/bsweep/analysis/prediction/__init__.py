@@ -142,7 +142,8 @@ def on_networks(
     than were timed from a simulation, and with the predictions for the others.
 
     A network with which nothing can be simulated, or no cell keeps the objective's limits, is left
-    out, with a warning. So are cells that bsweep would refuse to train.
+    out, and `Prediction.networks_left_out` says why. So are cells that bsweep would refuse to
+    train, with a warning.
 
     Args:
         seen: The runs.
@@ -170,7 +171,7 @@ def on_networks(
     simulated.check_networks(networks, measured_network, speeds)
     constants = with_measured(of_study(seen.study, where), measured_network)
     constants = replace(constants, speeds=tuple(speeds) or constants.speeds)
-    found, problems = [], []
+    found, problems, left_out = [], [], []
     doubts: list[Sentence] = []
     for network in networks:
         try:
@@ -180,13 +181,13 @@ def on_networks(
                 seen, own, objective, of_network.cells, price_per_worker_hour, timings
             )
         except ValueError as error:
-            problems.append((network, error.args[0]))
+            left_out.append((network, error.args[0]))
             continue
         problems += [(network, why) for why in of_network.refused]
         doubts += of_network.not_known
         found.append(replace(one, network=network, constants=constants))
     if not found:
-        raise ValueError("--network {}: {}".format(*problems[0]))
+        raise ValueError("--network {}: {}".format(*left_out[0]))
     warnings = [
         said("with {network}, {problem}", network=name, problem=why) for name, why in problems
     ]
@@ -195,7 +196,8 @@ def on_networks(
         [one for one in codecs if one not in ("", "none")], constants.codec_seconds
     )
     told = dict.fromkeys((*warnings, *doubts, *found[0].warnings))
-    return replace(found[0], others=tuple(found[1:]), warnings=tuple(told))
+    lost = tuple(said("With {network}: {problem}", network=at, problem=why) for at, why in left_out)
+    return replace(found[0], others=tuple(found[1:]), networks_left_out=lost, warnings=tuple(told))
 
 
 def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:

@@ -58,8 +58,9 @@ class Prediction:
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
     simulated cells, in words, and empty if none are simulated; `constants` are those of the
-    simulation. `others` are the predictions for further networks. The object prints as a sentence,
-    tables and warnings, also in a notebook.
+    simulation. `others` are the predictions for further networks, and `networks_left_out` says for
+    each network without one why it has none. The object prints as a sentence, tables and warnings,
+    also in a notebook.
     """
 
     study: str
@@ -75,6 +76,7 @@ class Prediction:
     fitted: Fits
     network: str = ""
     others: tuple[Prediction, ...] = ()
+    networks_left_out: tuple[Sentence, ...] = ()
     constants: Constants | None = None
 
     @property
@@ -217,18 +219,19 @@ class Prediction:
     def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
         the number of workers from which on more bring little, and that from which on the best batch
-        is larger than the critical batch size.
+        is larger than the critical batch size; and a line for each network that has no prediction.
 
         Returns:
             The lines; none without a simulation.
         """
         if not self.network:
             return []
-        return [*filter(None, (joined(self._on_network(one)) for one in self.of_networks))]
+        lines = (joined(self._on_network(one)) for one in self.of_networks)
+        return [*filter(None, lines), *self.networks_left_out]
 
     def _on_network(self, one: Prediction) -> Iterator[str]:
         curve = self.curves[self.curves["network"] == one.network]
-        if self.others:
+        if self.others or self.networks_left_out:
             cell, amount = cell_name(one.recommended), one._whole_amount
             told = {"network": one.network, "cell": cell, "amount": amount}
             if one.recommended["is_simulated"]:
@@ -437,7 +440,8 @@ class Prediction:
         """Return the predictions for all simulated networks in plain values.
 
         Returns:
-            The recommendation and the cells for each network, and the curves of all.
+            The recommendation and the cells for each network, the curves of all, and why a network
+            has none.
         """
         networks = [
             {
@@ -447,7 +451,11 @@ class Prediction:
             }
             for one in self.of_networks
         ]
-        told = {"networks": networks, "curves": self.curves.to_dict("records")}
+        told = {
+            "networks": networks,
+            "curves": self.curves.to_dict("records"),
+            "networks_left_out": list(self.networks_left_out),
+        }
         found: dict[str, Any] = plain(told, in_english=True)
         return found
 

@@ -331,6 +331,8 @@ const SENTENCES = {
     "With {network}, not simulated: {cell}, {amount}.": "{network} 네트워크, 시뮬레이션 아님: {cell}, {amount}.",
     "From {n:worker} on, more workers bring less than half of the speed that they cost.": "워커 {n}개부터는 워커를 더해도 드는 비용의 절반만큼도 빨라지지 않습니다.",
     "From {n:worker} on, the best batch is larger than the critical batch size ({batch}), so more workers save few steps.": "워커 {n}개부터는 가장 좋은 배치가 임계 배치 크기({batch})보다 커서, 워커를 더해도 스텝이 거의 줄지 않습니다.",
+    "With {network}: {problem}": "{network} 네트워크: {problem}",
+    "objective {objective}: no cell meets the deadline with a probability of {sure} or more. The nearest is global batch {batch} on {n:worker}, with {probability} (median {seconds} s). Allow more time or more workers.": "목표 {objective}: {sure} 이상의 확률로 기한을 지키는 조합이 없습니다. 가장 가까운 것은 워커 {n}개의 전체 배치 {batch}이고, 그 확률은 {probability}입니다(중앙값 {seconds}초). 기한이나 워커를 늘리세요.",
     "with {network}, {problem}": "{network} 네트워크에서: {problem}",
     "no batch size of the grid suits {others:worker}: it must be no larger than the training set, and divide evenly among the workers.": "워커 {others}개에 맞는 배치 크기가 격자에 없습니다. 배치는 훈련 집합보다 크지 않고 워커들에게 똑같이 나뉘어야 합니다.",
     "no run measured the seconds that {codec} takes, so it takes none here.": "{codec}에 걸리는 시간을 잰 실행이 없어, 여기서는 시간이 걸리지 않는다고 봅니다.",
