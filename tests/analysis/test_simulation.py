@@ -810,6 +810,19 @@ def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) ->
         bsweep.simulate(study, workers=[7], strategies="pipeline", network="25gbit")
 
 
+def test_numbers_of_workers_that_do_not_divide_the_batch_are_left_out(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "global_batch": 100, "num_steps": 20}
+    found = bsweep.simulate(study, workers=counts("1..64"), strategies="horovod", **given)
+    simulated = found.cells[found.cells["kind"] == "simulated"]
+    assert list(simulated["num_workers"]) == [1, 2, 4]
+    says = "horovod: not on 8, 16, 32 and 64 workers: --global-batch 100 cannot be divided by 8."
+    assert f"{says} Choose a multiple, such as 96." in found.notes
+    with pytest.raises(ValueError, match="--global-batch 100 cannot be divided by 64"):
+        bsweep.simulate(study, workers=[64], strategies="horovod", **given)
+    uneven = "horovod:allocation=batch_by_flops"  # whose batches are not rounded
+    assert len(bsweep.simulate(study, workers=[64], strategies=uneven, **given).cells) == 1
+
+
 def test_a_pipeline_takes_all_doublings(study: Path) -> None:
     found = bsweep.simulate(
         study, workers=counts("1..64"), strategies="pipeline", network="25gbit", num_steps=20

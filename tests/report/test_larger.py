@@ -202,7 +202,7 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell meets the deadline")
     assert lost in found.brief()
     assert re.search(r"The nearest is global batch \d+ on (8|16) workers, .* \(median", lost)
-    assert found.as_json()["networks_left_out"] == [lost]
+    assert found.as_json()["not_predicted"] == [lost]
 
 
 def test_a_message_names_the_command_that_has_the_option() -> None:
@@ -267,6 +267,17 @@ def test_numbers_of_workers_without_a_batch_are_named() -> None:
     )
     assert set(found.cells["num_workers"]) == {1, 4}
     assert found.warnings[0].startswith("no batch size of the grid suits 3, 7 workers")
+
+
+def test_less_than_one_example_for_each_worker_is_said() -> None:
+    given: dict[str, Any] = {"target_accuracy": 0.42, "network": "1gbit", "batches": [32, 64]}
+    found = bsweep.predict(GROUPNORM, workers=[1, 3, 64, 128, 256], **given)
+    assert set(found.cells["num_workers"]) == {1, 64}
+    says = "batch 64 on 128 and 256 workers leaves less than one example for each: use --workers up"
+    assert any(line.startswith(says) for line in found.brief())
+    assert found.warnings[0].startswith("no batch size of the grid suits 3 workers")
+    with pytest.raises(ValueError, match="batch 64 on 128 workers leaves less than one example"):
+        bsweep.predict(GROUPNORM, workers=[128], **given)
 
 
 def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:

@@ -40,6 +40,7 @@ from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
 from bsweep.core.sentences import Sentence, said
+from bsweep.core.words import listed
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
@@ -113,17 +114,38 @@ def predict(
         )  # fmt: skip
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
-    warnings = (*told.left_out, *_of_counts_without_cell(workers or (), cells), *found.warnings)
-    return replace(found, warnings=warnings)
+    few, others = _without_cell(seen, batches, workers, cells)
+    return replace(
+        found,
+        warnings=(*told.left_out, *others, *found.warnings),
+        not_predicted=(*few, *found.not_predicted),
+    )
 
 
-def _of_counts_without_cell(workers: Sequence[int], of: Sequence[Key]) -> Iterator[Sentence]:
-    if others := sorted(set(workers) - {count for _, count, *_ in of}):
-        yield said(
-            "no batch size of the grid suits {others:worker}: it must be no larger than the "
-            "training set, and divide evenly among the workers.",
-            others=", ".join(map(str, others)),
-        )
+def _without_cell(
+    seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None, of: Sequence[Key]
+) -> tuple[list[Sentence], list[Sentence]]:
+    """Return a sentence on the numbers of workers that have less than one example for each worker
+    of any batch, and one on the others without a cell; each is left out if there are none.
+    """
+    lost = sorted(set(workers or ()) - {count for _, count, *_ in of})
+    is_whole = all(way.card is None for way in seen.ways.values())
+    most = max(batches) if batches and is_whole else max(lost, default=0)
+    few, others = (
+        [count for count in lost if (count > most) == is_few] for is_few in (True, False)
+    )
+    of_few = said(
+        "batch {batch} on {few:worker} leaves less than one example for each: use --workers up to "
+        "{batch}, or larger --batches.",
+        batch=most,
+        few=listed(few),
+    )
+    of_others = said(
+        "no batch size of the grid suits {others:worker}: it must be no larger than the training "
+        "set, and divide evenly among the workers.",
+        others=", ".join(map(str, others)),
+    )
+    return [of_few] * bool(few), [of_others] * bool(others)
 
 
 def on_networks(
@@ -142,7 +164,7 @@ def on_networks(
     than were timed from a simulation, and with the predictions for the others.
 
     A network with which nothing can be simulated, or no cell keeps the objective's limits, is left
-    out, and `Prediction.networks_left_out` says why. So are cells that bsweep would refuse to
+    out, and `Prediction.not_predicted` says why. So are cells that bsweep would refuse to
     train, with a warning.
 
     Args:
@@ -197,7 +219,7 @@ def on_networks(
     )
     told = dict.fromkeys((*warnings, *doubts, *found[0].warnings))
     lost = tuple(said("With {network}: {problem}", network=at, problem=why) for at, why in left_out)
-    return replace(found[0], others=tuple(found[1:]), networks_left_out=lost, warnings=tuple(told))
+    return replace(found[0], others=tuple(found[1:]), not_predicted=lost, warnings=tuple(told))
 
 
 def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:
@@ -278,6 +300,8 @@ def _grid(
             sorted({cell[0] for cell in of}) if batches is None else sorted(set(batches)),
             None if workers is None else sorted(set(workers)),
         )
+    if not of and (few := _without_cell(seen, batches, workers, of)[0]):
+        raise ValueError(few[0])
     if len(of) < 2:
         raise ValueError(
             f"the grid has {'only one cell' if of else 'no cells'}: there is nothing to choose "

@@ -58,9 +58,9 @@ class Prediction:
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
     simulated cells, in words, and empty if none are simulated; `constants` are those of the
-    simulation. `others` are the predictions for further networks, and `networks_left_out` says for
-    each network without one why it has none. The object prints as a sentence, tables and warnings,
-    also in a notebook.
+    simulation. `others` are the predictions for further networks. `not_predicted` says why networks
+    or numbers of workers that were asked for have no prediction. The object prints as a sentence,
+    tables and warnings, also in a notebook.
     """
 
     study: str
@@ -76,7 +76,7 @@ class Prediction:
     fitted: Fits
     network: str = ""
     others: tuple[Prediction, ...] = ()
-    networks_left_out: tuple[Sentence, ...] = ()
+    not_predicted: tuple[Sentence, ...] = ()
     constants: Constants | None = None
 
     @property
@@ -219,19 +219,18 @@ class Prediction:
     def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
         the number of workers from which on more bring little, and that from which on the best batch
-        is larger than the critical batch size; and a line for each network that has no prediction.
+        is larger than the critical batch size. Further lines say what has no prediction.
 
         Returns:
-            The lines; none without a simulation.
+            The lines; without a simulation, only what has no prediction.
         """
-        if not self.network:
-            return []
-        lines = (joined(self._on_network(one)) for one in self.of_networks)
-        return [*filter(None, lines), *self.networks_left_out]
+        simulated = self.of_networks if self.network else ()
+        lines = (joined(self._on_network(one)) for one in simulated)
+        return [*filter(None, lines), *self.not_predicted]
 
     def _on_network(self, one: Prediction) -> Iterator[str]:
         curve = self.curves[self.curves["network"] == one.network]
-        if self.others or self.networks_left_out:
+        if self.others or self.not_predicted:
             cell, amount = cell_name(one.recommended), one._whole_amount
             told = {"network": one.network, "cell": cell, "amount": amount}
             if one.recommended["is_simulated"]:
@@ -393,7 +392,7 @@ class Prediction:
             for lines in (self._doubts(), self._notes())
         )
         networks = [textwrap.fill(line, _WIDTH) for line in self.network_lines()]
-        networks += ["", _as_text(self._shown_curves()), ""] * bool(networks)
+        networks += ["", _as_text(self._shown_curves()), ""] * bool(self.network)
         lines = [
             textwrap.fill(self.sentence(), _WIDTH), "", *doubts, "",
             *networks, _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
@@ -429,6 +428,7 @@ class Prediction:
             "leave_out": self.leave_out.to_dict("records"),
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
+            "not_predicted": list(self.not_predicted),
             "network": self.network or None,
         }
         if self.network:
@@ -440,8 +440,7 @@ class Prediction:
         """Return the predictions for all simulated networks in plain values.
 
         Returns:
-            The recommendation and the cells for each network, the curves of all, and why a network
-            has none.
+            The recommendation and the cells for each network, and the curves of all.
         """
         networks = [
             {
@@ -451,11 +450,7 @@ class Prediction:
             }
             for one in self.of_networks
         ]
-        told = {
-            "networks": networks,
-            "curves": self.curves.to_dict("records"),
-            "networks_left_out": list(self.networks_left_out),
-        }
+        told = {"networks": networks, "curves": self.curves.to_dict("records")}
         found: dict[str, Any] = plain(told, in_english=True)
         return found
 

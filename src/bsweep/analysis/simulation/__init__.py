@@ -285,6 +285,12 @@ def _batch(
 ) -> tuple[float, str]:
     """Return the mean local batch of workers, and why they cannot train so, or an empty text."""
     mean = _local_batch(way, count, local, global_batch)
+    groups = way.card.data_parallel_size(count)
+    if global_batch and global_batch % groups and not way.allocation_card.shares_batches:
+        return mean, (
+            f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
+            f"as {global_batch // groups * groups}."
+        )
     if problem := way.problem(count, mean, of):
         return mean, problem
     try:

@@ -335,6 +335,7 @@ const SENTENCES = {
     "objective {objective}: no cell meets the deadline with a probability of {sure} or more. The nearest is global batch {batch} on {n:worker}, with {probability} (median {seconds} s). Allow more time or more workers.": "목표 {objective}: {sure} 이상의 확률로 기한을 지키는 조합이 없습니다. 가장 가까운 것은 워커 {n}개의 전체 배치 {batch}이고, 그 확률은 {probability}입니다(중앙값 {seconds}초). 기한이나 워커를 늘리세요.",
     "with {network}, {problem}": "{network} 네트워크에서: {problem}",
     "no batch size of the grid suits {others:worker}: it must be no larger than the training set, and divide evenly among the workers.": "워커 {others}개에 맞는 배치 크기가 격자에 없습니다. 배치는 훈련 집합보다 크지 않고 워커들에게 똑같이 나뉘어야 합니다.",
+    "batch {batch} on {few:worker} leaves less than one example for each: use --workers up to {batch}, or larger --batches.": "배치 {batch}을(를) 워커 {few}개가 나누면 한 워커에 예제가 하나도 돌아가지 않습니다. --workers를 {batch}까지로 하거나 --batches를 늘리세요.",
     "no run measured the seconds that {codec} takes, so it takes none here.": "{codec}에 걸리는 시간을 잰 실행이 없어, 여기서는 시간이 걸리지 않는다고 봅니다.",
     "{cell}, simulated": "{cell}, 시뮬레이션",
     "{codec} is simulated only in steps on more workers than were timed. The number of steps to the target is that of the runs, although a codec may change it.": "{codec}은(는) 시간을 잰 것보다 많은 워커의 스텝에서만 시뮬레이션합니다. 코덱이 목표까지의 스텝 수를 바꿀 수 있지만, 그 수는 실행한 그대로입니다.",
