@@ -985,6 +985,35 @@ def test_counts_are_numbers_or_doublings() -> None:
             counts(wrong)
 
 
+def test_python_takes_what_the_command_takes(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "num_steps": 20}
+    found = bsweep.simulate(study, workers="1..4", strategies=["horovod", "diloco"], **given).cells
+    own = found[found["kind"] == "simulated"]
+    assert own.groupby("strategy")["num_workers"].apply(list).to_dict() == {
+        "diloco": [1, 2, 4], "horovod": [1, 2, 4],
+    }  # fmt: skip
+    one = bsweep.simulate(study, workers=4, strategies="horovod", **given).cells
+    assert list(one["num_workers"]) == [4]
+    predicted = bsweep.predict(study, 0.8, workers="1..4", batches=256, network="25gbit")
+    assert list(predicted.cells["num_workers"]) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"workers": [2.5]}, r"--workers 2\.5: give counts such as 1,2,4 or 1\.\.4096"),
+        ({"workers": "four"}, "--workers four: give counts"),
+        ({"workers": 2.5}, r"--workers 2\.5: give counts"),
+        ({"network": []}, r"network \[\] names none: give some"),
+        ({"strategies": []}, "--strategies names none: give some"),
+        ({"failures": 5000}, r"failures 5000: give .*Failures\(hours_between=5000\)"),
+    ],
+)
+def test_wrong_types_get_a_message_with_the_remedy(given: Any, says: str, study: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        bsweep.simulate(study, **given)
+
+
 def test_a_study_without_step_times_is_refused_with_code_2(tmp_path: Path) -> None:
     folder = write_study(
         tmp_path / "ddp", local_batches=(8,), num_workers=(2,), settings={"strategy": {

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -145,6 +145,34 @@ def numbers(option: str, text: str | None) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
         raise ValueError(f"{option} {text}: give numbers such as 1,1,0.5.") from None
+
+
+def counts(option: str, given: int | str | Iterable[int]) -> list[int]:
+    """Return counts that are numbers, or a text such as `1,2,4` or `1..4096`, which has all
+    doublings.
+
+    Args:
+        option: The option's name, with its dashes, for messages.
+        given: One number, several, or a text.
+
+    Raises:
+        ValueError: If a part is no positive integer.
+    """
+    texts = given.split(",") if isinstance(given, str) else given
+    found: list[int] = []
+    for part in texts if isinstance(texts, Iterable) else [texts]:
+        first, is_range, last = str(part).partition("..")
+        try:
+            begin, end = int(first), int(last if is_range else first)
+        except ValueError:
+            begin, end = 0, 0
+        if not 1 <= begin <= end:
+            raise ValueError(f"{option} {part}: give counts such as 1,2,4 or 1..4096.")
+        while begin < end:
+            found.append(begin)
+            begin *= 2
+        found.append(end)
+    return found
 
 
 def parse_seconds(text: str) -> float:

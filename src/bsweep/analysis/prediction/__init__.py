@@ -39,6 +39,7 @@ from bsweep.analysis.prediction.selection import (
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
+from bsweep.config.values import counts
 from bsweep.core.sentences import Sentence, said
 from bsweep.core.words import listed
 
@@ -54,8 +55,8 @@ def predict(
     target_loss: float | None = None,
     *,
     objective: str = "fastest",
-    batches: Sequence[int] | None = None,
-    workers: Sequence[int] | None = None,
+    batches: int | str | Sequence[int] | None = None,
+    workers: int | str | Sequence[int] | None = None,
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
@@ -72,10 +73,10 @@ def predict(
             that the study's runs name is taken.
         objective: `fastest`, `cheapest` (in worker-seconds, or in money if a price is given),
             `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
-        batches: Global batch sizes of the grid. None takes those of the runs, and doublings of the
-            smallest up to the largest.
-        workers: Worker counts of the grid. None takes those of the runs and, with a network, all
-            doublings up to 64.
+        batches: Global batch sizes of the grid, or a text such as `32,64,128`. None takes those of
+            the runs, and doublings of the smallest up to the largest.
+        workers: Worker counts of the grid, or a text such as `1,2,4` or `1..64`. None takes those
+            of the runs and, with a network, all doublings up to 64.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
             in settings other than batch size, workers, way of splitting the model, learning rate
@@ -99,6 +100,8 @@ def predict(
         FileNotFoundError: If there is no such folder of a study.
     """
     wanted = parse_objective(objective, price_per_worker_hour)
+    batches = None if batches is None else counts("--batches", batches)
+    workers = None if workers is None else counts("--workers", workers)
     known = (
         study if isinstance(study, Study) else load(study, mix=True)
     )  # `where` may select among the mixed runs

@@ -25,7 +25,7 @@ from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, way_of, ways_of
-from bsweep.config.values import check_above_zero
+from bsweep.config.values import check_above_zero, counts
 from bsweep.core.sentences import Sentence, said
 from bsweep.core.words import counted, listed
 
@@ -47,9 +47,9 @@ _FEW_WORKERS = 8  # settings that fit no number up to this contradict each other
 def simulate(
     study: Study | str | Path | None = None,
     *,
-    workers: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    workers: int | str | Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     network: str | Sequence[str] | None = None,
-    strategies: str = STRATEGIES,
+    strategies: str | Sequence[str] = STRATEGIES,
     local_batch: int | None = None,
     global_batch: int | None = None,
     measured_network: str | None = None,
@@ -73,11 +73,11 @@ def simulate(
 
     Args:
         study: A study or its folder, from whose records the constants come.
-        workers: The numbers of workers.
+        workers: The numbers of workers, or a text such as `1,2,4` or `1..4096`.
         network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
             links as the study's own exchanges had them. Several are compared. None: `measured`, or
             with a machine what its vendor states.
-        strategies: Names of strategies, see `ways_of`.
+        strategies: Names of strategies, joined by commas or as a list; see `ways_of`.
         local_batch: The examples of a worker's pass; None: the most frequent in the study.
         global_batch: The examples of a step of all workers, in place of a local batch.
         measured_network: The links on which the study was measured. What its exchanges took beyond
@@ -109,20 +109,27 @@ def simulate(
             example each. The message says what to do.
         FileNotFoundError: If there is no such folder of a study.
     """
+    if failures is not None and not isinstance(failures, Failures):
+        raise ValueError(
+            f"failures {failures!r}: give bsweep.analysis.simulation.Failures(hours_between=5000)."
+        )
     known = load(study, mix=True) if isinstance(study, str | Path) else study
     found, of = _constants(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
     found = _adjusted(found, example_bytes, speeds, memories, measured_network)
     name = known.name if known else "the source of the constants"
-    network = network or (of.link if of else "") or "measured"
+    network = (of.link if of else "") or "measured" if network is None else network
     networks = [network] if isinstance(network, str) else network
+    if not networks:
+        raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
     links = {one: machines.within(links_of(found, one, name), of) for one in networks}
-    ways = ways_of(strategies, known.runs if known else pd.DataFrame())
+    named = strategies if isinstance(strategies, str) else ",".join(strategies)
+    ways = ways_of(named, known.runs if known else pd.DataFrame())
     simulation = simulate_from(
-        found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
-        failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
-        seed=seed, progress=progress,
+        found, links, ways, counts("--workers", workers), local_batch=local_batch,
+        global_batch=global_batch, failures=failures, price_per_worker_hour=price_per_worker_hour,
+        num_steps=num_steps, seed=seed, progress=progress,
     )  # fmt: skip
     if of is None:
         return simulation
