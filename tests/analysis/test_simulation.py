@@ -135,14 +135,19 @@ def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("", "the bandwidth is missing"),
-        ("25gbit,10gbit", "25gbit/10gbit is not understood. Write one bandwidth"),
+        ("", "--network '': the bandwidth is missing"),
+        ("25gbit,10gbit", "10gbit is a second bandwidth. Write one bandwidth"),
+        ("25gbit,10us,20us", "20us is a second latency"),
+        ("25gbt,10us", r"25gbt,10us: 25gbt is not understood\. Did you mean 'gbit'"),
+        ("25gbit,per_node=8,inner=2gbt/2us", r": inner=2gbt/2us: 2gbt is not understood"),
+        ("25gbit,10us,inner=100gbit/1us", "give per_node=8, too"),
+        ("25gbit,per_switch=8,oversubscription=0.5", "=0.5: give a number from 1, such as 4"),
         ("25gbit,per_node=2,per_node=4", "per_node is there twice"),
         ("25gbits", "25gbits is not understood"),
-        ("10us", "10us is not understood"),
+        ("10us", "10us: the bandwidth is missing"),
         ("-1gbit", "is not understood"),
         ("25gbit,per_nod=8", "Did you mean"),
-        ("25gbit,per_node=0", "per_node=0 is not understood"),
+        ("25gbit,per_node=0", "per_node=0: give a whole number from 1, such as 8"),
         ("25gbit,per_node=8", "inner=2400gbit/2us"),
         ("25gbit,oversubscription=4", "per_switch=16"),
         ("25gbit,sites=4", "between=1gbit/20ms"),
@@ -745,6 +750,14 @@ def test_money_and_failures_are_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--machine", "h100"], "one source"),
         (["--network", "25gbit", "--speeds", "0,1"], "above 0"),
         (["--network", "25gbit", "--hours-between-failures", "0"], "above 0"),
+        (["--bench-model", "foo"], "--bench-model foo is for --bench: leave it out with a study"),
+        (["--flops-per-example", "3"], "--flops-per-example 3.0 is for --machine"),
+        (["--checkpoint-seconds", "3"], "--checkpoint-seconds is of failures: .*-failures 5000"),
+        (
+            ["--network", "measured", "--measured-network", "1gbit"],
+            "--measured-network 1gbit",
+        ),
+        (["--strategies", ""], "--strategies names none"),
     ],
 )
 def test_wrong_words_get_a_message_with_the_remedy(
@@ -1057,6 +1070,12 @@ def test_a_machine_without_a_link_asks_for_a_network(tmp_path: Path) -> None:
     given: dict[str, Any] = {"machine": str(file), "flops_per_example": 1e9, "parameters": 1e6}
     file.write_text(own + "}")
     with pytest.raises(ValueError, match="describe the links with --network, as in"):
+        bsweep.simulate(**given)
+    file.write_text(own.replace("reached: 0.4, ", "") + "}")
+    with pytest.raises(ValueError, match=r"reached is missing: give it, as in `reached: 0\.4`"):
+        bsweep.simulate(**given)
+    file.write_text(own + ", lnk: 1gbit}")
+    with pytest.raises(ValueError, match=r"unknown key lnk\. Did you mean 'link'"):
         bsweep.simulate(**given)
     file.write_text(own + ", link: 2gb}")
     with pytest.raises(ValueError, match=f"--machine {file}: 2gb: 2gb is not understood"):

@@ -54,8 +54,8 @@ def run(arguments: Sequence[str]) -> int:
     add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
     add("--hours-between-failures", type=float, help="of one worker")
-    add("--checkpoint-seconds", type=float, default=30.0, help="to save one (default: 30)")
-    add("--restart-seconds", type=float, default=120.0, help="after a failure (default: 120)")
+    add("--checkpoint-seconds", type=float, help="to save one (default: 30)")
+    add("--restart-seconds", type=float, help="after a failure (default: 120)")
     add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     add("--figures", type=Path, metavar="DIR", help="also write figures to this folder")
@@ -70,9 +70,18 @@ def _simulate(given: argparse.Namespace) -> None:
     if given.figures is not None and given.figures.exists() and not given.figures.is_dir():
         raise ValueError(f"--figures {given.figures} is a file: give a folder.")
     failures = None
+    costs = {
+        name: vars(given)[name]
+        for name in ("checkpoint_seconds", "restart_seconds")
+        if vars(given)[name] is not None
+    }
     if given.hours_between_failures is not None:
-        failures = Failures(
-            given.hours_between_failures, given.checkpoint_seconds, given.restart_seconds
+        failures = Failures(given.hours_between_failures, **costs)
+    elif costs:
+        option = next(iter(costs)).replace("_", "-")
+        raise ValueError(
+            f"--{option} is of failures: say how often they come, as in "
+            "--hours-between-failures 5000."
         )
     with terminal.console().status("simulating") as status:
         found = simulate(
@@ -80,7 +89,7 @@ def _simulate(given: argparse.Namespace) -> None:
             workers=given.workers,
             network=given.network,
             measured_network=given.measured_network,
-            strategies=given.strategies or STRATEGIES,
+            strategies=STRATEGIES if given.strategies is None else given.strategies,
             local_batch=given.local_batch,
             global_batch=given.global_batch,
             where=dict(column_and_value(text) for text in given.where),

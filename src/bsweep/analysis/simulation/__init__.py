@@ -123,6 +123,11 @@ def simulate(
     networks = [network] if isinstance(network, str) else network
     if not networks:
         raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
+    if measured_network and (found.network is None or {*networks} == {"measured"}):
+        raise ValueError(
+            f"--measured-network {measured_network} tells nothing here: it is for a study whose "
+            "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
+        )
     links = {one: machines.within(links_of(found, one, name), of) for one in networks}
     named = strategies if isinstance(strategies, str) else ",".join(strategies)
     ways = ways_of(named, known.runs if known else pd.DataFrame())
@@ -335,6 +340,12 @@ def _constants(
             f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
             "a study's folder, --probe FILE, --bench FILE, or --machine NAME."
         )
+    for option, value, source in (
+        ("--bench-model", bench_model, "--bench"),
+        ("--flops-per-example", flops_per_example, "--machine"),
+    ):
+        if value and given != [source]:
+            raise ValueError(f"{option} {value} is for {source}: leave it out with {given[0]}.")
     if study is not None:
         return constants_of.of_study(study, where, parameters), None
     if parameters is None:
