@@ -1155,7 +1155,7 @@ def test_activations_of_a_split_model_take_time() -> None:
     [
         ({"local_batch": 0}, "--local-batch 0: give a number above 0, such as 64"),
         ({"speeds": [1.0, math.nan]}, "--speeds nan: give a number above 0"),
-        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0"),
+        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0, such as 11e6"),
         ({"price_per_worker_hour": math.inf}, "--price-per-worker-hour inf: give a number"),
     ],
 )
@@ -1163,6 +1163,16 @@ def test_numbers_that_are_not_above_zero_are_refused(options: Any, says: str) ->
     given: dict[str, Any] = {"parameters": 7e9, "flops_per_example": 8e13, **options}
     with pytest.raises(ValueError, match=says):
         simulation.simulate(None, workers=[1], network="1gbit", machine="h100", **given)
+
+
+def test_failures_leave_out_numbers_of_workers_on_which_nothing_is_saved(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "failures": Failures(1), "num_steps": 20}
+    found = bsweep.simulate(study, workers=[8, 1024, 4096], strategies="horovod", **given)
+    assert found.cells["num_workers"].tolist() == [8]
+    (note,) = [one for one in found.notes if "hours-between-failures" in one]
+    assert note.startswith("Not on 1024 and 4096 workers: --hours-between-failures 1: with 1024")
+    with pytest.raises(ValueError, match="--hours-between-failures 1: with 4096 workers"):
+        bsweep.simulate(study, workers=[4096], strategies="horovod", **given)
 
 
 @pytest.mark.parametrize(
@@ -1181,6 +1191,8 @@ def test_a_bench_file_without_seconds_is_refused(tmp_path: Path, alone: object) 
     (tmp_path / "bench.json").write_text(json.dumps({"alone": alone}))
     with pytest.raises(ValueError, match="has no steps of a lone worker"):
         constants_of_bench(tmp_path / "bench.json", 1e6)
+    with pytest.raises(ValueError, match=r"--bench nofile\.json: the file cannot be read"):
+        constants_of_bench("nofile.json", 1e6)
 
 
 def test_figures_do_not_go_into_a_file(tmp_path: Path) -> None:

@@ -265,16 +265,16 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_above_zero(option: str, value: float | None, example: float) -> None:
+def check_above_zero(option: str, value: float | None, example: float | str) -> None:
     """Check an option's number.
 
     Args:
         option: The option's name.
         value: The number; None if it was not given.
-        example: A number that would do.
+        example: A number that would do, as a user writes it.
 
     Raises:
         ValueError: If the number is not above zero, or not finite.
     """
     if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"--{option} {value:g}: give a number above 0, such as {example:g}.")
+        raise ValueError(f"--{option} {value:g}: give a number above 0, such as {example}.")

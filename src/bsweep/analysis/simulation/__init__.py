@@ -150,7 +150,7 @@ def _adjusted(
     measured_network: str | None,
 ) -> Constants:
     """Return constants with what a user knows better; see `simulate`."""
-    check_above_zero("example-bytes", example_bytes or None, 4e6)
+    check_above_zero("example-bytes", example_bytes or None, "4e6")
     for speed in speeds:
         check_above_zero("speeds", speed, 0.5)
     for memory in memories:
@@ -206,7 +206,8 @@ def simulate_from(
     check_above_zero("global-batch", global_batch, 1024)
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
-    cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
+    factors, lost = _factors(sorted(set(workers)), failures, seed)
+    cells, left_out = _cells(constants, ways, [*factors], local, global_batch)
     rows, timelines, sites = [], [], []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
@@ -218,8 +219,7 @@ def simulate_from(
             steps = outcome(way.card, case)
         except ValueError as error:
             raise ValueError(f"--strategies {way.name}: {error}") from None
-        factor = failures.factor(count, seed) if failures else 1.0
-        rows.append({"network": name, **result.row_of(case, steps, factor)})
+        rows.append({"network": name, **result.row_of(case, steps, factors[count])})
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
         sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
@@ -230,7 +230,7 @@ def simulate_from(
     )  # fmt: skip
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
-    notes = (*_notes(constants, ways, networks.values()), *left_out, *result.knees(table))
+    notes = (*_notes(constants, ways, networks.values()), *lost, *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)
 
 
@@ -276,6 +276,31 @@ def _cells(
     if not cells:
         raise ValueError("\n".join(f"--strategies {name}: {of}" for name, of in problems.items()))
     return cells, notes
+
+
+def _factors(
+    counts: Sequence[int], failures: Failures | None, seed: int
+) -> tuple[dict[int, float], list[str]]:
+    """Return by what failures stretch the time on each number of workers, and a sentence about the
+    numbers on which they follow one another too quickly.
+
+    Raises:
+        ValueError: If they do on all of them.
+    """
+    if failures is None:
+        return dict.fromkeys(counts, 1.0), []
+    factors, problems = {}, {}
+    for count in counts:
+        try:
+            factors[count] = failures.factor(count, seed)
+        except ValueError as error:
+            problems[count] = f"--hours-between-failures {failures.hours_between:g}: {error}"
+    if not problems:
+        return factors, []
+    first = next(iter(problems.values()))
+    if not factors:
+        raise ValueError(first)
+    return factors, [f"Not on {_workers([*problems])}: {first}"]
 
 
 def _workers(counts: Sequence[int]) -> str:
@@ -331,8 +356,8 @@ def _constants(
     flops_per_example: float | None, local_batch: int | None,
 ) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
     """Return the constants of the one source that was given, and the machine, if it is one."""
-    check_above_zero("parameters", parameters, 11e6)
-    check_above_zero("flops-per-example", flops_per_example, 12e9)
+    check_above_zero("parameters", parameters, "11e6")
+    check_above_zero("flops-per-example", flops_per_example, "12e9")
     sources = {"a study": study, "--probe": probe, "--bench": bench, "--machine": machine}
     given = [name for name, one in sources.items() if one is not None]
     if len(given) != 1:

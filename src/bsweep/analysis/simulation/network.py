@@ -28,7 +28,8 @@ _GOODPUT = 0.95
 """The share of a link's nominal bandwidth that payload can have. With Ethernet's frames of 1,500
 bytes, TCP and IP leave 1,448 of the 1,538 bytes that a frame takes on the wire.
 """
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 _EXAMPLE = "25gbit,10us, or 100gbit,5us,per_node=8,inner=2400gbit/2us"
 _REMEDY = (
     "Write one bandwidth in kbit, mbit, gbit or tbit and a latency in ns, us, ms or s, such as "
