@@ -1043,7 +1043,8 @@ def test_machines_are_published_not_measured(capsys: pytest.CaptureFixture[str])
     command.run([*given, "--network", "400gbit,5us", "--workers", "1,8,64", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert {cell["kind"] for cell in told["cells"]} == {"simulated"}
-    assert "published, not measured" in told["notes"][0]
+    assert told["notes"][0].startswith("Computing: 40 % of what is published, not measured (")
+    assert told["notes"][0].endswith("). All rows are simulated.")
     with pytest.raises(ValueError, match="flops-per-example"):
         command.run(["--machine", "h100", "--parameters", "1e9", "--network", "1gbit"])
     with pytest.raises(ValueError, match="Known: a100"):

@@ -71,8 +71,8 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
     assert len(lines) == 2
     for line, one in zip(lines, prediction.of_networks, strict=True):
         is_simulated = bool(one.recommended["is_simulated"])
-        says = "simulated" if is_simulated else "not simulated"
-        assert line.startswith(f"With {one.network}, {says}: global batch ")
+        assert line.startswith(f"With {one.network}{', simulated' * is_simulated}: global batch ")
+        assert ("as timed" in line) != is_simulated
         assert "90 % interval" in line
     assert "knee" in repr(prediction)
 
@@ -86,6 +86,9 @@ def test_a_knee_is_where_more_workers_bring_little() -> None:
     assert knee(pd.Series([1, 2, 4, 8, 16]), pd.Series([1.0, 1.3, 2.4, 4.4, 5.0])) == 8
     assert knee(workers, pd.Series([1.0, 1.3, 2.4, 4.4])) is None
     assert knee(pd.Series([4]), pd.Series([1.0])) is None
+    # The step from 2 to 64 workers does not tell where more of them begin to bring less.
+    assert knee(pd.Series([1, 2, 64]), pd.Series([1.0, 1.9, 10.0])) is None
+    assert knee(pd.Series([1, 2, 64, 128]), pd.Series([1.0, 1.9, 10.0, 11.0])) == 64
 
 
 def test_the_wall_is_where_all_further_batches_are_above_it() -> None:
@@ -203,6 +206,19 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert lost in found.brief()
     assert re.search(r"The nearest is global batch \d+ on (8|16) workers, .* \(median", lost)
     assert found.as_json()["not_predicted"] == [lost]
+
+
+def test_the_links_of_a_study_have_a_name_in_sentences() -> None:
+    found = bsweep.predict(
+        GROUPNORM,
+        target_accuracy=0.42,
+        network=["measured", "1gbit"],
+        workers=[8],
+        batches=[64, 256],
+    )
+    says = "the study's own links"
+    assert found.network_lines()[0].startswith(f"With {says}, simulated: global batch ")
+    assert f"Simulated with {says}: no step was timed" in found.sentence()
 
 
 def test_a_message_names_the_command_that_has_the_option() -> None:

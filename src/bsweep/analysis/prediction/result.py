@@ -228,15 +228,20 @@ class Prediction:
         lines = (joined(self._on_network(one)) for one in simulated)
         return [*filter(None, lines), *self.not_predicted]
 
+    @property
+    def _links(self) -> str:
+        """The links of simulated cells in the words of a sentence."""
+        return said("the study's own links") if self.network == "measured" else self.network
+
     def _on_network(self, one: Prediction) -> Iterator[str]:
         curve = self.curves[self.curves["network"] == one.network]
         if self.others or self.not_predicted:
             cell, amount = cell_name(one.recommended), one._whole_amount
-            told = {"network": one.network, "cell": cell, "amount": amount}
+            told = {"network": one._links, "cell": cell, "amount": amount}
             if one.recommended["is_simulated"]:
                 yield said("With {network}, simulated: {cell}, {amount}.", **told)
             else:
-                yield said("With {network}, not simulated: {cell}, {amount}.", **told)
+                yield said("With {network}: {cell}, {amount}, as timed.", **told)
         if curve["is_knee"].any():
             yield said(
                 "From {n:worker} on, more workers bring less than half of the speed that they "
@@ -362,7 +367,7 @@ class Prediction:
         if self.recommended["is_simulated"]:
             yield said(
                 "Simulated with {network}: no step was timed on so many workers.",
-                network=self.network,
+                network=self._links,
             )
 
     def _others(self) -> Sentence:

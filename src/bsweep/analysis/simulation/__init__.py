@@ -230,7 +230,9 @@ def simulate_from(
     )  # fmt: skip
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
-    notes = (*_notes(constants, ways, networks.values()), *lost, *left_out, *result.knees(table))
+    has_measured = bool(table["kind"].eq(result.MEASURED).any())
+    first = _notes(constants, ways, networks.values(), has_measured)
+    notes = (*first, *lost, *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)
 
 
@@ -421,8 +423,11 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     return Network(measured.link)
 
 
-def _notes(constants: Constants, ways: Sequence[Way], networks: Iterable[Network]) -> list[str]:
-    notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
+def _notes(
+    constants: Constants, ways: Sequence[Way], networks: Iterable[Network], has_measured: bool
+) -> list[str]:
+    rows = "All rows but the measured ones" if has_measured else "All rows"
+    notes = [f"Computing: {constants.source}. {rows} are simulated."]
     if constants.network is None:
         notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
     notes += [one[0].upper() + one[1:] for one in not_known(constants, ways, networks)]

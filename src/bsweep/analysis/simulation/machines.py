@@ -101,7 +101,7 @@ def of_machine(
         example_seconds=seconds,
         parameter_bytes=parameter_bytes,
         local_batch=local_batch,
-        source=f"{of.reached:.0%} of what is published, not measured ({of.source})",
+        source=f"{100 * of.reached:.0f} % of what is published, not measured ({of.source})",
         spread=_SPREAD,
         memories=(of.memory_gb,),
         is_gpu=True,
