@@ -6,10 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsweep.cli.values import MEASURED_NETWORK, SPEEDS, column_and_value, counts
 from bsweep.config.values import numbers
 from bsweep.core import terminal
+
+if TYPE_CHECKING:
+    from bsweep.analysis.simulation import Failures
 
 logger = terminal.logger(__name__)
 
@@ -65,24 +69,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> None:
-    from bsweep.analysis.simulation import STRATEGIES, Failures, simulate
+    from bsweep.analysis.simulation import STRATEGIES, simulate
 
     if given.figures is not None and given.figures.exists() and not given.figures.is_dir():
         raise ValueError(f"--figures {given.figures} is a file: give a folder.")
-    failures = None
-    costs = {
-        name: vars(given)[name]
-        for name in ("checkpoint_seconds", "restart_seconds")
-        if vars(given)[name] is not None
-    }
-    if given.hours_between_failures is not None:
-        failures = Failures(given.hours_between_failures, **costs)
-    elif costs:
-        option = next(iter(costs)).replace("_", "-")
-        raise ValueError(
-            f"--{option} is of failures: say how often they come, as in "
-            "--hours-between-failures 5000."
-        )
     with terminal.console().status("simulating") as status:
         found = simulate(
             given.study,
@@ -103,7 +93,7 @@ def _simulate(given: argparse.Namespace) -> None:
             speeds=numbers("--speeds", given.speeds),
             memories=numbers("--memories", given.memories),
             price_per_worker_hour=given.price_per_worker_hour,
-            failures=failures,
+            failures=_failures(given),
             num_steps=given.steps,
             seed=given.seed,
             progress=lambda what: status.update(f"simulating {what}"),
@@ -114,3 +104,19 @@ def _simulate(given: argparse.Namespace) -> None:
 
         for path in simulation.write(found, given.figures):
             logger.info(f"wrote {path}")
+
+
+def _failures(given: argparse.Namespace) -> Failures | None:
+    """Return the failures that the options describe; None if they describe none."""
+    from bsweep.analysis.simulation import Failures
+
+    names = ("checkpoint_seconds", "restart_seconds")
+    costs = {name: vars(given)[name] for name in names if vars(given)[name] is not None}
+    if given.hours_between_failures is not None:
+        return Failures(given.hours_between_failures, **costs)
+    for name in costs:
+        raise ValueError(
+            f"--{name.replace('_', '-')} is of failures: say how often they come, as in "
+            "--hours-between-failures 5000."
+        )
+    return None

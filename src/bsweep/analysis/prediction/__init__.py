@@ -213,9 +213,7 @@ def on_networks(
         found.append(replace(one, network=network, constants=constants))
     if not found:
         raise ValueError("--network {}: {}".format(*left_out[0]))
-    warnings = [
-        said("with {network}, {problem}", network=name, problem=why) for name, why in problems
-    ]
+    warnings = [said("with {network}, {problem}", network=at, problem=why) for at, why in problems]
     codecs = dict.fromkeys(simulated.links_and_codec(one.network)[1] for one in found)
     warnings += _of_codecs(
         [one for one in codecs if one not in ("", "none")], constants.codec_seconds

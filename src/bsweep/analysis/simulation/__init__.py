@@ -109,28 +109,17 @@ def simulate(
             example each. The message says what to do.
         FileNotFoundError: If there is no such folder of a study.
     """
-    if failures is not None and not isinstance(failures, Failures):
-        raise ValueError(
-            f"failures {failures!r}: give bsweep.analysis.simulation.Failures(hours_between=5000)."
-        )
     known = load(study, mix=True) if isinstance(study, str | Path) else study
     found, of = _constants(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
     found = _adjusted(found, example_bytes, speeds, memories, measured_network)
-    name = known.name if known else "the source of the constants"
+    name, runs = (known.name, known.runs) if known else ("the constants' source", pd.DataFrame())
     network = (of.link if of else "") or "measured" if network is None else network
     networks = [network] if isinstance(network, str) else network
-    if not networks:
-        raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
-    if measured_network and (found.network is None or {*networks} == {"measured"}):
-        raise ValueError(
-            f"--measured-network {measured_network} tells nothing here: it is for a study whose "
-            "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
-        )
+    _check_networks(networks, measured_network, found)
     links = {one: machines.within(links_of(found, one, name), of) for one in networks}
-    named = strategies if isinstance(strategies, str) else ",".join(strategies)
-    ways = ways_of(named, known.runs if known else pd.DataFrame())
+    ways = ways_of(",".join([strategies] if isinstance(strategies, str) else strategies), runs)
     simulation = simulate_from(
         found, links, ways, counts("--workers", workers), local_batch=local_batch,
         global_batch=global_batch, failures=failures, price_per_worker_hour=price_per_worker_hour,
@@ -138,8 +127,20 @@ def simulate(
     )  # fmt: skip
     if of is None:
         return simulation
-    told = machines.notes(of, found, ways, simulation.cells)
-    return replace(simulation, notes=(*simulation.notes, *told))
+    of_machine = machines.notes(of, found, ways, simulation.cells)
+    return replace(simulation, notes=(*simulation.notes, *of_machine))
+
+
+def _check_networks(
+    networks: Sequence[str], measured_network: str | None, constants: Constants
+) -> None:
+    if not networks:
+        raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
+    if measured_network and (constants.network is None or {*networks} == {"measured"}):
+        raise ValueError(
+            f"--measured-network {measured_network} tells nothing here: it is for a study whose "
+            "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
+        )
 
 
 def _adjusted(
@@ -291,6 +292,10 @@ def _factors(
     """
     if failures is None:
         return dict.fromkeys(counts, 1.0), []
+    if not isinstance(failures, Failures):
+        raise ValueError(
+            f"failures {failures!r}: give bsweep.analysis.simulation.Failures(hours_between=5000)."
+        )
     factors, problems = {}, {}
     for count in counts:
         try:
