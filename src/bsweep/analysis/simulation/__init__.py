@@ -224,17 +224,21 @@ def simulate_from(
         timelines.append(result.timeline(case, steps.spans).assign(network=name))
         sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
-    of_one = global_batch or local
-    lone = Case(
-        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
-        of_one, num_steps, seed, passes=passes,
-    )  # fmt: skip
+    lone = _lone(constants, global_batch or local, num_steps, seed, passes)
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
     has_measured = bool(table["kind"].eq(result.MEASURED).any())
     first = _notes(constants, ways, networks.values(), has_measured)
     notes = (*first, *lost, *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)
+
+
+def _lone(constants: Constants, batch: float, num_steps: int, seed: int, passes: int) -> Case:
+    """Return the case of one worker alone, with which the others are compared."""
+    return Case(
+        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
+        batch, num_steps, seed, passes=passes,
+    )  # fmt: skip
 
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
