@@ -135,14 +135,19 @@ def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("", "the bandwidth is missing"),
-        ("25gbit,10gbit", "25gbit/10gbit is not understood. Write one bandwidth"),
+        ("", "--network '': the bandwidth is missing"),
+        ("25gbit,10gbit", "10gbit is a second bandwidth. Write one bandwidth"),
+        ("25gbit,10us,20us", "20us is a second latency"),
+        ("25gbt,10us", r"25gbt,10us: 25gbt is not understood\. Did you mean 'gbit'"),
+        ("25gbit,per_node=8,inner=2gbt/2us", r": inner=2gbt/2us: 2gbt is not understood"),
+        ("25gbit,10us,inner=100gbit/1us", "give per_node=8, too"),
+        ("25gbit,per_switch=8,oversubscription=0.5", "=0.5: give a number from 1, such as 4"),
         ("25gbit,per_node=2,per_node=4", "per_node is there twice"),
         ("25gbits", "25gbits is not understood"),
-        ("10us", "10us is not understood"),
+        ("10us", "10us: the bandwidth is missing"),
         ("-1gbit", "is not understood"),
         ("25gbit,per_nod=8", "Did you mean"),
-        ("25gbit,per_node=0", "per_node=0 is not understood"),
+        ("25gbit,per_node=0", "per_node=0: give a whole number from 1, such as 8"),
         ("25gbit,per_node=8", "inner=2400gbit/2us"),
         ("25gbit,oversubscription=4", "per_switch=16"),
         ("25gbit,sites=4", "between=1gbit/20ms"),
@@ -746,6 +751,14 @@ def test_money_and_failures_are_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--machine", "h100"], "one source"),
         (["--network", "25gbit", "--speeds", "0,1"], "above 0"),
         (["--network", "25gbit", "--hours-between-failures", "0"], "above 0"),
+        (["--bench-model", "foo"], "--bench-model foo is for --bench: leave it out with a study"),
+        (["--flops-per-example", "3"], "--flops-per-example 3.0 is for --machine"),
+        (["--checkpoint-seconds", "3"], "--checkpoint-seconds is of failures: .*-failures 5000"),
+        (
+            ["--network", "measured", "--measured-network", "1gbit"],
+            "--measured-network 1gbit",
+        ),
+        (["--strategies", ""], "--strategies names none"),
     ],
 )
 def test_wrong_words_get_a_message_with_the_remedy(
@@ -809,6 +822,19 @@ def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) ->
     assert list(alone.cells["strategy"]) == ["allreduce"]
     with pytest.raises(ValueError, match=r"--strategies pipeline: strategy\.microbatches=4"):
         bsweep.simulate(study, workers=[7], strategies="pipeline", network="25gbit")
+
+
+def test_numbers_of_workers_that_do_not_divide_the_batch_are_left_out(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "global_batch": 100, "num_steps": 20}
+    found = bsweep.simulate(study, workers=counts("1..64"), strategies="horovod", **given)
+    simulated = found.cells[found.cells["kind"] == "simulated"]
+    assert list(simulated["num_workers"]) == [1, 2, 4]
+    says = "horovod: not on 8, 16, 32 and 64 workers: --global-batch 100 cannot be divided by 8."
+    assert f"{says} Choose a multiple, such as 96." in found.notes
+    with pytest.raises(ValueError, match="--global-batch 100 cannot be divided by 64"):
+        bsweep.simulate(study, workers=[64], strategies="horovod", **given)
+    uneven = "horovod:allocation=batch_by_flops"  # whose batches are not rounded
+    assert len(bsweep.simulate(study, workers=[64], strategies=uneven, **given).cells) == 1
 
 
 def test_a_pipeline_takes_all_doublings(study: Path) -> None:
@@ -973,6 +999,35 @@ def test_counts_are_numbers_or_doublings() -> None:
             counts(wrong)
 
 
+def test_python_takes_what_the_command_takes(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "num_steps": 20}
+    found = bsweep.simulate(study, workers="1..4", strategies=["horovod", "diloco"], **given).cells
+    own = found[found["kind"] == "simulated"]
+    assert own.groupby("strategy")["num_workers"].apply(list).to_dict() == {
+        "diloco": [1, 2, 4], "horovod": [1, 2, 4],
+    }  # fmt: skip
+    one = bsweep.simulate(study, workers=4, strategies="horovod", **given).cells
+    assert list(one["num_workers"]) == [4]
+    predicted = bsweep.predict(study, 0.8, workers="1..4", batches=256, network="25gbit")
+    assert list(predicted.cells["num_workers"]) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"workers": [2.5]}, r"--workers 2\.5: give counts such as 1,2,4 or 1\.\.4096"),
+        ({"workers": "four"}, "--workers four: give counts"),
+        ({"workers": 2.5}, r"--workers 2\.5: give counts"),
+        ({"network": []}, r"network \[\] names none: give some"),
+        ({"strategies": []}, "--strategies names none: give some"),
+        ({"failures": 5000}, r"failures 5000: give .*Failures\(hours_between=5000\)"),
+    ],
+)
+def test_wrong_types_get_a_message_with_the_remedy(given: Any, says: str, study: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        bsweep.simulate(study, **given)
+
+
 def test_a_study_without_step_times_is_refused_with_code_2(tmp_path: Path) -> None:
     folder = write_study(
         tmp_path / "ddp", local_batches=(8,), num_workers=(2,), settings={"strategy": {
@@ -989,7 +1044,8 @@ def test_machines_are_published_not_measured(capsys: pytest.CaptureFixture[str])
     command.run([*given, "--network", "400gbit,5us", "--workers", "1,8,64", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert {cell["kind"] for cell in told["cells"]} == {"simulated"}
-    assert "published, not measured" in told["notes"][0]
+    assert told["notes"][0].startswith("Computing: 40 % of what is published, not measured (")
+    assert told["notes"][0].endswith("). All rows are simulated.")
     with pytest.raises(ValueError, match="flops-per-example"):
         command.run(["--machine", "h100", "--parameters", "1e9", "--network", "1gbit"])
     with pytest.raises(ValueError, match="Known: a100"):
@@ -1016,6 +1072,12 @@ def test_a_machine_without_a_link_asks_for_a_network(tmp_path: Path) -> None:
     given: dict[str, Any] = {"machine": str(file), "flops_per_example": 1e9, "parameters": 1e6}
     file.write_text(own + "}")
     with pytest.raises(ValueError, match="describe the links with --network, as in"):
+        bsweep.simulate(**given)
+    file.write_text(own.replace("reached: 0.4, ", "") + "}")
+    with pytest.raises(ValueError, match=r"reached is missing: give it, as in `reached: 0\.4`"):
+        bsweep.simulate(**given)
+    file.write_text(own + ", lnk: 1gbit}")
+    with pytest.raises(ValueError, match=r"unknown key lnk\. Did you mean 'link'"):
         bsweep.simulate(**given)
     file.write_text(own + ", link: 2gb}")
     with pytest.raises(ValueError, match=f"--machine {file}: 2gb: 2gb is not understood"):
@@ -1128,7 +1190,7 @@ def test_activations_of_a_split_model_take_time() -> None:
     [
         ({"local_batch": 0}, "--local-batch 0: give a number above 0, such as 64"),
         ({"speeds": [1.0, math.nan]}, "--speeds nan: give a number above 0"),
-        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0"),
+        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0, such as 11e6"),
         ({"price_per_worker_hour": math.inf}, "--price-per-worker-hour inf: give a number"),
     ],
 )
@@ -1136,6 +1198,16 @@ def test_numbers_that_are_not_above_zero_are_refused(options: Any, says: str) ->
     given: dict[str, Any] = {"parameters": 7e9, "flops_per_example": 8e13, **options}
     with pytest.raises(ValueError, match=says):
         simulation.simulate(None, workers=[1], network="1gbit", machine="h100", **given)
+
+
+def test_failures_leave_out_numbers_of_workers_on_which_nothing_is_saved(study: Path) -> None:
+    given: dict[str, Any] = {"network": "25gbit", "failures": Failures(1), "num_steps": 20}
+    found = bsweep.simulate(study, workers=[8, 1024, 4096], strategies="horovod", **given)
+    assert found.cells["num_workers"].tolist() == [8]
+    (note,) = [one for one in found.notes if "hours-between-failures" in one]
+    assert note.startswith("Not on 1024 and 4096 workers: --hours-between-failures 1: with 1024")
+    with pytest.raises(ValueError, match="--hours-between-failures 1: with 4096 workers"):
+        bsweep.simulate(study, workers=[4096], strategies="horovod", **given)
 
 
 @pytest.mark.parametrize(
@@ -1154,6 +1226,8 @@ def test_a_bench_file_without_seconds_is_refused(tmp_path: Path, alone: object) 
     (tmp_path / "bench.json").write_text(json.dumps({"alone": alone}))
     with pytest.raises(ValueError, match="has no steps of a lone worker"):
         constants_of_bench(tmp_path / "bench.json", 1e6)
+    with pytest.raises(ValueError, match=r"--bench nofile\.json: the file cannot be read"):
+        constants_of_bench("nofile.json", 1e6)
 
 
 def test_figures_do_not_go_into_a_file(tmp_path: Path) -> None:

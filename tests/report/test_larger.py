@@ -5,6 +5,7 @@ everywhere, and networks are compared.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
     assert len(lines) == 2
     for line, one in zip(lines, prediction.of_networks, strict=True):
         is_simulated = bool(one.recommended["is_simulated"])
-        says = "simulated" if is_simulated else "not simulated"
-        assert line.startswith(f"With {one.network}, {says}: global batch ")
+        assert line.startswith(f"With {one.network}{', simulated' * is_simulated}: global batch ")
+        assert ("as timed" in line) != is_simulated
         assert "90 % interval" in line
     assert "knee" in repr(prediction)
 
@@ -85,6 +86,9 @@ def test_a_knee_is_where_more_workers_bring_little() -> None:
     assert knee(pd.Series([1, 2, 4, 8, 16]), pd.Series([1.0, 1.3, 2.4, 4.4, 5.0])) == 8
     assert knee(workers, pd.Series([1.0, 1.3, 2.4, 4.4])) is None
     assert knee(pd.Series([4]), pd.Series([1.0])) is None
+    # The step from 2 to 64 workers does not tell where more of them begin to bring less.
+    assert knee(pd.Series([1, 2, 64]), pd.Series([1.0, 1.9, 10.0])) is None
+    assert knee(pd.Series([1, 2, 64, 128]), pd.Series([1.0, 1.9, 10.0, 11.0])) == 64
 
 
 def test_the_wall_is_where_all_further_batches_are_above_it() -> None:
@@ -196,7 +200,25 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     )
     assert found.network == "100gbit,1us"
     assert not found.others
-    assert found.warnings[0].startswith("with 1mbit,100ms, objective")
+    best, lost = found.network_lines()
+    assert best.startswith("With 100gbit,1us, simulated: ")
+    assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell meets the deadline")
+    assert lost in found.brief()
+    assert re.search(r"The nearest is global batch \d+ on (8|16) workers, .* \(median", lost)
+    assert found.as_json()["not_predicted"] == [lost]
+
+
+def test_the_links_of_a_study_have_a_name_in_sentences() -> None:
+    found = bsweep.predict(
+        GROUPNORM,
+        target_accuracy=0.42,
+        network=["measured", "1gbit"],
+        workers=[8],
+        batches=[64, 256],
+    )
+    says = "the study's own links"
+    assert found.network_lines()[0].startswith(f"With {says}, simulated: global batch ")
+    assert f"Simulated with {says}: no step was timed" in found.sentence()
 
 
 def test_a_message_names_the_command_that_has_the_option() -> None:
@@ -261,6 +283,17 @@ def test_numbers_of_workers_without_a_batch_are_named() -> None:
     )
     assert set(found.cells["num_workers"]) == {1, 4}
     assert found.warnings[0].startswith("no batch size of the grid suits 3, 7 workers")
+
+
+def test_less_than_one_example_for_each_worker_is_said() -> None:
+    given: dict[str, Any] = {"target_accuracy": 0.42, "network": "1gbit", "batches": [32, 64]}
+    found = bsweep.predict(GROUPNORM, workers=[1, 3, 64, 128, 256], **given)
+    assert set(found.cells["num_workers"]) == {1, 64}
+    says = "batch 64 on 128 and 256 workers leaves less than one example for each: use --workers up"
+    assert any(line.startswith(says) for line in found.brief())
+    assert found.warnings[0].startswith("no batch size of the grid suits 3 workers")
+    with pytest.raises(ValueError, match="batch 64 on 128 workers leaves less than one example"):
+        bsweep.predict(GROUPNORM, workers=[128], **given)
 
 
 def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:

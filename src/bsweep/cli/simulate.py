@@ -6,10 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bsweep.cli.values import MEASURED_NETWORK, SPEEDS, column_and_value, counts
 from bsweep.config.values import numbers
 from bsweep.core import terminal
+
+if TYPE_CHECKING:
+    from bsweep.analysis.simulation import Failures
 
 logger = terminal.logger(__name__)
 
@@ -54,8 +58,8 @@ def run(arguments: Sequence[str]) -> int:
     add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
     add("--hours-between-failures", type=float, help="of one worker")
-    add("--checkpoint-seconds", type=float, default=30.0, help="to save one (default: 30)")
-    add("--restart-seconds", type=float, default=120.0, help="after a failure (default: 120)")
+    add("--checkpoint-seconds", type=float, help="to save one (default: 30)")
+    add("--restart-seconds", type=float, help="after a failure (default: 120)")
     add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     add("--figures", type=Path, metavar="DIR", help="also write figures to this folder")
@@ -65,22 +69,17 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _simulate(given: argparse.Namespace) -> None:
-    from bsweep.analysis.simulation import STRATEGIES, Failures, simulate
+    from bsweep.analysis.simulation import STRATEGIES, simulate
 
     if given.figures is not None and given.figures.exists() and not given.figures.is_dir():
         raise ValueError(f"--figures {given.figures} is a file: give a folder.")
-    failures = None
-    if given.hours_between_failures is not None:
-        failures = Failures(
-            given.hours_between_failures, given.checkpoint_seconds, given.restart_seconds
-        )
     with terminal.console().status("simulating") as status:
         found = simulate(
             given.study,
             workers=given.workers,
             network=given.network,
             measured_network=given.measured_network,
-            strategies=given.strategies or STRATEGIES,
+            strategies=STRATEGIES if given.strategies is None else given.strategies,
             local_batch=given.local_batch,
             global_batch=given.global_batch,
             where=dict(column_and_value(text) for text in given.where),
@@ -94,7 +93,7 @@ def _simulate(given: argparse.Namespace) -> None:
             speeds=numbers("--speeds", given.speeds),
             memories=numbers("--memories", given.memories),
             price_per_worker_hour=given.price_per_worker_hour,
-            failures=failures,
+            failures=_failures(given),
             num_steps=given.steps,
             seed=given.seed,
             progress=lambda what: status.update(f"simulating {what}"),
@@ -105,3 +104,19 @@ def _simulate(given: argparse.Namespace) -> None:
 
         for path in simulation.write(found, given.figures):
             logger.info(f"wrote {path}")
+
+
+def _failures(given: argparse.Namespace) -> Failures | None:
+    """Return the failures that the options describe; None if they describe none."""
+    from bsweep.analysis.simulation import Failures
+
+    names = ("checkpoint_seconds", "restart_seconds")
+    costs = {name: vars(given)[name] for name in names if vars(given)[name] is not None}
+    if given.hours_between_failures is not None:
+        return Failures(given.hours_between_failures, **costs)
+    for name in costs:
+        raise ValueError(
+            f"--{name.replace('_', '-')} is of failures: say how often they come, as in "
+            "--hours-between-failures 5000."
+        )
+    return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from bsweep.config import values
+
 MEASURED_NETWORK = "the links on which the study was measured, such as 1gbit,100us"
 SPEEDS = "relative speeds of uneven workers, such as 1,1,0.5"
 
@@ -28,20 +30,10 @@ def counts(text: str) -> list[int]:
     Raises:
         ArgumentTypeError: If a part is no positive integer.
     """
-    found: list[int] = []
-    for part in text.split(","):
-        first, is_range, last = part.partition("..")
-        try:
-            begin, end = int(first), int(last if is_range else first)
-        except ValueError:
-            begin, end = 0, 0
-        if not 1 <= begin <= end:
-            raise argparse.ArgumentTypeError(f"give counts such as 1,2,4 or 1..4096, not {text}")
-        while begin < end:
-            found.append(begin)
-            begin *= 2
-        found.append(end)
-    return found
+    try:
+        return values.counts("", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).strip()) from None
 
 
 def column_and_value(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -147,6 +147,34 @@ def numbers(option: str, text: str | None) -> tuple[float, ...]:
         raise ValueError(f"{option} {text}: give numbers such as 1,1,0.5.") from None
 
 
+def counts(option: str, given: int | str | Iterable[int]) -> list[int]:
+    """Return counts that are numbers, or a text such as `1,2,4` or `1..4096`, which has all
+    doublings.
+
+    Args:
+        option: The option's name, with its dashes, for messages.
+        given: One number, several, or a text.
+
+    Raises:
+        ValueError: If a part is no positive integer.
+    """
+    texts = given.split(",") if isinstance(given, str) else given
+    found: list[int] = []
+    for part in texts if isinstance(texts, Iterable) else [texts]:
+        first, is_range, last = str(part).partition("..")
+        try:
+            begin, end = int(first), int(last if is_range else first)
+        except ValueError:
+            begin, end = 0, 0
+        if not 1 <= begin <= end:
+            raise ValueError(f"{option} {part}: give counts such as 1,2,4 or 1..4096.")
+        while begin < end:
+            found.append(begin)
+            begin *= 2
+        found.append(end)
+    return found
+
+
 def parse_seconds(text: str) -> float:
     """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives.
 
@@ -237,16 +265,16 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_above_zero(option: str, value: float | None, example: float) -> None:
+def check_above_zero(option: str, value: float | None, example: float | str) -> None:
     """Check an option's number.
 
     Args:
         option: The option's name.
         value: The number; None if it was not given.
-        example: A number that would do.
+        example: A number that would do, as a user writes it.
 
     Raises:
         ValueError: If the number is not above zero, or not finite.
     """
     if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"--{option} {value:g}: give a number above 0, such as {example:g}.")
+        raise ValueError(f"--{option} {value:g}: give a number above 0, such as {example}.")

@@ -39,7 +39,9 @@ from bsweep.analysis.prediction.selection import (
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
+from bsweep.config.values import counts
 from bsweep.core.sentences import Sentence, said
+from bsweep.core.words import listed
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
@@ -53,8 +55,8 @@ def predict(
     target_loss: float | None = None,
     *,
     objective: str = "fastest",
-    batches: Sequence[int] | None = None,
-    workers: Sequence[int] | None = None,
+    batches: int | str | Sequence[int] | None = None,
+    workers: int | str | Sequence[int] | None = None,
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
     probe: str | Path | None = None,
@@ -71,10 +73,10 @@ def predict(
             that the study's runs name is taken.
         objective: `fastest`, `cheapest` (in worker-seconds, or in money if a price is given),
             `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
-        batches: Global batch sizes of the grid. None takes those of the runs, and doublings of the
-            smallest up to the largest.
-        workers: Worker counts of the grid. None takes those of the runs and, with a network, all
-            doublings up to 64.
+        batches: Global batch sizes of the grid, or a text such as `32,64,128`. None takes those of
+            the runs, and doublings of the smallest up to the largest.
+        workers: Worker counts of the grid, or a text such as `1,2,4` or `1..64`. None takes those
+            of the runs and, with a network, all doublings up to 64.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
             in settings other than batch size, workers, way of splitting the model, learning rate
@@ -98,6 +100,8 @@ def predict(
         FileNotFoundError: If there is no such folder of a study.
     """
     wanted = parse_objective(objective, price_per_worker_hour)
+    batches = None if batches is None else counts("--batches", batches)
+    workers = None if workers is None else counts("--workers", workers)
     known = (
         study if isinstance(study, Study) else load(study, mix=True)
     )  # `where` may select among the mixed runs
@@ -113,17 +117,38 @@ def predict(
         )  # fmt: skip
     else:
         found = predict_from(seen, fits, wanted, cells, price_per_worker_hour, told.timings)
-    warnings = (*told.left_out, *_of_counts_without_cell(workers or (), cells), *found.warnings)
-    return replace(found, warnings=warnings)
+    few, others = _without_cell(seen, batches, workers, cells)
+    return replace(
+        found,
+        warnings=(*told.left_out, *others, *found.warnings),
+        not_predicted=(*few, *found.not_predicted),
+    )
 
 
-def _of_counts_without_cell(workers: Sequence[int], of: Sequence[Key]) -> Iterator[Sentence]:
-    if others := sorted(set(workers) - {count for _, count, *_ in of}):
-        yield said(
-            "no batch size of the grid suits {others:worker}: it must be no larger than the "
-            "training set, and divide evenly among the workers.",
-            others=", ".join(map(str, others)),
-        )
+def _without_cell(
+    seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None, of: Sequence[Key]
+) -> tuple[list[Sentence], list[Sentence]]:
+    """Return a sentence on the numbers of workers that have less than one example for each worker
+    of any batch, and one on the others without a cell; each is left out if there are none.
+    """
+    lost = sorted(set(workers or ()) - {count for _, count, *_ in of})
+    is_whole = all(way.card is None for way in seen.ways.values())
+    most = max(batches) if batches and is_whole else max(lost, default=0)
+    few, others = (
+        [count for count in lost if (count > most) == is_few] for is_few in (True, False)
+    )
+    of_few = said(
+        "batch {batch} on {few:worker} leaves less than one example for each: use --workers up to "
+        "{batch}, or larger --batches.",
+        batch=most,
+        few=listed(few),
+    )
+    of_others = said(
+        "no batch size of the grid suits {others:worker}: it must be no larger than the training "
+        "set, and divide evenly among the workers.",
+        others=", ".join(map(str, others)),
+    )
+    return [of_few] * bool(few), [of_others] * bool(others)
 
 
 def on_networks(
@@ -142,7 +167,8 @@ def on_networks(
     than were timed from a simulation, and with the predictions for the others.
 
     A network with which nothing can be simulated, or no cell keeps the objective's limits, is left
-    out, with a warning. So are cells that bsweep would refuse to train.
+    out, and `Prediction.not_predicted` says why. So are cells that bsweep would refuse to
+    train, with a warning.
 
     Args:
         seen: The runs.
@@ -170,7 +196,7 @@ def on_networks(
     simulated.check_networks(networks, measured_network, speeds)
     constants = with_measured(of_study(seen.study, where), measured_network)
     constants = replace(constants, speeds=tuple(speeds) or constants.speeds)
-    found, problems = [], []
+    found, problems, left_out = [], [], []
     doubts: list[Sentence] = []
     for network in networks:
         try:
@@ -180,22 +206,21 @@ def on_networks(
                 seen, own, objective, of_network.cells, price_per_worker_hour, timings
             )
         except ValueError as error:
-            problems.append((network, error.args[0]))
+            left_out.append((network, error.args[0]))
             continue
         problems += [(network, why) for why in of_network.refused]
         doubts += of_network.not_known
         found.append(replace(one, network=network, constants=constants))
     if not found:
-        raise ValueError("--network {}: {}".format(*problems[0]))
-    warnings = [
-        said("with {network}, {problem}", network=name, problem=why) for name, why in problems
-    ]
+        raise ValueError("--network {}: {}".format(*left_out[0]))
+    warnings = [said("with {network}, {problem}", network=at, problem=why) for at, why in problems]
     codecs = dict.fromkeys(simulated.links_and_codec(one.network)[1] for one in found)
     warnings += _of_codecs(
         [one for one in codecs if one not in ("", "none")], constants.codec_seconds
     )
     told = dict.fromkeys((*warnings, *doubts, *found[0].warnings))
-    return replace(found[0], others=tuple(found[1:]), warnings=tuple(told))
+    lost = tuple(said("With {network}: {problem}", network=at, problem=why) for at, why in left_out)
+    return replace(found[0], others=tuple(found[1:]), not_predicted=lost, warnings=tuple(told))
 
 
 def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:
@@ -276,6 +301,8 @@ def _grid(
             sorted({cell[0] for cell in of}) if batches is None else sorted(set(batches)),
             None if workers is None else sorted(set(workers)),
         )
+    if not of and (few := _without_cell(seen, batches, workers, of)[0]):
+        raise ValueError(few[0])
     if len(of) < 2:
         raise ValueError(
             f"the grid has {'only one cell' if of else 'no cells'}: there is nothing to choose "

@@ -27,6 +27,9 @@ def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
     """Return the number of workers from which on each further step to more of them brings less than
     the share `KNEE` of the speed that it costs; None if the last step brings more.
 
+    The next number of workers is at most twice as large: a larger step tells little of where more
+    workers begin to bring less.
+
     Args:
         workers: The numbers of workers, ascending.
         speeds: The speed with each.
@@ -35,7 +38,10 @@ def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
     few = (gains < wanted).iloc[1:]
     if few.empty or not few.iloc[-1]:
         return None
-    return int(workers.iloc[len(few) - int(few[::-1].astype(int).cumprod().sum())])
+    of_all = few[::-1].astype(int).cumprod()[::-1].astype(bool)
+    is_near = (workers.shift(-1) <= 2 * workers).iloc[:-1]
+    found = workers.iloc[:-1][of_all.to_numpy() & is_near.to_numpy()]
+    return int(found.iloc[0]) if len(found) else None
 
 
 def wall(workers: pd.Series[int], is_above: pd.Series[bool]) -> int | None:

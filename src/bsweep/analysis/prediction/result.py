@@ -58,7 +58,8 @@ class Prediction:
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
     simulated cells, in words, and empty if none are simulated; `constants` are those of the
-    simulation. `others` are the predictions for further networks. The object prints as a sentence,
+    simulation. `others` are the predictions for further networks. `not_predicted` says why networks
+    or numbers of workers that were asked for have no prediction. The object prints as a sentence,
     tables and warnings, also in a notebook.
     """
 
@@ -75,6 +76,7 @@ class Prediction:
     fitted: Fits
     network: str = ""
     others: tuple[Prediction, ...] = ()
+    not_predicted: tuple[Sentence, ...] = ()
     constants: Constants | None = None
 
     @property
@@ -217,24 +219,29 @@ class Prediction:
     def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
         the number of workers from which on more bring little, and that from which on the best batch
-        is larger than the critical batch size.
+        is larger than the critical batch size. Further lines say what has no prediction.
 
         Returns:
-            The lines; none without a simulation.
+            The lines; without a simulation, only what has no prediction.
         """
-        if not self.network:
-            return []
-        return [*filter(None, (joined(self._on_network(one)) for one in self.of_networks))]
+        simulated = self.of_networks if self.network else ()
+        lines = (joined(self._on_network(one)) for one in simulated)
+        return [*filter(None, lines), *self.not_predicted]
+
+    @property
+    def _links(self) -> str:
+        """The links of simulated cells in the words of a sentence."""
+        return said("the study's own links") if self.network == "measured" else self.network
 
     def _on_network(self, one: Prediction) -> Iterator[str]:
         curve = self.curves[self.curves["network"] == one.network]
-        if self.others:
+        if self.others or self.not_predicted:
             cell, amount = cell_name(one.recommended), one._whole_amount
-            told = {"network": one.network, "cell": cell, "amount": amount}
+            told = {"network": one._links, "cell": cell, "amount": amount}
             if one.recommended["is_simulated"]:
                 yield said("With {network}, simulated: {cell}, {amount}.", **told)
             else:
-                yield said("With {network}, not simulated: {cell}, {amount}.", **told)
+                yield said("With {network}: {cell}, {amount}, as timed.", **told)
         if curve["is_knee"].any():
             yield said(
                 "From {n:worker} on, more workers bring less than half of the speed that they "
@@ -360,7 +367,7 @@ class Prediction:
         if self.recommended["is_simulated"]:
             yield said(
                 "Simulated with {network}: no step was timed on so many workers.",
-                network=self.network,
+                network=self._links,
             )
 
     def _others(self) -> Sentence:
@@ -390,7 +397,7 @@ class Prediction:
             for lines in (self._doubts(), self._notes())
         )
         networks = [textwrap.fill(line, _WIDTH) for line in self.network_lines()]
-        networks += ["", _as_text(self._shown_curves()), ""] * bool(networks)
+        networks += ["", _as_text(self._shown_curves()), ""] * bool(self.network)
         lines = [
             textwrap.fill(self.sentence(), _WIDTH), "", *doubts, "",
             *networks, _as_text(self._shown_cells()), "", _as_text(self._shown_fits()), "",
@@ -426,6 +433,7 @@ class Prediction:
             "leave_out": self.leave_out.to_dict("records"),
             "learning_rate_rule": self.rate_rule,
             "warnings": list(self.warnings),
+            "not_predicted": list(self.not_predicted),
             "network": self.network or None,
         }
         if self.network:

@@ -25,7 +25,7 @@ from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, way_of, ways_of
-from bsweep.config.values import check_above_zero
+from bsweep.config.values import check_above_zero, counts
 from bsweep.core.sentences import Sentence, said
 from bsweep.core.words import counted, listed
 
@@ -47,9 +47,9 @@ _FEW_WORKERS = 8  # settings that fit no number up to this contradict each other
 def simulate(
     study: Study | str | Path | None = None,
     *,
-    workers: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    workers: int | str | Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     network: str | Sequence[str] | None = None,
-    strategies: str = STRATEGIES,
+    strategies: str | Sequence[str] = STRATEGIES,
     local_batch: int | None = None,
     global_batch: int | None = None,
     measured_network: str | None = None,
@@ -73,11 +73,11 @@ def simulate(
 
     Args:
         study: A study or its folder, from whose records the constants come.
-        workers: The numbers of workers.
+        workers: The numbers of workers, or a text such as `1,2,4` or `1..4096`.
         network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
             links as the study's own exchanges had them. Several are compared. None: `measured`, or
             with a machine what its vendor states.
-        strategies: Names of strategies, see `ways_of`.
+        strategies: Names of strategies, joined by commas or as a list; see `ways_of`.
         local_batch: The examples of a worker's pass; None: the most frequent in the study.
         global_batch: The examples of a step of all workers, in place of a local batch.
         measured_network: The links on which the study was measured. What its exchanges took beyond
@@ -114,20 +114,33 @@ def simulate(
         known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
     )
     found = _adjusted(found, example_bytes, speeds, memories, measured_network)
-    name = known.name if known else "the source of the constants"
-    network = network or (of.link if of else "") or "measured"
+    name, runs = (known.name, known.runs) if known else ("the constants' source", pd.DataFrame())
+    network = (of.link if of else "") or "measured" if network is None else network
     networks = [network] if isinstance(network, str) else network
+    _check_networks(networks, measured_network, found)
     links = {one: machines.within(links_of(found, one, name), of) for one in networks}
-    ways = ways_of(strategies, known.runs if known else pd.DataFrame())
+    ways = ways_of(",".join([strategies] if isinstance(strategies, str) else strategies), runs)
     simulation = simulate_from(
-        found, links, ways, workers, local_batch=local_batch, global_batch=global_batch,
-        failures=failures, price_per_worker_hour=price_per_worker_hour, num_steps=num_steps,
-        seed=seed, progress=progress,
+        found, links, ways, counts("--workers", workers), local_batch=local_batch,
+        global_batch=global_batch, failures=failures, price_per_worker_hour=price_per_worker_hour,
+        num_steps=num_steps, seed=seed, progress=progress,
     )  # fmt: skip
     if of is None:
         return simulation
-    told = machines.notes(of, found, ways, simulation.cells)
-    return replace(simulation, notes=(*simulation.notes, *told))
+    of_machine = machines.notes(of, found, ways, simulation.cells)
+    return replace(simulation, notes=(*simulation.notes, *of_machine))
+
+
+def _check_networks(
+    networks: Sequence[str], measured_network: str | None, constants: Constants
+) -> None:
+    if not networks:
+        raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
+    if measured_network and (constants.network is None or {*networks} == {"measured"}):
+        raise ValueError(
+            f"--measured-network {measured_network} tells nothing here: it is for a study whose "
+            "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
+        )
 
 
 def _adjusted(
@@ -138,7 +151,7 @@ def _adjusted(
     measured_network: str | None,
 ) -> Constants:
     """Return constants with what a user knows better; see `simulate`."""
-    check_above_zero("example-bytes", example_bytes or None, 4e6)
+    check_above_zero("example-bytes", example_bytes or None, "4e6")
     for speed in speeds:
         check_above_zero("speeds", speed, 0.5)
     for memory in memories:
@@ -194,7 +207,8 @@ def simulate_from(
     check_above_zero("global-batch", global_batch, 1024)
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
-    cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
+    factors, lost = _factors(sorted(set(workers)), failures, seed)
+    cells, left_out = _cells(constants, ways, [*factors], local, global_batch)
     rows, timelines, sites = [], [], []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
@@ -206,20 +220,25 @@ def simulate_from(
             steps = outcome(way.card, case)
         except ValueError as error:
             raise ValueError(f"--strategies {way.name}: {error}") from None
-        factor = failures.factor(count, seed) if failures else 1.0
-        rows.append({"network": name, **result.row_of(case, steps, factor)})
+        rows.append({"network": name, **result.row_of(case, steps, factors[count])})
         timelines.append(result.timeline(case, steps).assign(network=name))
         sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
-    of_one = global_batch or local
-    lone = Case(
-        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
-        of_one, num_steps, seed, passes=passes,
-    )  # fmt: skip
+    lone = _lone(constants, global_batch or local, num_steps, seed, passes)
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
-    notes = (*_notes(constants, ways, networks.values()), *left_out, *result.knees(table))
+    has_measured = bool(table["kind"].eq(result.MEASURED).any())
+    first = _notes(constants, ways, networks.values(), has_measured)
+    notes = (*first, *lost, *left_out, *result.knees(table))
     return Simulation(table, _joined(timelines), _joined(sites), notes)
+
+
+def _lone(constants: Constants, batch: float, num_steps: int, seed: int, passes: int) -> Case:
+    """Return the case of one worker alone, with which the others are compared."""
+    return Case(
+        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
+        batch, num_steps, seed, passes=passes,
+    )  # fmt: skip
 
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -266,6 +285,35 @@ def _cells(
     return cells, notes
 
 
+def _factors(
+    counts: Sequence[int], failures: Failures | None, seed: int
+) -> tuple[dict[int, float], list[str]]:
+    """Return by what failures stretch the time on each number of workers, and a sentence about the
+    numbers on which they follow one another too quickly.
+
+    Raises:
+        ValueError: If they do on all of them.
+    """
+    if failures is None:
+        return dict.fromkeys(counts, 1.0), []
+    if not isinstance(failures, Failures):
+        raise ValueError(
+            f"failures {failures!r}: give bsweep.analysis.simulation.Failures(hours_between=5000)."
+        )
+    factors, problems = {}, {}
+    for count in counts:
+        try:
+            factors[count] = failures.factor(count, seed)
+        except ValueError as error:
+            problems[count] = f"--hours-between-failures {failures.hours_between:g}: {error}"
+    if not problems:
+        return factors, []
+    first = next(iter(problems.values()))
+    if not factors:
+        raise ValueError(first)
+    return factors, [f"Not on {_workers([*problems])}: {first}"]
+
+
 def _workers(counts: Sequence[int]) -> str:
     return counted(listed(counts) if len(counts) > 1 else counts[0], "worker")
 
@@ -285,6 +333,12 @@ def _batch(
 ) -> tuple[float, str]:
     """Return the mean local batch of workers, and why they cannot train so, or an empty text."""
     mean = _local_batch(way, count, local, global_batch)
+    groups = way.card.data_parallel_size(count)
+    if global_batch and global_batch % groups and not way.allocation_card.shares_batches:
+        return mean, (
+            f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
+            f"as {global_batch // groups * groups}."
+        )
     if problem := way.problem(count, mean, of):
         return mean, problem
     try:
@@ -313,8 +367,8 @@ def _constants(
     flops_per_example: float | None, local_batch: int | None,
 ) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
     """Return the constants of the one source that was given, and the machine, if it is one."""
-    check_above_zero("parameters", parameters, 11e6)
-    check_above_zero("flops-per-example", flops_per_example, 12e9)
+    check_above_zero("parameters", parameters, "11e6")
+    check_above_zero("flops-per-example", flops_per_example, "12e9")
     sources = {"a study": study, "--probe": probe, "--bench": bench, "--machine": machine}
     given = [name for name, one in sources.items() if one is not None]
     if len(given) != 1:
@@ -322,6 +376,12 @@ def _constants(
             f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
             "a study's folder, --probe FILE, --bench FILE, or --machine NAME."
         )
+    for option, value, source in (
+        ("--bench-model", bench_model, "--bench"),
+        ("--flops-per-example", flops_per_example, "--machine"),
+    ):
+        if value and given != [source]:
+            raise ValueError(f"{option} {value} is for {source}: leave it out with {given[0]}.")
     if study is not None:
         return constants_of.of_study(study, where, parameters), None
     if parameters is None:
@@ -372,8 +432,11 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     return Network(measured.link)
 
 
-def _notes(constants: Constants, ways: Sequence[Way], networks: Iterable[Network]) -> list[str]:
-    notes = [f"Computing: {constants.source}. All rows but the measured ones are simulated."]
+def _notes(
+    constants: Constants, ways: Sequence[Way], networks: Iterable[Network], has_measured: bool
+) -> list[str]:
+    rows = "All rows but the measured ones" if has_measured else "All rows"
+    notes = [f"Computing: {constants.source}. {rows} are simulated."]
     if constants.network is None:
         notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
     notes += [one[0].upper() + one[1:] for one in not_known(constants, ways, networks)]

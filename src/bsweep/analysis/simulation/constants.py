@@ -228,6 +228,8 @@ def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Const
         series = [(name[1], int(name[2]), of["default"]) for name, of in found.items() if name]
         if not series or not all(of and min(of) > 0 for _, _, of in series):
             raise TypeError("no seconds above 0")
+    except OSError as error:
+        raise ValueError(f"--bench {path}: the file cannot be read ({error.strerror}).") from None
     except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} has no steps of a lone worker ({error}). Measure them with `python "

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Network, parse_network
@@ -34,6 +34,8 @@ class Machine:
     `link` is that of a node to others, and `inner` that of a worker within its node, in the words
     of a network. `link` is empty if nothing is known of it.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     tflops: Positive
     reached: Annotated[float, Field(gt=0, le=1)]
@@ -63,12 +65,21 @@ def machine(name: str) -> Machine:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"--machine {name}: the file cannot be read ({error}).") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"--machine {name}: {where}: {first['msg']}.") from None
+        raise ValueError(f"--machine {name}: {_told(error, shipped['h100'])}") from None
     for text in filter(None, (checked.inner, checked.link)):
         parse_network(text, f"--machine {name}:")
     return checked
+
+
+def _told(error: ValidationError, example: Mapping[str, Any]) -> str:
+    """Return a message on the first wrong key of a machine, given another machine's keys."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{key} is missing: give it, as in `{key}: {example[key]}`."
+    if first["type"] == "unexpected_keyword_argument":
+        return f"unknown key {key}.{did_you_mean(key, [*example])} Known: {', '.join(example)}."
+    return f"{key or 'the file'}: {first['msg']}. See docs/simulate.md for its keys."
 
 
 def of_machine(
@@ -90,7 +101,7 @@ def of_machine(
         example_seconds=seconds,
         parameter_bytes=parameter_bytes,
         local_batch=local_batch,
-        source=f"{of.reached:.0%} of what is published, not measured ({of.source})",
+        source=f"{100 * of.reached:.0f} % of what is published, not measured ({of.source})",
         spread=_SPREAD,
         memories=(of.memory_gb,),
         is_gpu=True,

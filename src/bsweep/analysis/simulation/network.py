@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -28,10 +28,17 @@ _GOODPUT = 0.95
 """The share of a link's nominal bandwidth that payload can have. With Ethernet's frames of 1,500
 bytes, TCP and IP leave 1,448 of the 1,538 bytes that a frame takes on the wire.
 """
+S = TypeVar("S")
 T = TypeVar("T")
 _EXAMPLE = "25gbit,10us, or 100gbit,5us,per_node=8,inner=2400gbit/2us"
-_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_REMEDY = (
+    "Write one bandwidth in kbit, mbit, gbit or tbit and a latency in ns, us, ms or s, such as "
+    f"{_EXAMPLE}."
+)
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "bandwidth": {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12},
+    "latency": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0},
+}
 
 
 class Link(NamedTuple):
@@ -214,7 +221,7 @@ def parse_network(text: str, option: str = "--network") -> Network:
     Raises:
         ValueError: If a word is unknown or missing, or contradicts another.
     """
-    told = f"{option} {text}"
+    told = f"{option} {text or repr(text)}"
     given: dict[str, object] = {}
     plain: list[str] = []
     for word in filter(None, (one.strip() for one in text.split(","))):
@@ -227,8 +234,8 @@ def parse_network(text: str, option: str = "--network") -> Network:
         elif key in given:
             raise ValueError(f"{told}: {key} is there twice. Give it once.")
         else:
-            given[key] = _read(told, word, value, _KEYS[key])
-    link = _read(told, "/".join(plain), "/".join(plain), _link)
+            given[key] = _read(f"{told}: {word}", value, _KEYS[key])
+    link = _read(told, plain, _link)
     found = Network(link, **given)  # type: ignore[arg-type]
     if found.oversubscription > 1 and not found.per_switch:
         raise ValueError(
@@ -241,36 +248,34 @@ def parse_network(text: str, option: str = "--network") -> Network:
         )
     if found.per_node > 1 and found.inner.bytes_per_second == np.inf:
         raise ValueError(f"{told}: say how workers of one node exchange, as in inner=2400gbit/2us.")
+    if "inner" in given and "per_node" not in given:
+        raise ValueError(f"{told}: inner is of workers of one node: give per_node=8, too.")
     return found
 
 
-def _read(told: str, word: str, value: str, read: Callable[[str], T]) -> T:
+def _read(told: str, value: S, read: Callable[[S], T]) -> T:
     try:
         return read(value)
-    except ValueError:
-        what = f"{word} is not understood" if word else "the bandwidth is missing"
-        raise ValueError(
-            f"{told}: {what}. Write one bandwidth in kbit, mbit, gbit or tbit and a "
-            f"latency in us, ms or s, and counts from 1, such as {_EXAMPLE}."
-        ) from None
+    except ValueError as error:
+        raise ValueError(f"{told}: {error}") from None
 
 
-def _link(text: str) -> Link:
-    """Return the link in a text such as `25gbit/10us`."""
-    rate, latency = None, None
-    for word in text.split("/"):
+def _link(words: Sequence[str]) -> Link:
+    """Return the link that words such as `25gbit` and `10us` describe."""
+    given: dict[str, float] = {}
+    for word in words:
         found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]+)", word.strip().lower())
-        if not found or float(found[1]) <= 0:
-            raise ValueError(word)
-        amount, unit = float(found[1]), found[2]
-        if unit in _RATES and rate is None:
-            rate = amount * _RATES[unit] / 8 * _GOODPUT
-        elif unit in _TIMES:
-            latency = amount * _TIMES[unit]
-        else:
-            raise ValueError(word)
-    if rate is None:
-        raise ValueError(text)
+        kind = next((one for one, units in _UNITS.items() if found and found[2] in units), "")
+        if found is None or not kind or not float(found[1]) > 0:
+            unit = re.sub("[^a-z]", "", word.lower())
+            near = "" if kind else did_you_mean(unit, [one for of in _UNITS.values() for one in of])
+            raise ValueError(f"{word} is not understood.{near} {_REMEDY}")
+        if kind in given:
+            raise ValueError(f"{word} is a second {kind}. {_REMEDY}")
+        given[kind] = float(found[1]) * _UNITS[kind][found[2]]
+    if "bandwidth" not in given:
+        raise ValueError(f"the bandwidth is missing. {_REMEDY}")
+    rate, latency = given["bandwidth"] / 8 * _GOODPUT, given.get("latency")
     if latency is not None:
         return Link(rate, latency)
     slower = [one for one in _listed() if one.bytes_per_second <= rate]
@@ -282,7 +287,7 @@ def _listed() -> tuple[Link, ...]:
     """Return the links of `conf/links.yaml`, the slowest first."""
     table: Mapping[str, Mapping[str, str]] = yaml.safe_load((conf_dir() / "links.yaml").read_text())
     links = [
-        _link(f"{rate}/{of['latency']}")._replace(
+        _link([rate, of["latency"]])._replace(
             published=f"{of['latency']} of {rate} ({of['source']})"
         )
         for rate, of in table.items()
@@ -290,23 +295,31 @@ def _listed() -> tuple[Link, ...]:
     return tuple(sorted(links))
 
 
+def _link_of(text: str) -> Link:
+    return _link(text.split("/"))
+
+
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("give a whole number from 1, such as 8.")
+    return int(text)
 
 
 def _factor(text: str) -> float:
-    if not 1 <= (value := float(text)) < np.inf:
-        raise ValueError(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < np.inf:
+        raise ValueError("give a number from 1, such as 4.")
     return value
 
 
 _KEYS: Mapping[str, Callable[[str], object]] = {
     "per_node": _count,
-    "inner": _link,
+    "inner": _link_of,
     "per_switch": _count,
     "oversubscription": _factor,
     "sites": _count,
-    "between": _link,
+    "between": _link_of,
 }
