@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from bsweep.analysis import Simulation
+from bsweep.analysis.numbers import number
 from bsweep.analysis.simulation.engine import LANE
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.passes import KINDS
@@ -105,7 +106,9 @@ def simulated_speedup(simulation: Simulation) -> Figure | None:
         axes.set_xlabel("Workers")
         axes.set_ylabel(label)
     marks = [handle(look, _name(simulated, key)) for key, look in looks.items()]
-    marks += [handle(ideal, "ideal")] + [handle(dots, "measured")] * bool(len(measured))
+    marks += [handle(ideal, "ideal")] + [handle(dots, "measured, on the study's own links")] * bool(
+        len(measured)
+    )
     drawing.legends(figure, (marks, ""))
     words = "Speed-up against one worker. Bands are 90 % intervals."
     return _captioned(figure, _NOT_ALL, words, _left_out(simulated))
@@ -251,7 +254,7 @@ def _carried(site: Mapping[Hashable, Any], latency_seconds: float) -> str:
     servers = f"{counted(site['servers'], 'server')}\n" * bool(site["servers"])
     megabytes = max(site["sent_bytes"], site["received_bytes"]) / 1e6
     latencies = f"\n+ {site['latencies']} \N{MULTIPLICATION SIGN} {_time(latency_seconds)}"
-    said = f"{servers}{megabytes:.3g} MB\n{_time(site['link_seconds'])}"
+    said = f"{servers}{number(megabytes)} MB\n{_time(site['link_seconds'])}"
     return said + latencies * bool(site["latencies"])
 
 
