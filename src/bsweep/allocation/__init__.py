@@ -2,8 +2,9 @@
 workers of unequal speed or memory.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
-functions in `policies`. It uses what a probe measured (`probes`) or the nominal values of
-`devices`. The output is the point with `local_batches`, `local_steps` or both filled in.
+functions in `policies` and `bsweep.core.uneven`. It uses what a probe measured (`probes`) or the
+nominal values of `devices`. The output is the point with `local_batches`, `local_steps` or both
+filled in.
 
 This package measures nothing itself and imports no torch, because it runs in the parent process
 before a launch. Changes during training belong to `batching`.
@@ -13,14 +14,10 @@ from __future__ import annotations
 
 from bsweep.allocation.devices import device
 from bsweep.allocation.policies import (
-    batch_by_flops,
     batch_by_memory,
-    by_seconds,
     drifted,
     knee_batch,
-    least_steps,
     shares,
-    steps_by_flops,
     steps_by_speed,
 )
 from bsweep.allocation.probes import (
@@ -39,6 +36,7 @@ from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.sentences import said
+from bsweep.core.uneven import batch_by_flops, by_seconds, least_steps, steps_by_flops
 from bsweep.runlog.probe_file import (
     PROBE_SCHEMA,
     Probe,

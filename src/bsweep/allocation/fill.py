@@ -24,6 +24,7 @@ from bsweep.config.allocation import (
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError, show
+from bsweep.core import uneven
 
 
 def uniform(config: RunConfig, a: UniformConfig) -> RunConfig:
@@ -34,7 +35,7 @@ def batch_by_flops(config: RunConfig, a: BatchByFlopsConfig) -> RunConfig:
     if a.local_batches:
         return config
     flops = _flops(config, a)
-    batches = _shared(config, flops) or policies.batch_by_flops(flops, config.examples_per_pass)
+    batches = _shared(config, flops) or uneven.batch_by_flops(flops, config.examples_per_pass)
     return replace(config, allocation=replace(a, local_batches=batches))
 
 
@@ -48,7 +49,7 @@ def batch_by_memory(config: RunConfig, a: BatchByMemoryConfig) -> RunConfig:
 
 
 def steps_by_flops(config: RunConfig, a: StepsByFlopsConfig) -> RunConfig:
-    steps = a.local_steps or policies.steps_by_flops(_flops(config, a), config.strategy.local_steps)
+    steps = a.local_steps or uneven.steps_by_flops(_flops(config, a), config.strategy.local_steps)
     return replace(config, allocation=replace(a, local_steps=steps))
 
 
@@ -118,7 +119,7 @@ def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
     slowest = max(
         w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True)
     )
-    return policies.least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)
+    return uneven.least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)
 
 
 def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""Formulas of the allocations: functions that compute local batches and local steps from the
-workers' speed and memory, and from the time of an exchange.
+"""Functions of the allocations that compute local batches and local steps from what a probe
+measured of the workers. Formulas that simulations share are in `bsweep.core.uneven`.
 
-Methods A, B and C are those of "GPU Performance-Aware Batch Size and Local Step Adjustment for
-Efficient Geo-Distributed Training" (Shin et al.). Its baseline is `uniform`: every worker the same.
+Method B is that of "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
+Geo-Distributed Training" (Shin et al.). Its baseline is `uniform`: every worker the same.
 """
 
 from __future__ import annotations
@@ -10,14 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bsweep.core import uneven
 from bsweep.runlog.probe_file import ProbedWorker
-
-
-def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
-    """Return each worker's local batch, in proportion to the worker's FLOP/s and rounded (method A
-    of Shin et al.). The slowest worker gets `local_batch`.
-    """
-    return tuple(round(local_batch * worker / min(flops)) for worker in flops)
 
 
 def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
@@ -25,24 +19,6 @@ def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
     (method B of Shin et al.).
     """
     return tuple(worker.largest_batch for worker in workers)
-
-
-def steps_by_flops(flops: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, in proportion to the worker's FLOP/s and rounded
-    (method C of Shin et al.). The slowest worker makes `every` steps.
-    """
-    return tuple(round(every * worker / min(flops)) for worker in flops)
-
-
-def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, in inverse proportion to the measured seconds of
-    the worker's steps and rounded down. The slowest worker makes `every` steps.
-
-    Rounding down is that of Liu et al. (arXiv 2401.09135). At the measured seconds, no worker needs
-    longer for its steps than the slowest one, and each idles for less than one of its own steps.
-    """
-    slowest = max(step_seconds)
-    return tuple(math.floor(every * slowest / seconds * (1 + 1e-9)) for seconds in step_seconds)
 
 
 def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -> bool:
@@ -73,44 +49,17 @@ def steps_by_speed(
     a round with their local batches. This is method C of Shin et al. with measured instead of
     nominal speed.
     """
-    return by_seconds(
+    return uneven.by_seconds(
         [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)], every
     )
 
 
 def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:
-    """Return the smallest probed local batch, `local_batch` or larger, at which a worker's
-    throughput is at least `knee` times its best throughput; the fastest of these batches if none
-    reaches that throughput.
-
-    The `hybrid` allocation uses this batch; Shin et al. leave such an allocation to future work.
-    Each device gets a batch that keeps it busy. Local steps are then chosen so that a round takes
-    about as long as it would without larger batches. Otherwise larger batches would make exchanges
-    rarer.
+    """Return the smallest probed local batch at which a worker is nearly as fast as at its best;
+    see `bsweep.core.uneven.knee_batch`.
     """
     rates = {batch.local_batch: batch.local_batch / batch.step_seconds for batch in worker.batches}
-    enough = [
-        b for b, rate in rates.items() if b >= local_batch and rate >= knee * max(rates.values())
-    ]
-    # Where larger batches are slower, no batch from local_batch on may reach the knee. Then the
-    # fastest of them is taken.
-    return min(
-        enough,
-        default=max(
-            (b for b in rates if b >= local_batch), key=lambda b: rates[b], default=local_batch
-        ),
-    )
-
-
-def least_steps(exchange_seconds: float, step_seconds: float, max_exchange_share: float) -> int:
-    """Return the smallest number of local steps, 1 or more, for which the exchange takes at most
-    the fraction `max_exchange_share` of a round's time.
-
-    With x seconds per exchange, t per step, H steps and share s: x / (x + H * t) <= s if H >= x *
-    (1 - s) / (s * t).
-    """
-    wanted = exchange_seconds * (1 - max_exchange_share) / (max_exchange_share * step_seconds)
-    return max(1, math.ceil(wanted * (1 - 1e-9)))
+    return uneven.knee_batch(rates, local_batch, knee)
 
 
 def shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:

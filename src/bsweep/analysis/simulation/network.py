@@ -81,7 +81,7 @@ class Network:
 
     @property
     def published(self) -> tuple[str, ...]:
-        """What is published of the latencies that the user did not give, see `Link`."""
+        """The sources of the latencies that the user did not give; see `Link`."""
         links = (self.link, self.inner, self.between)
         return tuple(dict.fromkeys(one.published for one in links if one.published))
 

@@ -23,7 +23,7 @@ SHARES = {"F": 1 / 3, "B": 2 / 3, "b": 1 / 3, "W": 1 / 3}
 for what was fed in and for the weights.
 """
 KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
-"""What readers call a pass of each kind."""
+"""The name of a pass of each kind, for readers."""
 _PART_SECONDS = {"F": 2, "B": 4, "b": 2, "W": 2}  # whole numbers, so that ties are ties
 
 

@@ -38,6 +38,7 @@ from bsweep.config.strategies import (
     LocalSGDConfig,
     SingleConfig,
 )
+from bsweep.core import uneven as formulas
 
 MOST_TOLD = 16
 """The most workers of which each has its own row in a timeline."""
@@ -136,12 +137,10 @@ class Case:
         slowest makes `steps_each`.
         """
         if self.way.allocation == "steps_by_flops":
-            exact = steps_each * self.speeds / self.speeds.min()
-            return np.asarray(np.rint(exact), np.int64)
+            return np.array(formulas.steps_by_flops([*self.speeds], steps_each), np.int64)
         if self.way.allocation in ("steps_by_speed", "network_aware", "hybrid"):
-            seconds = self.step_seconds(self.batches)
-            exact = steps_each * seconds.max() / seconds
-            return np.asarray(np.floor(exact * (1 + 1e-9)), np.int64)
+            seconds = [*self.step_seconds(self.batches)]
+            return np.array(formulas.by_seconds(seconds, steps_each), np.int64)
         return np.full(self.num_workers, steps_each)
 
     def exchange(self, rounds: Sequence[Round], draws: Numbers | None = None) -> Array:
@@ -328,9 +327,7 @@ def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_secon
     if case.way.allocation != "network_aware":
         return sync_every
     exchange = float(np.median(case.exchange(rounds))) + codec_seconds
-    share = case.way.allocation_card.max_exchange_share
-    wanted = exchange * (1 - share) / share / slowest
-    return max(1, int(np.ceil(wanted * (1 - 1e-9))))
+    return formulas.least_steps(exchange, slowest, case.way.allocation_card.max_exchange_share)
 
 
 @outcome.register

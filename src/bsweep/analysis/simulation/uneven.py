@@ -9,6 +9,7 @@ import numpy as np
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.words import Way
+from bsweep.core import uneven as formulas
 from bsweep.core.words import counted
 
 
@@ -32,8 +33,9 @@ def batches(way: Way, of: Constants, num_workers: int, mean: float, asked: float
         ValueError: If the memory of the workers is not known, or too small.
     """
     if way.allocation == "batch_by_flops":
-        relative = speeds(of, num_workers) / speeds(of, num_workers).min()
-        weights = relative if asked is None else np.rint(asked * relative)
+        weights = speeds(of, num_workers)
+        if asked is not None:
+            weights = np.array(formulas.batch_by_flops([*weights], round(asked)), np.float64)
     elif way.allocation == "batch_by_memory":
         weights = largest_batches(way, of, num_workers, asked)
     elif way.allocation == "hybrid":
@@ -81,9 +83,8 @@ def _knees(way: Way, of: Constants, largest: Array, least: float) -> Array:
     found = {}
     for most in set(largest):
         tried = np.unique([*doublings[doublings <= most], least, most])
-        rates = tried / step_seconds(of, tried)
-        enough = (tried >= least) & (rates >= way.allocation_card.knee * rates.max())
-        found[most] = tried[enough].min()
+        rates = dict(zip(map(int, tried), tried / step_seconds(of, tried), strict=True))
+        found[most] = formulas.knee_batch(rates, round(least), way.allocation_card.knee)
     return np.array([found[most] for most in largest])
 
 
