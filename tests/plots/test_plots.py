@@ -399,7 +399,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
         "round_timeline",
         "loss_by_time",
         "published_idle",
-        "rate_by_batch",
         "batch_by_epoch",
         "larger_clusters",
         *OF_SPLITS,

@@ -179,8 +179,8 @@ def test_a_reader_chooses_the_language_of_all_sentences(
         ...[...document.querySelectorAll("#why-lines p")].map((p) => p.textContent),
     ]"""
     shown = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
-    shown += [*analysis.recommendations(study), *analysis.fairness_words(study)]
-    shown += [*analysis.headlines(study), *analysis.what_is_missing(study)]
+    shown += [*analysis.recommendations(study), *analysis.headlines(study)]
+    shown += analysis.what_is_missing(study)
     assert len(shown) > 5
     with opened(browser, path) as page:
         assert page.evaluate(lines) == shown

@@ -23,7 +23,6 @@ from bsweep.analysis.answering import (
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.comparison import Comparison, compare
-from bsweep.analysis.fairness import fairness_words
 from bsweep.analysis.geo_distributed import (
     CONTRADICTIONS,
     IdleModel,
@@ -140,7 +139,6 @@ __all__ = [
     "epoch_growth",
     "equal_time_losses",
     "failures",
-    "fairness_words",
     "fastest_accurate",
     "first_place",
     "fit_line",

@@ -85,7 +85,7 @@ def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
     return 2 * float(stdtr(freedom, -difference / math.sqrt(variance)))
 
 
-def half_width(one: ArrayLike, other: ArrayLike, alpha: float) -> float:
+def _half_width(one: ArrayLike, other: ArrayLike, alpha: float) -> float:
     """Return half the width of Welch's t-interval for the difference between the means of two
     samples of two or more values each.
 
@@ -158,7 +158,7 @@ def compare_means(ones: pd.Series[Any], others: pd.Series[Any], null: float) -> 
             for one, other in pairs
         ],
         "half": [
-            half_width(*pair, level) if level == level else np.nan
+            _half_width(*pair, level) if level == level else np.nan
             for pair, level in zip(pairs, levels, strict=True)
         ],
     })  # fmt: skip

@@ -18,7 +18,6 @@ from bsweep.analysis.supported import part_of
 from bsweep.config.target import score_said
 from bsweep.core.sentences import said
 
-_MISSED = -1.0  # stands for a missed score; no accuracy or time is negative
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
 
 
@@ -64,29 +63,16 @@ def rates(study: Study) -> pd.DataFrame:
     if not settings:
         return pd.DataFrame()
     keys = cell_keys(study.runs)
-    known, per_seed = _scored(study), scores_by_seed(study)
+    known = _scored(study)
     table = known.groupby(keys)[["learning_rate"]].first()
-    table["missed"] = per_seed.isna().sum(axis="columns")
+    is_missed = known.assign(is_missed=known["score"].isna()).groupby([*keys, "seed"])["is_missed"]
+    table["missed"] = is_missed.any().groupby(level=keys).sum()
     reached = known[known["score"].notna()]
     table = table.join(over_seeds(reached, keys, ["score"])).join(
         seed_points(reached, keys, ["score"])
     )
     table["n"] = table["n"].fillna(0).astype(int)
     return _with_best(table.assign(metric=_metric(runs)))
-
-
-def scores_by_seed(study: Study) -> pd.DataFrame:
-    """Return a table of scores (test accuracy or seconds to a target), with a row for each cell and
-    learning rate and a column for each seed.
-
-    The score is NaN for a seed that missed, and inf for one that was not run.
-    """
-    scores = (
-        _scored(study)
-        .groupby([*cell_keys(study.runs), "seed"])["score"]
-        .agg(lambda of: of.mean(skipna=False))
-    )
-    return scores.fillna(_MISSED).unstack("seed").fillna(np.inf).replace(_MISSED, np.nan)
 
 
 def _scored(study: Study) -> pd.DataFrame:

@@ -31,7 +31,6 @@ from bsweep.plots import (
     epochs,
     exchange,
     larger,
-    rates,
     rounds,
     scores,
     speed,
@@ -59,7 +58,6 @@ _FIGURES = (
         charts.larger_clusters,
     ),
     StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
-    StudyFigure("rate_by_batch", rates.several_batches, rates.rate_by_batch),
     StudyFigure(
         "accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time, charts.run_curves
     ),

@@ -211,8 +211,7 @@ def _write_figure(study: Study, folder: Path, paper: Style | None, name: str) ->
 
 
 def headlines(study: Study) -> list[str]:
-    """Return the first lines of a report's page: the recommendation, sentences on learning rates,
-    and the best cells.
+    """Return the first lines of a report's page: the recommendation and the best cells.
 
     What is missing for a recommendation comes last.
 
@@ -225,7 +224,6 @@ def headlines(study: Study) -> list[str]:
     with computing_once():
         return [
             *analysis.recommendations(study),
-            *analysis.fairness_words(study),
             *analysis.headlines(study),
             *analysis.what_is_missing(study),
         ]

@@ -88,11 +88,7 @@ def document(study: Study) -> Document:
             "parts": _parts([where for where, _ in parts], answering.answers(study)),
             "commands": _commands(study),
             "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
-            "why": [
-                *analysis.recommendations(study),
-                *analysis.fairness_words(study),
-                *analysis.headlines(study),
-            ],
+            "why": [*analysis.recommendations(study), *analysis.headlines(study)],
             "missing": analysis.what_is_missing(study),
             "larger": study.larger and {
                 "words": study.larger.words(), "price": study.larger.price_per_worker_hour,

@@ -1,0 +1,90 @@
+"""The best learning rate of each batch size, from what was put in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bsweep
+from bsweep import analysis, plots, report
+from bsweep.analysis.common_target import common_target
+from bsweep.analysis.tuning import rates
+from bsweep.config.target import target_of
+from tests.support.synthetic_study import write_run
+
+SEEDS = (-0.004, 0.0, 0.005)  # what seeds add to an accuracy
+
+
+# As in the first paper, batch 8 collapses at the rate that suits the others, and does not at a
+# sixteenth of it.
+COLLAPSE = {
+    (8, 0.025): 0.93, (8, 0.1): 0.80, (8, 0.4): 0.33,
+    (64, 0.025): 0.85, (64, 0.1): 0.90, (64, 0.4): 0.931,
+    (256, 0.025): 0.70, (256, 0.1): 0.88, (256, 0.4): 0.929,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def collapse(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    """Runs of a batch size and a base rate, the same for all batch sizes, whose final accuracy is
+    known.
+    """
+    folder = tmp_path_factory.mktemp("studies") / "collapse"
+    for (batch, rate), middle in COLLAPSE.items():
+        for seed in range(3):
+            off = SEEDS[(seed + batch) % 3]
+            settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
+            write_run(
+                folder, local_batch=batch, seed=seed, accuracy=middle + off, settings=settings
+            )
+    return bsweep.load(folder)
+
+
+def test_the_target_is_what_cells_reach_at_their_best_rates(collapse: analysis.Study) -> None:
+    found = common_target(collapse)
+    assert found
+    assert found[0] == target_of(accuracy=0.92)
+
+
+def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
+    table = rates(collapse)
+    best = table[table["is_best"]].reset_index()
+    assert dict(zip(best["local_batch"], best["learning_rate"], strict=True)) == {
+        8: 0.025,
+        64: 0.4,
+        256: 0.4,
+    }
+    assert dict(zip(best["local_batch"], best["at_edge"], strict=True)) == {
+        8: "lowest",
+        64: "highest",
+        256: "highest",
+    }
+    assert table["n"].eq(3).all()
+    assert table["num_rates"].eq(3).all()
+
+
+def test_seeds_that_diverge_count_as_missed(tmp_path: Path) -> None:
+    for rate in (0.025, 0.1):
+        for seed in range(3):
+            status = "diverged" if rate == 0.1 and seed == 1 else "completed"
+            settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
+            write_run(
+                tmp_path / "s",
+                local_batch=8,
+                seed=seed,
+                status=status,
+                accuracy=0.9 + rate,
+                settings=settings,
+            )
+    table = rates(bsweep.load(tmp_path / "s")).set_index("learning_rate")
+    assert table["missed"].to_dict() == {0.025: 0, 0.1: 1}
+    assert table["is_best"].to_dict() == {0.025: True, 0.1: False}
+
+
+def test_a_report_shows_the_best_rates(
+    collapse: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {})
+    page = report.write(collapse.folder, tmp_path / "out")
+    assert "| 8 | 3 | 0.025 | " in page.with_name("table.md").read_text()
