@@ -27,7 +27,6 @@ from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.once import computing_once
 from bsweep.plots.styles import style as style_of
 from bsweep.report import formats, images
-from bsweep.report.scaling import exponent_text
 from bsweep.report.tables import tables
 from tests.support.synthetic_study import META, diloco, server, write_run, write_study
 
@@ -90,8 +89,7 @@ def test_figures_are_the_same_however_many_processes_draw_them(
 
 
 TABLES = [
-    "results", "predicted", "more-workers", "batch-ratios", "speed-ups", "fits",
-    "epochs-by-local-batch", "steps", "costs",
+    "results", "predicted", "more-workers", "batch-ratios", "speed-ups", "fits", "steps",
 ]  # fmt: skip
 """The names of the tables of `page`."""
 
@@ -183,37 +181,6 @@ def test_the_page_answers_in_words(page: Path) -> None:
     assert "epochs: 3 (published: 50)" in text
     assert "an equal local batch is a different global batch" in text
     assert "Crosses on the lower edge are runs that did not complete." in text
-
-
-def test_the_section_on_costs_says_each_exponent_or_why_there_is_none(page: Path) -> None:
-    text, markdown = page.read_text(), page.with_name("table.md").read_text()
-    section = text.partition("<h2>Cost as the work grows</h2>")[2].partition("<h2>")[0]
-    assert section.count("<tr>") == 7
-    assert "num_" not in section
-    for row in (
-        "| seconds of an epoch | local batch | -0.52 ± 0.08 | 12 cells in 2 series | -1 to 0 |",
-        "| seconds of an epoch | workers | not fitted: two values | - | -1 |",
-        "| seconds of an epoch | training examples | not fitted: one value | - | 1 |",
-        (
-            "| bytes a worker sends in a step | 2 (p - 1) / p n | not fitted: one value; ratio "
-            "0.984 | - | 1; ratio 1 |"
-        ),
-    ):
-        assert row in markdown
-        assert all(f">{cell}</td>" in section for cell in row.strip("| ").split(" | "))
-
-
-@pytest.mark.parametrize(
-    ("exponent", "half", "expected"),
-    [
-        (1.000000000000001, 5e-15, "1.00 ± 0.00"),
-        (-0.2764, 0.153, "-0.28 ± 0.15"),
-        (-1e-17, 1e-16, "0.00 ± 0.00"),
-    ],
-)
-def test_exponents_have_sensible_digits(exponent: float, half: float, expected: str) -> None:
-    assert exponent_text(exponent, half) == expected
-    assert spread(1.000000000000001, 5e-15) == "1.000 ± 0"
 
 
 def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:

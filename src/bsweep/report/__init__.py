@@ -34,7 +34,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted, escaped, first_of
 from bsweep.plots.styles import Style
 from bsweep.plots.styles import style as style_of
-from bsweep.report import formats, images, papers, scaling, tables
+from bsweep.report import formats, images, papers, tables
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.page import as_list
@@ -151,15 +151,14 @@ def _write_files(
     study: Study, folder: Path, command: str, columns: Sequence[str], paper: Style | None
 ) -> None:
     _write_data(study, folder)
-    all_tables, costs = list(tables.tables(study)), scaling.scaling(study)
-    titled = [*all_tables, replace(costs, caption=f"{scaling.TITLE}. {costs.caption}")]
-    (folder / "table.md").write_text(formats.as_markdown(study.name, titled), encoding="utf-8")
-    texts = formats.as_latex(study.name, titled, columns, paper)
+    all_tables = list(tables.tables(study))
+    (folder / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
+    texts = formats.as_latex(study.name, all_tables, columns, paper)
     (folder / "table.tex").write_text("\n".join(texts.values()), encoding="utf-8")
     for name, text in texts.items():
         (folder / f"table_{name}.tex").write_text(text, encoding="utf-8")
     captions = _write_figures(study, folder, paper)
-    page = _page(study, all_tables, costs, captions, folder, command)
+    page = _page(study, all_tables, captions, folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -251,7 +250,6 @@ def idle_text(study: Study) -> str:
 def _page(
     study: Study,
     all_tables: Sequence[formats.Table],
-    costs: formats.Table,
     captions: dict[str, str],
     folder: Path,
     command: str,
@@ -267,8 +265,6 @@ def _page(
             for name, image in images.within_page(folder, captions).items()
         ),
         as_list("Figures left out", _unreported(study), "left-out"),
-        f"<h2>{scaling.TITLE}</h2>",
-        formats.as_html(costs),
         "<h2>Tables</h2>",
         *(formats.as_html(table) for table in all_tables),
         ""

@@ -12,19 +12,18 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study, naming
-from bsweep.analysis.columns import heading, number_text, spoken
+from bsweep.analysis.columns import number_text, spoken
 from bsweep.analysis.numbers import fixed, spread
 from bsweep.analysis.splitting import kind_of_scaling
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
-from bsweep.report.scaling import exponent_text
 
 _MAX_NODES = 8  # nodes that have a column each
 
 
 def tables(study: Study) -> Iterator[Table]:
-    """Yield the tables of a report for which a study has the numbers, except those of costs and of
-    runs that did not complete.
+    """Yield the tables of a report for which a study has the numbers, except that of runs that did
+    not complete.
     """
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
@@ -38,14 +37,6 @@ def tables(study: Study) -> Iterator[Table]:
         ),
         ("speed-ups", " ".join(filter(None, (speedup, no_speedup))), _speedups(cells)),
         ("fits", _FIT, _fits(study)),
-        *(
-            (
-                f"epochs-by-{heading(along).replace(' ', '-')}",
-                _GROWTH.format(heading(along)),
-                _of_series(analysis.epoch_growth(study, along)),
-            )
-            for along in analysis.GROWS_WITH
-        ),
         ("steps", _steps_caption(study), _steps(study)),
         ("servers", _SERVERS, analysis.server_loads(study)),
         ("sharding", _SHARDING, analysis.sharding_gains(study)),
@@ -131,10 +122,6 @@ _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest "
     "deviations below and above the fit, in percent of the times."
 )
-_GROWTH = (
-    "The seconds of an epoch against the {}: the exponent of each series of cells that do not "
-    "differ in anything else."
-)
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, for p workers and n bytes of gradient. The bytes of "
     "Horovod, DDP and the native all-reduce are computed by this formula, so a ratio of 1 is not a "
@@ -167,19 +154,6 @@ def _fits(study: Study) -> pd.DataFrame:
     misses = zip(fits.pop("lowest_residual"), fits.pop("highest_residual"), strict=True)
     fits.insert(3, "misses", [f"{100 * low:+.0f} to {100 * high:+.0f}" for low, high in misses])
     return fits
-
-
-def _of_series(growth: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of how fast the seconds of an epoch grow with a quantity, such as the batch
-    size. Each series of cells has a row with the exponent of a power law.
-
-    It is empty for a single series, which the section on costs covers.
-    """
-    fits = zip(growth["exponent"], growth["exponent_ci95"], strict=True)
-    table = growth.drop(columns="exponent_ci95").assign(
-        exponent=[exponent_text(*fit) for fit in fits]
-    )
-    return table if len(table) > 1 else table[:0]
 
 
 def _steps_caption(study: Study) -> str:
