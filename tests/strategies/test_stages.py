@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from bsweep.config.splitting import PipelineConfig
 from bsweep.config.values import ConfigError
 from bsweep.numerics.activations import Activations
 from bsweep.strategies import stages
@@ -63,3 +67,51 @@ def test_pieces_that_compute_something_else_are_refused() -> None:
     pieces = [("0", model[0]), ("2", model[2])]
     with pytest.raises(ConfigError, match="do not compute what the model computes"):
         measured(pieces, model, torch.randn(3, 4), nullcontext)
+
+
+SCHEDULES = {
+    "interleaved_1f1b": "Interleaved1F1B",
+    "interleaved_zero_bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("workers", "number"), [(2, 4), (2, 8), (4, 8), (4, 16)])
+def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
+    schedule: Any, workers: int, number: int
+) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    card = PipelineConfig(
+        name="pipeline", replicas=1, reduce="fp32", schedule=schedule, microbatches=number,
+        cuts=None,
+    )  # fmt: skip
+    rounds = max(1, number // workers)
+    stub = SimpleNamespace(
+        n_local_stages=2, _n_microbatches=number, pp_group_size=workers, num_stages=2 * workers,
+        _num_stages=2 * workers, number_of_rounds=rounds, microbatches_per_round=number // rounds,
+    )  # fmt: skip
+    kind: Any = get_schedule_class(SCHEDULES[schedule])
+    for part in range(workers):
+        orders = kind._calculate_single_rank_operations(stub, part)
+        assert card.in_flight(part, workers) == _most_kept(orders)
+
+
+def _most_kept(orders: list[Any]) -> tuple[int, ...]:
+    """Return of how many micro-batches a worker keeps activations when it keeps most, for each of
+    its stages.
+    """
+    kept: set[tuple[int, int]] = set()
+    most: set[tuple[int, int]] = set()
+    for action in filter(None, orders):
+        for one in action.sub_actions or (action,):
+            pair, kind = (one.stage_index, one.microbatch_index), one.computation_type.name
+            if kind == "FORWARD":
+                kept.add(pair)
+            elif kind in ("FULL_BACKWARD", "BACKWARD_WEIGHT"):
+                kept.discard(pair)
+            if len(kept) > len(most):
+                most = set(kept)
+    return tuple(number for _, number in sorted(Counter(stage for stage, _ in most).items()))

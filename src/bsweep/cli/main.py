@@ -23,9 +23,8 @@ logger = terminal.logger(__name__)
 USAGE = """\
 usage: bsweep run [--report] [key=value ...]        train one point, or all points of a grid if
                                                     a key has several values, as in seed=0,1
-       bsweep plan [--json] [--probe] [--memory] [...]
-                                                    show what `run` would train, how long it takes
-                                                    and, with --memory, whether it fits
+       bsweep plan [--json] [--probe] [...]         show what `run` would train, and how long it
+                                                    takes
        bsweep status STUDY [--watch] [--json]       show how far a study is, also in training
        bsweep watch STUDY ... [--port 8877]         show studies in a browser, also in training
        bsweep resume STUDY                          run the points of a study that are left

@@ -1,8 +1,7 @@
 """The command `bsweep plan`, which shows what `bsweep run` would train.
 
-It also tells how far each point is and, if it can estimate it, how long the rest will take. With
-`--memory` it estimates the memory of a worker, which needs torch. It trains no point of a study,
-and writes nothing into a study's folder.
+It also tells how far each point is and, if it can estimate it, how long the rest will take. It
+trains no point of a study, and writes nothing into a study's folder.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
-from bsweep.study import checks, commands, memory, overview, side_runs
+from bsweep.study import checks, commands, overview, side_runs
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Timed
 from bsweep.study.overview import Row
 
 logger = terminal.logger(__name__)
 
-_OWN_FLAGS = ("--json", "--memory", "--probe", "--report")
+_OWN_FLAGS = ("--json", "--probe", "--report")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,11 +53,6 @@ def run(arguments: Sequence[str]) -> int:
         study_dir: _planned(study_dir, points, "--probe" in arguments)
         for study_dir, points in by_study.items()
     }
-    if "--memory" in arguments:
-        plans = {
-            study_dir: (_with_memory(rows, by_study[study_dir]), source)
-            for study_dir, (rows, source) in plans.items()
-        }
     end_with_reader()
     if "--json" not in arguments:
         for study_dir, (rows, source) in plans.items():
@@ -80,11 +74,6 @@ def _planned(
         return rows, source
     tried = _try_out([(facts[run_id], points[run_id]) for run_id in unknown])
     return overview.of_grid(study_dir, list(facts.values()), tried)
-
-
-def _with_memory(rows: Sequence[Row], points: dict[str, RunConfig]) -> list[Row]:
-    found = memory.estimates([points[row.run_id] for row in rows])
-    return [replace(row, memory=one) for row, one in zip(rows, found, strict=True)]
 
 
 def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:

@@ -67,7 +67,6 @@ class TopKConfig(SparseConfig):
     name: Literal["topk"]
 
     builds: ClassVar[str] = "bsweep.compression.topk:TopK"
-    vectors_held: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,6 @@ class DGCConfig(SparseConfig):
     clip_norm: Positive | None
 
     builds: ClassVar[str] = "bsweep.compression.dgc:DGC"
-    vectors_held: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,6 @@ class SignSGDConfig(CodecConfig):
     name: Literal["signsgd"]
 
     builds: ClassVar[str] = "bsweep.compression.signsgd:SignSGD"
-    vectors_held: ClassVar[int] = 1
 
     def payload_share(self, epochs: int) -> float:
         return 1 / 32
@@ -119,7 +116,6 @@ class PowerSGDConfig(CodecConfig):
     rank: Count
 
     builds: ClassVar[str] = "bsweep.compression.powersgd:PowerSGD"
-    vectors_held: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -409,32 +409,19 @@ class StrategyConfig(Card):
         """
         return 0.0
 
-    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
+    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
         """Return of how many micro-batches a worker that holds stages of a model keeps activations
         when it keeps most.
 
         Args:
             part: The index of the worker among those of its replica.
             num_workers: The number of all workers.
-            num_passes: The passes of a step.
 
         Returns:
             The number of micro-batches for each stage of the worker, in the order of its stages;
             empty if it holds none.
         """
         return ()
-
-    def weight_copies(self, part: int, num_workers: int) -> int:
-        """Return the most copies of its parameters that a worker with stages of a model keeps.
-
-        Args:
-            part: The index of the worker among those of its replica.
-            num_workers: The number of all workers.
-
-        Returns:
-            The number of copies.
-        """
-        return 0
 
     @property
     def in_probe(self) -> StrategyConfig:
@@ -485,30 +472,6 @@ class StrategyConfig(Card):
             The three numbers; by default all are `num_parts`.
         """
         return (self.num_parts(num_workers),) * 3
-
-    def new_gradient_share(self, num_workers: int) -> float:
-        """Return the share of each new gradient that a worker keeps until the passes end.
-
-        Args:
-            num_workers: The number of workers.
-
-        Returns:
-            1 if new gradients stay as they are; 0 if the strategy has other places for them.
-        """
-        return 1.0
-
-    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
-        """Return the bytes that the strategy holds during a pass in addition to activations and new
-        gradients.
-
-        Args:
-            blocks: The bytes of the parameters of each block of the model, and last of those
-                outside of all blocks.
-
-        Returns:
-            The number of bytes.
-        """
-        return 0
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
@@ -573,9 +536,6 @@ class CodecConfig(Card):
     """The base class of the cards of all codecs. `builds` names a callable `(config, setting)` that
     returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
     """
-
-    vectors_held: ClassVar[int] = 0
-    """The number of gradient-sized vectors that the codec keeps between steps."""
 
     summed_share: ClassVar[float | None] = None
     """The part of the bytes of an fp32 gradient that remains, if compressed gradients are summed

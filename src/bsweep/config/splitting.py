@@ -127,22 +127,6 @@ class ShardedConfig(SplitConfig):
         within = (1 - 1 / self.num_parts(num_workers)) * (gatherings + width)
         return within + self._between_replicas(num_workers), 0.0
 
-    def new_gradient_share(self, num_workers: int) -> float:
-        return 1 / self.num_parts(num_workers)
-
-    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
-        """Return the bytes of gathered parameters, and of a block's gradients and the copy of them
-        that is summed.
-
-        In the backward pass a block's parameters are gathered while those of the last block are
-        still there. Parameters outside of all blocks stay gathered.
-        """
-        whole = sum(blocks)
-        *inner, rest = blocks if self.wrap == "blocks" else (whole,)
-        largest = max(inner, default=0)
-        gathered = whole if self.reshard == "step" else min(whole, rest + 2 * largest)
-        return gathered + 2 * max(largest, rest)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorConfig(SplitConfig):
@@ -192,15 +176,6 @@ class DeepSpeedConfig(StrategyConfig):
     @property
     def vectors_of_first_step(self) -> int:
         return 1
-
-    def new_gradient_share(self, num_workers: int) -> float:
-        return 0.0  # they move into a bucket
-
-    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
-        """Return the bytes of the bucket of gradients and the copy of it that is summed, and in
-        stage 3 of the parameters: DeepSpeed keeps them gathered until the pass ends, up to 10^9.
-        """
-        return sum(blocks) * (3 if self.stage == 3 else 2)
 
     @property
     def in_probe(self) -> StrategyConfig:
@@ -370,7 +345,7 @@ class PipelineConfig(StagedConfig):
         borders = self.num_stages(num_workers) - 1 - self.is_v
         return self._between_replicas(num_workers) / num_passes, borders / num_parts
 
-    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
+    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
         num_parts, number = self.num_parts(num_workers), self.microbatches
         if self.schedule == "gpipe":
             return (number,)
@@ -472,15 +447,8 @@ class PipeDreamConfig(StagedConfig):
         ),
     )
 
-    def in_flight(self, part: int, num_workers: int, num_passes: int) -> tuple[int, ...]:
-        return ((self.num_parts(num_workers) - 1 - part) * num_passes + 1,)
-
-    def weight_copies(self, part: int, num_workers: int) -> int:
-        """Return the number of copies: one for each batch in flight, and none on the last worker,
-        which goes backward at once. With `vertical_sync` all keep those that the first one needs.
-        """
-        lag = self.num_parts(num_workers) - 1 - part
-        return part + lag if self.vertical_sync and part else lag + (lag > 0)
+    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
+        return (self.num_parts(num_workers) - part,)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

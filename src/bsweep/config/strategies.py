@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -203,13 +203,6 @@ class DDPConfig(StrategyConfig):
     def summed_share(self) -> float | None:
         """The share of the gradient's bytes that workers sum; None if it depends on the model."""
         return {"none": 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.hook)
-
-    def new_gradient_share(self, num_workers: int) -> float:
-        return 0.0
-
-    def bytes_in_passes(self, blocks: Sequence[int]) -> int:
-        """Return the bytes of DDP's buckets, which hold all new gradients."""
-        return sum(blocks)
 
     @property
     def in_probe(self) -> AllReduceConfig:

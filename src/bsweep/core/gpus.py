@@ -93,13 +93,6 @@ def renew_random(device: torch.device) -> None:
     torch.cuda.default_generators[device.index].graphsafe_set_state(torch.Generator(device))
 
 
-@functools.cache
-def memory_bytes() -> int | None:
-    """Return the memory of the smallest visible GPU in bytes; None if `nvidia-smi` fails."""
-    found = [re.match(r"(\d+) MiB", gpu[0]) for gpu in _listed("memory.total")]
-    return min((int(one[1]) * 2**20 for one in found if one), default=None)
-
-
 def driver_version() -> str | None:
     """Return the release of the loaded NVIDIA driver, such as 580.65.06; None if it is unknown."""
     try:

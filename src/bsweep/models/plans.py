@@ -102,33 +102,6 @@ def of(card: ModelConfig, model: nn.Module) -> Plan:
     return plan
 
 
-def shapes(plan: Plan, model: nn.Module, num_workers: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the largest part that a worker has of each parameter which a plan
-    divides, by the name of the parameter.
-
-    Args:
-        plan: The plan of the model.
-        model: The model, which may be on the meta device.
-        num_workers: The number of workers of one replica.
-    """
-    found = {}
-    for pattern, style in plan.items():
-        for module in modules_named(model, pattern):
-            is_embedding = isinstance(module, nn.Embedding)
-            for name, tensor in module.named_parameters(recurse=False):
-                shape = list(tensor.shape)
-                if isinstance(style, RowwiseParallel):
-                    divided = None if name == "bias" else 0 if is_embedding else 1
-                elif isinstance(style, ColwiseParallel | ColumnsOfEach):
-                    divided = 1 if is_embedding else 0
-                else:
-                    divided = None
-                if divided is not None:
-                    shape[divided] = -(-shape[divided] // num_workers)
-                    found[id(tensor)] = tuple(shape)
-    return {name: found[id(one)] for name, one in model.named_parameters() if id(one) in found}
-
-
 def apply(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
     """Divide the layers of a model among the workers of a mesh, which call this together.
 

@@ -17,7 +17,6 @@ from bsweep.runlog.files import no_such_study
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed, timed, with_examples
-from bsweep.study.memory import Estimated
 from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
@@ -28,7 +27,7 @@ class Row:
     """One point in an overview, with its state and the estimated time that is left.
 
     `planned` is None for a run that belongs to no kept command. `seconds` is the estimated time
-    that is left, or None without an estimate. `memory` is None if nobody asked for it.
+    that is left, or None without an estimate.
     """
 
     study: str
@@ -36,7 +35,6 @@ class Row:
     state: State
     planned: Planned | None
     seconds: float | None
-    memory: Estimated | None = None
 
     @property
     def worker_hours(self) -> float | None:
@@ -71,7 +69,6 @@ class Row:
             "test_loss": state.test_loss,
             "seconds_left": self.seconds if self.is_left else 0.0,
             "worker_hours_left": self.worker_hours if self.is_left else 0.0,
-            **({"memory": self.memory.as_json()} if self.memory else {}),
         }
 
 
@@ -163,26 +160,12 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
     """Return a text with a table of the state and the estimated remaining time of each point of a
     grid, followed by failures and totals.
     """
-    told = [row.memory for row in rows if row.memory]
-    table = [["point", "state", "time", "worker-hours", *(["memory"] if told else [])]]
+    table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
         of = row.planned.epochs if row.planned else None
         left = [duration(row.seconds), decimal_hours(row.worker_hours)]
-        memory = [row.memory.says] if row.memory else []
-        table.append(
-            [row.run_id, row.state.says(of), *(left if row.is_left else ["", ""]), *memory]
-        )
-    return "\n".join([*_aligned(table), *_failures(rows), *_of_memory(rows), totals(rows, source)])
-
-
-def _of_memory(rows: Sequence[Row]) -> list[str]:
-    """Return lines on points that cannot fit, and one for each reason why memory is not known."""
-    told = [(row.run_id, row.memory) for row in rows if row.memory]
-    reasons = dict.fromkeys(one.why_not for _, one in told if one.why_not)
-    return [
-        *_at_most([f"  {name} cannot fit: {one.warning}" for name, one in told if one.warning]),
-        *[f"  memory is not estimated: {reason}" for reason in reasons],
-    ]
+        table.append([row.run_id, row.state.says(of), *(left if row.is_left else ["", ""])])
+    return "\n".join([*_aligned(table), *_failures(rows), totals(rows, source)])
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ def graph_of(card: Any, num_workers: int, num_steps: int) -> Graph:
     limits = [0] * stages
     for part in range(parts):
         own = [stage for stage in range(stages) if workers[stage] == part]
-        most = card.in_flight(part, num_workers, 1)
+        most = card.in_flight(part, num_workers)
         for stage, limit in zip(own, np.resize(most, len(own)), strict=True):
             limits[stage] = max(1, int(limit))
     planner = _Planner(workers, number_of, schedule, limits)
