@@ -59,7 +59,7 @@ def test_evaluations_on_record_count_and_those_of_a_repeated_stretch_once(tmp_pa
     folder = write_run(tmp_path / "s", local_batch=16)
     write_run(tmp_path / "s", local_batch=8)
     noise = {"type": "noise_scale", "epoch": 1, "num_steps": 9, "epochs_done": 0.1,
-    "num_examples": 90, "layers": {},
+    "num_examples": 90,
              "gradient_square": -1.0, "variance": 2.0, "num_gradients": 2,
              "gradient_batch": 8}  # fmt: skip
     add(folder, *(evaluation(steps, 0.1) for steps in (100, 200, 300)))
@@ -74,7 +74,6 @@ def test_evaluations_on_record_count_and_those_of_a_repeated_stretch_once(tmp_pa
     ]
     assert len(study.evaluations) == 3 + 3
     assert study.noise_scales[["run_id", "gradient_square"]].to_numpy().tolist() == [[RUN, -1.0]]
-    assert "layers" not in study.noise_scales
     for name in ("runs", "epochs", "evaluations"):
         getattr(study, name).to_csv(tmp_path / f"{name}.csv", index=False)
     again = bsweep.load(tmp_path)

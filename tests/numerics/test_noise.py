@@ -115,7 +115,6 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
             "compression=topk",
             "a codec changes the gradient.* Use compression=none, or leave measure.noise_scale",
         ),
-        ("strategy.buckets=2 measure.noise_scale_per_layer=true", "exchanges buckets, not layers"),
         ("strategy=sharded", "FSDP2 sums gradients within the passes.* Use strategy=allreduce, or"),
         (
             "strategy=pipeline model=tiny_cnn",
@@ -135,10 +134,6 @@ def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said
 def test_one_example_has_no_halves() -> None:
     with pytest.raises(ConfigError, match=r"batch of one example: .* Use a batch of 2 or more"):
         compose("local_batch=1", "model=tiny_cnn", MEASURED)
-    with pytest.raises(
-        ConfigError, match=r"noise_scale_per_layer=true without measure\.noise_scale=true"
-    ):
-        compose("local_batch=8", "measure.noise_scale_per_layer=true")
 
 
 def parts_of(run: dict[str, Any]) -> list[tuple[float, float]]:
@@ -321,20 +316,6 @@ def test_no_measured_step_waits_for_the_device(
     assert not operations.waited
 
 
-def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
-    (record,) = trained(2, "strategy=horovod", MEASURED, "measure.noise_scale_per_layer=true")[0][
-        "noise_scales"
-    ]
-    (whole,) = trained(2, "strategy=horovod", MEASURED)[0]["noise_scales"]
-    squares, traces = zip(*record["layers"].values(), strict=True)
-    names = [name for name, _ in nn_names(tmp_path)]
-    assert sorted(record["layers"]) == sorted(names)
-    assert whole["layers"] is None
-    assert (sum(squares), sum(traces)) == pytest.approx(
-        (whole["gradient_square"], whole["variance"]), rel=1e-9
-    )
-
-
 @pytest.mark.parametrize(
     ("split", "more"),
     [
@@ -343,26 +324,16 @@ def test_layers_add_up_to_the_model(tmp_path: Path) -> None:
         (PIPELINE, (*DIVIDED, *LAMB)),  # whose optimizer clips gradients
     ],
 )
-@pytest.mark.parametrize("by_layer", [False, True])
 def test_replicas_of_a_split_model_measure_what_whole_ones_do(
-    split: tuple[str, ...], more: tuple[str, ...], by_layer: bool
+    split: tuple[str, ...], more: tuple[str, ...]
 ) -> None:
     words = (*more, "global_batch=24", "epochs=8", MEASURED)
-    words += ("measure.noise_scale_per_layer=true",) * by_layer
     first, *_ = trained(4, *split, "strategy.replicas=2", *words)
     whole, *_ = trained(2, "strategy=allreduce", *words)
     assert len(first["noise_scales"]) == len(whole["noise_scales"]) > 0
     for ours, theirs in zip(first["noise_scales"], whole["noise_scales"], strict=True):
         for key in ("gradient_square", "variance", "num_gradients", "gradient_batch"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-8), key
-        assert by_layer == bool(theirs["layers"])
-        assert (ours["layers"] or {}).keys() == (theirs["layers"] or {}).keys()
-        for name, values in (ours["layers"] or {}).items():
-            assert values == pytest.approx(theirs["layers"][name], rel=1e-8, abs=1e-12), name
-
-
-def nn_names(folder: Path) -> list[tuple[str, nn.Parameter]]:
-    return list(prepared(folder, *CONTRACT).model.named_parameters())
 
 
 SLOW = """\
@@ -376,7 +347,7 @@ def build(num_classes, shape, width=32):
 """
 
 
-def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_path: Path) -> None:
+def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
     """One batch alone: without the noise scale there would be nothing to say of others."""
     (tmp_path / "slow.py").write_text(SLOW)
     model = "model.target=slow.py:build"
@@ -388,16 +359,12 @@ def test_a_real_run_predicts_by_its_noise_scale_and_tells_that_of_layers(tmp_pat
         "optimizer.lr=0.1",
         "study=s",
     )
-    measured = (MEASURED, "measure.noise_scale_per_layer=true", "accumulation_steps=2")
+    measured = (MEASURED, "accumulation_steps=2")
     ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     study = bsweep.load(tmp_path / "results/s")
-    whole, layers = analysis.noise_scale(study), analysis.noise_scale(study, by_layer=True)
     assert len(study.noise_scales) >= 8
-    assert len(whole) == 1
-    assert len(layers) == 6
-    sums = study.noise_of_layers.groupby("num_steps")["variance"].sum().to_numpy()
-    assert sums == pytest.approx(study.noise_scales["variance"].to_numpy(), rel=1e-6)
+    assert len(analysis.noise_scale(study)) == 1
     prediction = bsweep.predict(study, target_accuracy=0.6, batches=[16, 32, 64])
     found = next(one for one in prediction.critical_batches if one.source == "noise scale")
     assert found.is_known

@@ -230,11 +230,6 @@ NOISE_SCALES = (
     Column("num_gradients", "count_or_null"),
     Column("gradient_batch", heading="examples of a gradient"),
 )
-NOISE_OF_LAYERS = (
-    *_again(NOISE_SCALES, "run_id", "num_steps"),
-    Column("layer", "text"),
-    *_again(NOISE_SCALES, "gradient_square", "variance"),
-)
 BATCHES = (
     *_again(EVALUATIONS, "run_id", "epochs_done"),
     *_again(EPOCHS, "global_batch", "learning_rate"),
@@ -305,7 +300,6 @@ TABLES = {  # the tables of a study
     "noise_scales": NOISE_SCALES,
     "batches": BATCHES,
     "events": EVENTS,
-    "noise_of_layers": NOISE_OF_LAYERS,
     "servers": SERVERS,
     "waits": WAITS,
     "memory": MEMORY,

@@ -75,7 +75,6 @@ class Study:
         `noise_scales`: The two parts of the gradient noise scale, which is `variance` over
             `gradient_square`, where a run measured them. Each is a mean over the steps since the
             record before; see `bsweep.analysis.noise_scale`.
-        `noise_of_layers`: The same parts for each tensor of the model, where a run measured them.
         `batches`: The global batch and the learning rate at each sampled step, for runs whose batch
             changed.
         `events`: What happened in each run, such as a warning or a changed batch, in the order in
@@ -129,7 +128,6 @@ class Study:
     evaluations: pd.DataFrame
     noise_scales: pd.DataFrame
     batches: pd.DataFrame
-    noise_of_layers: pd.DataFrame
     events: pd.DataFrame
     warnings: tuple[str, ...]
     provenance: pd.DataFrame

@@ -46,7 +46,7 @@ _NO_SETTINGS = (
     "log_every_steps",
     "checkpoint_every", "keep_weights", "resume_from", "launch.retries", "trackers",
     "data.download", "model.weights", "allocation.probe",
-    "allocation.devices", "measure.noise_scale", "measure.noise_scale_per_layer",
+    "allocation.devices", "measure.noise_scale",
 )  # fmt: skip
 _FINAL = ("final_test_loss", "final_test_accuracy")  # of runs with validation examples
 _PATHS = ("data.root", "data.path", "data.tokenizer", "model.weights")
@@ -87,7 +87,6 @@ def rows_of(run: Run) -> dict[str, Rows]:
             numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS
         ),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
-        "noise_of_layers": _layer_rows(noise),
         "batches": _of_table(steps, columns.BATCHES),
         "events": _event_rows(run.records),
         "servers": _server_rows(epochs),
@@ -113,8 +112,6 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
     """Return the records of a run with exactly the fields that are columns of a given table; a
     field that a record lacks is None.
-
-    Other fields, such as `layers`, are dropped.
     """
     names = [name for name in columns.names(table) if name != "run_id"]
     return [{name: record.get(name) for name in names} for record in records]
@@ -130,20 +127,6 @@ def _event_rows(records: Rows) -> Rows:
         }
         for record in records
         if record["type"] == "event"
-    ]
-
-
-def _layer_rows(noise: Rows) -> Rows:
-    """Return a row for each record of the gradient noise scale and each layer that it names."""
-    return [
-        {
-            "num_steps": record["num_steps"],
-            "layer": escaped(layer),
-            "gradient_square": square,
-            "variance": variance,
-        }
-        for record in noise
-        for layer, (square, variance) in (record.get("layers") or {}).items()
     ]
 
 

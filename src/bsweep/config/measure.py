@@ -23,38 +23,23 @@ class MeasureConfig(Schema):
     """
 
     noise_scale: bool = False
-    noise_scale_per_layer: bool = False
 
     def problems(self, point: Point) -> Iterator[str]:
         """Yield an error message, with the remedy, for each measurement that is configured but
         impossible in a point.
         """
-        if self.noise_scale_per_layer and not self.noise_scale:
-            yield (
-                "measure.noise_scale_per_layer=true without measure.noise_scale=true: give both, "
-                "or neither."
-            )
         if not point.measures_noise:
             return
         key = "measure.noise_scale=true" if self.noise_scale else f"batching={point.batching.name}"
         if point.optimizer.measures_noise:
             key = f"optimizer.lr_rule={point.optimizer.lr_rule}"
-        key_and_strategy = f"{key} with strategy={point.strategy.name}"
         can = point.strategy.can
         if reason := can.why_no_noise if can.in_step else _NOT_IN_STEP:
-            yield f"{key_and_strategy}: {reason}, or leave {key} out."
+            yield f"{key} with strategy={point.strategy.name}: {reason}, or leave {key} out."
         if point.compression.builds:
             yield (
                 f"{key} with compression={point.compression.name}: a codec changes the gradient, "
                 f"so that its noise cannot be measured. Use compression=none, or leave {key} out."
-            )
-        # Workers with parts of layers, or stages, exchange activations in passes, gradients later.
-        in_buckets = can.exchanges_in_passes and not (can.splits_layers or can.cuts_model)
-        if self.noise_scale_per_layer and in_buckets:
-            yield (
-                f"{key_and_strategy} and measure.noise_scale_per_layer=true: this strategy "
-                "exchanges buckets, not layers, within the backward pass. Use "
-                "strategy=horovod strategy.buckets=1, or strategy=allreduce."
             )
         if point.examples_per_step == 1:
             yield (

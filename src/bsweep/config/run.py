@@ -253,7 +253,6 @@ _ADDED_LATER: Mapping[str, object] = {
     "target_loss": None,
     "stop_at_target": True,
     "measure.noise_scale": False,
-    "measure.noise_scale_per_layer": False,
 }
 # These say where and how often a run writes. The batch sizes are hashed as the global batch.
 _CHANGES_NO_NUMBER = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bsweep.runlog.values import Amount, Finite, Natural
@@ -38,8 +37,7 @@ class NoiseScale:
     `bsweep.numerics.noise_scale`. Both are estimates, so either may be zero or negative.
 
     The estimates come from `num_gradients` gradients, each the mean over `gradient_batch` examples.
-    `num_examples` counts the training examples since the run began. `layers` maps the name of each
-    tensor to its own (gradient_square, variance).
+    `num_examples` counts the training examples since the run began.
     """
 
     epoch: Natural
@@ -50,6 +48,5 @@ class NoiseScale:
     variance: Finite | None = None
     num_gradients: Natural | None = None
     gradient_batch: Finite | None = None
-    layers: Mapping[str, tuple[Finite, Finite]] | None = None
 
     type: str = "noise_scale"

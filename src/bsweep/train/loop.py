@@ -263,7 +263,6 @@ def _record_noise(job: Job, cursor: Cursor) -> None:
             variance=measured.trace,
             num_gradients=measured.num_gradients,
             gradient_batch=measured.gradient_batch,
-            layers=measured.layers or None,
         )
     )
 

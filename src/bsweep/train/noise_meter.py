@@ -9,8 +9,7 @@ would lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,8 +56,6 @@ class Measured:
     num_steps: int
     num_gradients: int  # the number of gradients g_i in all these steps
     gradient_batch: float  # the mean number of examples behind one gradient
-    # `squared_norm` and `trace` of each tensor by its name; empty if not asked for.
-    layers: Mapping[str, tuple[float, float]]
 
 
 class NoiseHook:
@@ -161,7 +158,6 @@ class NoiseMeter(NoiseHook):
         replica: int,
         loss_scale: float,
         in_passes: bool,
-        layers: Sequence[str] = (),
     ) -> None:
         """Create a gradient noise meter, and let the optimizer call it before each of its steps.
 
@@ -172,25 +168,20 @@ class NoiseMeter(NoiseHook):
             loss_scale: The strategy's factor on a worker's gradients before they are summed.
             in_passes: The strategy exchanges gradients within the backward pass, and shows them to
                 `see_part` before that.
-            layers: The names of all tensors of the model, to measure each by itself; empty to
-                measure the whole gradient.
         """
         self._average = Average()
         self._vector, self._replica = vector, replica
         self._loss_scale, self._in_passes = loss_scale, in_passes
-        self._layers, device = tuple(layers), vector.gradients.device
+        device = vector.gradients.device
         copies = [vector.num_copies(part) for part in vector.slices]
         # Workers of a replica that hold equal gradients of a tensor each add a part of its norm.
-        self._by_slice = bool(layers) or max(copies) > 1
+        self._by_slice = max(copies) > 1
         self._weights = torch.tensor(
             [1 / number for number in copies], dtype=torch.float64, device=device
         )
-        places = [self._layers.index(part.name) for part in vector.slices if layers]
-        self._places = torch.tensor(places, dtype=torch.long, device=device)
         self._step: _Step | None = None
         self._num_steps = 0  # steps since the last record that the measured steps represent
-        size = len(_COUNTS) + 2 * max(1, len(layers))
-        self._sums = torch.zeros(size, dtype=torch.float64, device=vector.gradients.device)
+        self._sums = torch.zeros(len(_COUNTS) + 2, dtype=torch.float64, device=device)
         # The optimizer's hook sees the gradients that the optimizer uses: summed over workers and
         # without the loss scale of fp16.
         optimizer.register_step_pre_hook(lambda *_: self._see_sum())
@@ -230,11 +221,11 @@ class NoiseMeter(NoiseHook):
             return
         flat = torch.cat([_flat(tensor) for tensor in self._vector.tensors])
         own = flat if step.before is None else flat - step.before
-        step.add(self._norms(own) / self._scale() ** 2 * (step.num_examples / num_examples))
+        step.add(self._squared_norm(own) / self._scale() ** 2 * (step.num_examples / num_examples))
         step.before = flat
         step.num_seen += 1
         if step.num_seen == step.num_gradients:
-            step.sum, step.before = self._norms(flat) / self._scale() ** 2, None
+            step.sum, step.before = self._squared_norm(flat) / self._scale() ** 2, None
 
     def before_exchange(self) -> None:
         if not self._in_passes:
@@ -247,8 +238,8 @@ class NoiseMeter(NoiseHook):
         step = self._step
         if step is None or step.num_workers == 1:
             return
-        norms = self._norms(part) / self._scale() ** 2
-        step.add(norms * (step.num_examples / step.own_examples))
+        square = self._squared_norm(part) / self._scale() ** 2
+        step.add(square * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
         """Add the gradient noise of this step to the sums since the last record, if the step is
@@ -261,7 +252,7 @@ class NoiseMeter(NoiseHook):
         # |G_B|^2 is the same on all workers, so each adds its fraction of it.
         parts = of_parts(step.sum / step.num_workers, step.own, n, size)
         counted = torch.ones_like(self._sums[:1])
-        is_finite = step.sum.isfinite().all()
+        is_finite = step.sum.isfinite()
         self._sums += torch.where(
             is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0
         )
@@ -282,15 +273,9 @@ class NoiseMeter(NoiseHook):
         num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
         if not num_steps:
             return None
-        squares, traces = (every[:, len(_COUNTS) :].sum(dim=0) / num_steps).view(2, -1).tolist()
-        names = list(self._layers)
+        square, trace = (every[:, len(_COUNTS) :].sum(dim=0) / num_steps).tolist()
         measured = Measured(
-            math.fsum(squares),
-            math.fsum(traces),
-            int(num_steps),
-            int(num_gradients),
-            num_examples / num_gradients,
-            dict(zip(names, zip(squares, traces, strict=True), strict=True)) if names else {},
+            square, trace, int(num_steps), int(num_gradients), num_examples / num_gradients
         )
         self._average = self._average.joined(
             measured.squared_norm, measured.trace, measured.num_steps
@@ -315,23 +300,17 @@ class NoiseMeter(NoiseHook):
 
     def _see_sum(self) -> None:
         if self._step is not None and self._step.num_workers > 1:
-            self._step.sum = self._norms(self._vector.gradients)
+            self._step.sum = self._squared_norm(self._vector.gradients)
 
-    def _norms(self, flat: Tensor) -> Tensor:
-        """Return the squared norm of a flat gradient, or of each tensor's if the model's tensors
-        are measured by themselves. Of a model whose parts lie on several workers, it is this
-        worker's addend.
-
-        The result has the shape (1,) or (layers,). Where slices count by themselves, `flat` must be
-        as long as the vector.
+    def _squared_norm(self, flat: Tensor) -> Tensor:
+        """Return the squared norm of a flat gradient, of shape (1,). Of a model whose parts lie on
+        several workers, it is this worker's addend, and `flat` must be as long as the vector.
         """
         if not self._by_slice:
             return squared_norm(flat).view(1)
         parts = [flat[part.start : part.stop] for part in self._vector.slices]
         own = torch.stack([squared_norm(part) for part in parts]) * self._weights
-        if not self._layers:
-            return own.sum().view(1)
-        return own.new_zeros(len(self._layers)).index_copy_(0, self._places, own)
+        return own.sum().view(1)
 
     def _scale(self) -> Tensor | float:
         """Return the factor by which this worker's gradient was multiplied before the workers sum
@@ -362,17 +341,12 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
             "settings that use the noise scale out, or use another strategy."
         )
     in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
-    layers: dict[str, None] = {}
-    if config.measure.noise_scale_per_layer:
-        for own in strategy.gather_json({"layers": [part.name for part in vector.slices]}):
-            layers |= dict.fromkeys(own["layers"])
     meter = NoiseMeter(
         vector,
         optimizer,
         replica=strategy.replica,
         loss_scale=strategy.loss_scale,
         in_passes=in_passes,
-        layers=list(layers),
     )
     if in_passes:
         assert isinstance(strategy, InBackward)
@@ -401,15 +375,13 @@ class _Step:
     num_gradients: int  # of all workers
     num_workers: int
     needs_halves: bool = False
-    own: Tensor | None = (
-        None  # this worker's part of the sum S of `numerics.noise_scale`, (slices,)
-    )
-    sum: Tensor | None = None  # |G_B|^2, (slices,)
+    own: Tensor | None = None  # this worker's part of the sum S of `numerics.noise_scale`, (1,)
+    sum: Tensor | None = None  # |G_B|^2, (1,)
     before: Tensor | None = None  # the sum of the gradients of the passes so far
     num_seen: int = 0
 
-    def add(self, norms: Tensor) -> None:
-        self.own = norms if self.own is None else self.own + norms
+    def add(self, square: Tensor) -> None:
+        self.own = square if self.own is None else self.own + square
 
 
 def _flat(tensor: nn.Parameter) -> Tensor:

@@ -151,28 +151,24 @@ def _is_clear(part: Array) -> bool:
     return len(part) > 1 and part[:, 0].sum() > 0 and part[:, 1].mean() >= 3 * error
 
 
-def noise_scale(study: Study, *, by_layer: bool = False) -> pd.DataFrame:
+def noise_scale(study: Study) -> pd.DataFrame:
     """Return the gradient noise scale, in examples, of each run that measured it.
 
     Args:
         study: The study.
-        by_layer: Give one row for each tensor of a run's model, in place of one for the run.
 
     Returns:
-        A row for each run, or for each run and layer, with `noise_scale`, the ends `low` and `high`
-            of its 90 % interval, `ratio_of_sums`, and `verdict`. The verdict is empty, or says why
-            there is no estimate; see `from_noise_scale`.
+        A row for each run, with `noise_scale`, the ends `low` and `high` of its 90 % interval,
+            `ratio_of_sums`, and `verdict`. The verdict is empty, or says why there is no estimate;
+            see `from_noise_scale`.
     """
-    keys, records = ["run_id"], study.noise_scales
-    if by_layer:
-        keys, records = ["run_id", "layer"], study.noise_of_layers
     rows = []
-    for group, of_group in records.groupby(keys, sort=False):
-        found = from_noise_scale(of_group)
+    for run_id, records in study.noise_scales.groupby("run_id", sort=False):
+        found = from_noise_scale(records)
         numbers = found.value, found.low, found.high, found.ratio_of_sums
-        rows.append([*group, *numbers, found.verdict])
-    names = ["noise_scale", "low", "high", "ratio_of_sums", "verdict"]
-    return pd.DataFrame(rows, columns=[*keys, *names])
+        rows.append([run_id, *numbers, found.verdict])
+    names = ["run_id", "noise_scale", "low", "high", "ratio_of_sums", "verdict"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def _block_length(number_of: int) -> int:
