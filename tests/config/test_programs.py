@@ -108,11 +108,6 @@ def test_a_part_of_a_program_needs_the_program() -> None:
         compose("data=program", "local_batch=8")
 
 
-def test_builtin_points_keep_their_ids() -> None:
-    config = compose("data=synthetic", "local_batch=8", "num_workers=2")
-    assert config.run_id == "b8_w2_horovod_s0-f6e46db6"
-
-
 def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None:
     first = point().resolved()
     assert card(first).files == ("train.py",)

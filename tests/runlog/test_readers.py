@@ -312,7 +312,8 @@ def test_anything_as_complete_json_is_read_or_taken_for_none(
     checkpoint.complete(
         {
             "epoch": 2, "position": 0, "num_steps": 9, "members": [0, 1], "num_workers": 2,
-            "metrics_bytes": 100, "time": 1.5, "train_seconds": 0.5,
+            "metrics_bytes": 100, "metrics_crc32": 7, "sha256": {}, "time": 1.5,
+            "train_seconds": 0.5,
         }
     )  # fmt: skip
     path = checkpoint.folder / "complete.json"

@@ -264,6 +264,8 @@ def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
         "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
+        "metrics_crc32": 0,
+        "sha256": {},
         "train_seconds": 0.5,
         "time": 0,
     }

@@ -110,7 +110,7 @@ def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -
     source.metrics.touch()
     facts: dict[str, Any] = {
         "epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1,
-        "metrics_bytes": 0, "train_seconds": 0.5, "time": 0
+        "metrics_bytes": 0, "metrics_crc32": 0, "sha256": {}, "train_seconds": 0.5, "time": 0
     }  # fmt: skip
     saved.complete(facts)
     branch.folder.mkdir()

@@ -102,6 +102,8 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
+        "metrics_crc32": 0,
+        "sha256": {},
         "train_seconds": 1.0,
         "time": 9,
     }

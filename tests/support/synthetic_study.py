@@ -259,9 +259,12 @@ def _config(
         "num_workers": num_workers, "accumulation_steps": 1, "epochs": epochs, "seed": seed,
         "device": "auto",
         "precision": "auto", "channels_last": True, "average_batchnorm": True,
-        "log_every_steps": 20,
+        "log_every_steps": 20, "compile": False,
+        "evaluate_every_examples": None, "resume_from": None,
+        "target_accuracy": None, "target_loss": None, "stop_at_target": True,
         "data": {"name": "imagefolder", "root": "images", "side": 32, "subset": None,
-        "crop_padding": 4, "flip": True},
+        "crop_padding": 4, "flip": True, "device": "auto", "validation_share": None,
+        "test_share": None, "skip_broken": False},
         "model": {"name": "resnet18", "stem": "imagenet"},
         "optimizer": {
             "name": "sgd", "lr": 0.1, "lr_rule": "per_worker", "reference_batch": 256,
@@ -279,6 +282,8 @@ def _config(
             "local_batches": None, "local_steps": None, "devices": None, "probe": None,
             "name": "uniform",
         },
+        "batching": {"name": "fixed"},
+        "program": {"name": "builtin"},
         "launch": {
             "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
             "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600,

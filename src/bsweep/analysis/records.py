@@ -16,7 +16,6 @@ from bsweep.analysis import columns
 from bsweep.analysis.derived import placement
 from bsweep.analysis.numbers import setting_text
 from bsweep.config.hosts import SLURM
-from bsweep.config.run import is_left_out
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten
 from bsweep.core.words import escaped, minor
@@ -175,12 +174,10 @@ def _torch(meta: Mapping[str, Any]) -> dict[str, str]:
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run's configuration by their column in the table of runs.
 
-    Settings without a column are left out, and so are settings that the run id leaves out.
+    Settings without a column are left out.
     """
-    told = ((_column(key), key, value) for key, value in _flat(config).items())
-    settings = {
-        column: value for column, key, value in told if column and not is_left_out(key, value)
-    }
+    told = ((_column(key), value) for key, value in _flat(config).items())
+    settings = {column: value for column, value in told if column}
     for key in _PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name  # the data's name, not its place on a machine

@@ -327,7 +327,7 @@ def step_times(study: Study) -> pd.DataFrame:
         `compute_seconds`: The rest after the other parts.
         `codec_seconds`: NaN without a codec, and where the codec computes beside the steps.
         `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
-            computes beside the steps, and in older records, this includes the codec's time.
+            computes beside the steps, this includes the codec's time.
         `wait_seconds`: The mean over workers.
         `sent_bytes`: The bytes that a worker sends, the mean over workers.
         `sent_of_ring`: These bytes over `ring_bytes`; NaN if workers take unequal steps.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -24,7 +24,6 @@ class AllReduceConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",), takes_codecs=True, replicates=True
     )
-    added_later: ClassVar[Mapping[str, object]] = {"transport": "auto"}
 
     @property
     def can(self) -> Capabilities:

@@ -4,7 +4,7 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -56,7 +56,6 @@ class FixedConfig(BatchingConfig):
 
     changes_batch: ClassVar[bool] = False
     builds: ClassVar[str] = "bsweep.batching.drift:build"
-    added_later: ClassVar[Mapping[str, object]] = {"name": "fixed"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ card names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,13 +40,6 @@ class Card(Schema):
     changes_no_number: ClassVar[tuple[str, ...]] = ()
     """Keys that are left out of the hash in a run's id, because they do not change the results of
     the run or because other keys in the hash stand for them.
-    """
-
-    added_later: ClassVar[Mapping[str, object]] = {}
-    """Keys that this card got after runs without them had been made, each with the value under
-    which a run behaves as those runs did.
-
-    A key with this value is not part of the run id, so that the ids of older runs stay valid.
     """
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -89,11 +89,6 @@ class ImageFolderConfig(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.imagefolder"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     files: ClassVar[tuple[str, ...]] = ("root",)
-    added_later: ClassVar[Mapping[str, object]] = {
-        **DataConfig.added_later,
-        "test_share": None,
-        "skip_broken": False,
-    }
     of_no_example: ClassVar[tuple[str, ...]] = (
         *DataConfig.of_no_example,
         "root",

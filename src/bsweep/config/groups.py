@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card
@@ -48,8 +48,6 @@ class DataConfig(Card):
     """The share of the training examples on which a run is evaluated during training; the test set
     is then used only once, at the end. If None, every evaluation uses the test set.
     """
-
-    added_later: ClassVar[Mapping[str, object]] = {"device": "auto", "validation_share": None}
 
     consists_of: ClassVar[Kind]
 
@@ -486,18 +484,6 @@ class StrategyConfig(Card):
         """
         return point.examples_per_step
 
-    def hashed(self, point: Point) -> dict[str, Any]:
-        """Return values, by name, that are hashed into a run's id together with the settings of the
-        run's point.
-
-        Args:
-            point: The point.
-
-        Returns:
-            Plain values by name; empty if the keys say everything.
-        """
-        return {}
-
     def variables(self) -> Mapping[str, str]:
         """Return the environment variables that hold settings of this strategy for its exchange
         library, which reads them only when it starts in a process.
@@ -679,8 +665,6 @@ class LaunchConfig(Card):
     slowdown: tuple[Slowdown, ...] | None
     memory_limit_mb: tuple[Megabytes, ...] | None
     threads_per_worker: Processes | None = None
-
-    added_later: ClassVar[Mapping[str, object]] = {"threads_per_worker": None}
 
     starts_processes: ClassVar[bool] = True
     uses_horovod: ClassVar[bool] = False

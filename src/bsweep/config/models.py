@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -130,7 +130,6 @@ class LibraryConfig(ModelConfig):
 
     weights_sha256: str | None = None  # identifies the file; `resolved` sets it
 
-    added_later: ClassVar[Mapping[str, object]] = {"weights_sha256": None}
     changes_no_number: ClassVar[tuple[str, ...]] = ("weights",)  # its hash tells files apart
 
     has_batchnorm: ClassVar[bool | None] = None
@@ -191,7 +190,6 @@ class OwnModelConfig(Own, ModelConfig):
     name: Literal["own"]
     blocks: tuple[str, ...]
 
-    added_later: ClassVar[Mapping[str, object]] = {"blocks": ()}
     builds: ClassVar[str] = "bsweep.models.own:build"
     tensor_plan: ClassVar[str] = "bsweep.models.own:tensor_plan"
     takes: ClassVar[tuple[str, ...]] = ("num_classes", "shape")

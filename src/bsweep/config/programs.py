@@ -59,8 +59,6 @@ class ProgramConfig(Card):
 class BuiltinConfig(ProgramConfig):
     name: Literal["builtin"]
 
-    added_later: ClassVar[Mapping[str, object]] = {"name": "builtin"}
-
 
 _BRACES = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 

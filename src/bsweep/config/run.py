@@ -11,7 +11,6 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -207,19 +206,13 @@ class RunConfig(Schema):
         numbers: dict[str, Any] = {
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
         }
-        if self.channels_last == "auto":
-            numbers["channels_last"] = True  # its value before `auto` existed: old ids stay valid
-        numbers |= {"examples_per_step": self.examples_per_step, **self.strategy.hashed(self)}
+        numbers["examples_per_step"] = self.examples_per_step
         texts = [
             pair
             for part in (*GROUPS, "measure")
             for pair in _texts_of_part(part, getattr(self, part))
         ]
-        texts += [
-            (key, _text_of_top(key, value))
-            for key, value in numbers.items()
-            if not is_left_out(key, value)
-        ]
+        texts += [(key, _text_of_top(key, value)) for key, value in numbers.items()]
         digest = hashlib.sha256(
             f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()
         ).hexdigest()[:8]
@@ -244,16 +237,6 @@ def _study_dir(results_dir: str, study: str) -> Path:
     return Path(results_dir).expanduser() / study
 
 
-_ADDED_LATER: Mapping[str, object] = {
-    "compile": False,
-    "graph": "auto",
-    "resume_from": None,
-    "evaluate_every_examples": None,
-    "target_accuracy": None,
-    "target_loss": None,
-    "stop_at_target": True,
-    "measure.noise_scale": False,
-}
 # These say where and how often a run writes. The batch sizes are hashed as the global batch.
 _CHANGES_NO_NUMBER = {
     "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every",
@@ -268,12 +251,11 @@ def _texts_of_part(part: str, card: Card | MeasureConfig) -> tuple[tuple[str, st
     the JSON text `"key": value`.
     """
     changes_none = card.changes_no_number if isinstance(card, Card) else ()
-    numbers = [
-        (f"{part}.{key}", value)
+    return tuple(
+        (f"{part}.{key}", _text(f"{part}.{key}", value))
         for key, value in flatten(asdict(card)).items()
         if key not in changes_none
-    ]
-    return tuple((key, _text(key, value)) for key, value in numbers if not is_left_out(key, value))
+    )
 
 
 def _text(key: str, value: object) -> str:
@@ -282,24 +264,6 @@ def _text(key: str, value: object) -> str:
 
 
 _text_of_top = functools.cache(_text)  # safe, because the values of a key have one type
-
-
-def is_left_out(key: str, value: object) -> bool:
-    """Return True if the run id leaves a key out because it has this value. A later version added
-    the key, and with this value a run behaves as runs did before.
-    """
-    return value in _added_later(key)
-
-
-@functools.cache
-def _added_later(key: str) -> tuple[object, ...]:
-    """Return the values of a newer key with which the run id leaves the key out, so that earlier
-    runs keep their ids. Variants of a group may have different values.
-    """
-    group, _, name = key.partition(".")
-    if key in _ADDED_LATER:
-        return (_ADDED_LATER[key],)
-    return tuple(card.added_later[name] for card in variants(group) if name in card.added_later)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -243,14 +243,6 @@ class LocalSGDConfig(StrategyConfig):
         not through its learning rate.
         """
         return point.examples_per_step / point.num_workers
-
-    def hashed(self, point: Point) -> dict[str, Any]:
-        """Return, for the hash in the run id, the batch size from which the rules `linear` and
-        `sqrt` compute the learning rate; an empty dictionary for other rules. Earlier versions used
-        the global batch; the hash keeps those runs apart.
-        """
-        by_batch = point.optimizer.lr_rule in ("linear", "sqrt")
-        return {"step_batch": self.rate_batch(point, 0)} if by_batch else {}
 
 
 @dataclass(frozen=True, kw_only=True)

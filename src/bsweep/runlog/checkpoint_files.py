@@ -84,15 +84,15 @@ class Checkpoint:
         facts = self.facts()
         if facts is None:
             return f"{self._marker} is damaged" if self._marker.exists() else ""
-        if facts.get("facts_crc32") not in (None, _crc32_of_facts(facts)):
+        if facts["facts_crc32"] != _crc32_of_facts(facts):
             return f"{self._marker} is damaged"
-        for name, sha256 in (facts.get("sha256") or {}).items():
+        for name, sha256 in facts["sha256"].items():
             if not (self.folder / name).is_file():
                 return f"{self.folder / name} is missing"
             if sha256_of(self.folder / name) != sha256:
                 return f"{self.folder / name} is damaged"
-        crc32, num_bytes = facts.get("metrics_crc32"), facts["metrics_bytes"]
-        if crc32 is not None and crc32_of_records(metrics, num_bytes) != crc32:
+        num_bytes = facts["metrics_bytes"]
+        if crc32_of_records(metrics, num_bytes) != facts["metrics_crc32"]:
             return f"the first {num_bytes} bytes of {metrics} are missing or damaged"
         return ""
 

@@ -49,8 +49,7 @@ class Saved:
     """The content of `complete.json`: how far a run had trained when its checkpoint was saved, and
     checksums that reveal damage to the checkpoint and to the earlier records.
 
-    `position` is the number of examples of the epoch that the run has trained on. Checksums are
-    missing in the checkpoints of earlier versions of bsweep.
+    `position` is the number of examples of the epoch that the run has trained on.
     """
 
     epoch: Count
@@ -59,9 +58,9 @@ class Saved:
     members: tuple[Natural, ...]  # ranks that had not been lost
     num_workers: Processes
     metrics_bytes: Natural
-    metrics_crc32: Natural | None = None  # of the first `metrics_bytes` bytes of `metrics.jsonl`
-    sha256: Mapping[str, str] | None = None  # of the checkpoint's files, by name
-    facts_crc32: Natural | None = None  # of all other keys of this file
+    metrics_crc32: Natural  # of the first `metrics_bytes` bytes of `metrics.jsonl`
+    sha256: Mapping[str, str]  # of the checkpoint's files, by name
+    facts_crc32: Natural  # of all other keys of this file
     time: Finite
     train_seconds: Amount
 

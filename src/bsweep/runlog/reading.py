@@ -121,7 +121,6 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     """Raise Damaged unless the records of a completed run are complete: a start record, each epoch
     once, and as many epochs and steps as the end record says.
 
-    Numbers that the end record of an earlier version of bsweep does not have are not compared.
     After a worker was lost, steps are not compared: another worker may have written the records,
     and may have counted its own steps.
     """
@@ -136,7 +135,7 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     if lost_workers(records):
         del found["num_steps"]
     for key, number in found.items():
-        if (wanted := ends[-1].get(key)) is not None and wanted != number:
+        if (wanted := ends[-1].get(key)) != number:
             raise Damaged(
                 f"{metrics}: the epoch records add up to {key}={number}, but the end record says "
                 f"{key}={wanted}. {REMEDY}"

@@ -88,7 +88,7 @@ def planned(config: RunConfig) -> Planned:
             config.device,
             config.graph,
             config.accumulation_steps,
-            *([config.program] if config.program.is_own else []),
+            config.program,
         ),
     )
 

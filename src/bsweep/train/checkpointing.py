@@ -288,7 +288,7 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
     """
     alike: dict[str, list[Tensor]] = {}
     for own in every:
-        for name, buffer in zip(_names_of_buffers(own), own["buffers"], strict=True):
+        for name, buffer in zip(own["buffer_names"], own["buffers"], strict=True):
             alike.setdefault(name, []).append(buffer)
     buffers = [
         torch.stack(each).mean(dim=0) if each[0].is_floating_point() else each[0]
@@ -306,13 +306,6 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
     }
 
 
-def _names_of_buffers(own: dict[str, Any]) -> list[str]:
-    """Return the names of a worker's saved buffers. Earlier versions saved none, and all buffers of
-    the model, which are then named by their numbers.
-    """
-    return own.get("buffer_names") or [str(number) for number in range(len(own["buffers"]))]
-
-
 def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:
     cursor = Cursor.of(job.device, len(job.dataset.train_labels), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
@@ -328,9 +321,9 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> C
         if job.vector.scale:
             for name, value in job.vector.scale.state.items():
                 value.copy_(own["scale"][name])
-        saved = dict(zip(_names_of_buffers(own), own["buffers"], strict=True))
-        for number, (name, buffer) in enumerate(job.model.named_buffers()):
-            buffer.copy_(saved[name if name in saved else str(number)])
+        saved = dict(zip(own["buffer_names"], own["buffers"], strict=True))
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(saved[name])
         if own["random"]:
             torch.set_rng_state(own["random"]["cpu"])
             if "cuda" in own["random"] and job.device.type == "cuda":
