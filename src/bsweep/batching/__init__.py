@@ -5,7 +5,7 @@ each worker's share of the next round, and the events that record a change. All 
 alike.
 
 A policy must not know the training loop, the model or the strategy. It is given a function to
-gather what all workers have to agree on. So the same policy can be replayed over records.
+gather what all workers have to agree on.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The commands of `bsweep`, such as `bsweep run`. Most modules contain one command, or several
-related ones; `recommend`, `replay` and `export` are in the packages `advise` and `trackers`.
+related ones; `recommend` and `export` are in the packages `advise` and `trackers`.
 
 The input is the words that a user typed. The output is an exit code and text for a person. A
 command writes its answer to standard output, and everything else to standard error.

@@ -41,7 +41,6 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
                                                     show what differs, and what is faster
        bsweep recommend key=v1,v2,... --target-accuracy 0.9 [--budget 30m]
                                                     the same, training the cells that it needs
-       bsweep replay STUDY --batching goodput       show what a policy would have done
        bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
        bsweep report STUDY [--out DIR] [--mix] [--beside] [--style icml]
                                                     write figures, tables and one page of a study
@@ -106,7 +105,6 @@ _COMMANDS = {
     "simulate": "bsweep.cli.simulate:run",
     "compare": "bsweep.cli.compare:run",
     "recommend": "bsweep.advise.recommend:run",
-    "replay": "bsweep.advise.replay:main",
     "doctor": "bsweep.cli.doctor:run",
     "report": "bsweep.cli.report:run",
     "import": "bsweep.cli.import_runs:run",
@@ -114,9 +112,9 @@ _COMMANDS = {
     "-sc": "bsweep.cli.completion:run",
     "--shell-completion": "bsweep.cli.completion:run",
 }
-_END_WITH_READER = ("compare", "predict", "replay", "report", "simulate")
+_END_WITH_READER = ("compare", "predict", "report", "simulate")
 # The user can mend every error that these commands raise. `report` prints its own.
-_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "replay", "simulate", "watch")
+_ERRORS_FOR_THE_USER = ("compare", "status", "stop", "predict", "simulate", "watch")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

@@ -354,15 +354,6 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
     return meter
 
 
-def measured_steps(num_gradients: int, num_replicas: int) -> int:
-    """Return how many measured training steps a record of the gradient noise scale is based on.
-
-    With several replicas of the model, each gives one gradient per step. A lone worker records
-    every measured step by itself.
-    """
-    return max(1, round(num_gradients / num_replicas)) if num_replicas > 1 else 1
-
-
 _COUNTS = ("steps", "gradients", "examples")
 
 
