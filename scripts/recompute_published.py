@@ -396,12 +396,10 @@ def exchanges() -> dict[str, dict[str, str]]:
     """The settings of each row of the table of ways to exchange, by its first cell."""
     codecs = {
         "`allreduce` fp16": "fp16", "... top-k": "topk", "... DGC": "dgc",
-        "... PowerSGD": "powersgd", "... QSGD": "qsgd", "... TernGrad": "terngrad",
-        "... signSGD": "signsgd",
+        "... PowerSGD": "powersgd", "... QSGD": "qsgd",
     }  # fmt: skip
     algorithms = {
-        "`allreduce` native": "native", "... ring": "ring",
-        "... halving-doubling": "halving_doubling", "... tree": "tree",
+        "`allreduce` native": "native", "... ring": "ring", "... tree": "tree",
     }  # fmt: skip
     found = {name: {"compression": codec} for name, codec in codecs.items()}
     for name, algorithm in algorithms.items():

@@ -24,7 +24,7 @@ from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.words import Way, ways_of
 
 STRATEGIES = (
-    "horovod,horovod:buckets=8,ddp,allreduce:algorithm=tree,allreduce:algorithm=halving_doubling,"
+    "horovod,horovod:buckets=8,ddp,allreduce:algorithm=tree,"
     "allreduce:compression=topk,local_sgd,diloco,diloco:overlap=true,parameter_server,"
     "parameter_server:consistency=asynchronous,"
     "parameter_server:consistency=stale_synchronous:staleness=3,"

@@ -133,7 +133,7 @@ def compare(
         gc.collect()
 
 
-IN_FP32 = ("horovod", "allreduce", "by the network", "4 buckets")
+IN_FP32 = ("horovod", "allreduce", "4 buckets")
 BY_DEFAULT = ("default", "allreduce by default")
 
 
@@ -143,9 +143,6 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
     return {
         "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
-        "by the network": case.config(
-            folder, *point, "strategy=allreduce", "strategy.transport=network", *alone.FP32
-        ),
         "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
         "4 buckets": case.config(
             folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32

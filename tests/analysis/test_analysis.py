@@ -440,32 +440,6 @@ def test_measured_rates_are_those_that_epochs_record() -> None:
     assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
 
 
-def test_an_all_reduce_in_shared_memory_is_named_and_one_curve(
-    tmp_path: Path,
-) -> None:
-    def write(
-        study: str, num_workers: int, settings: dict[str, Any], transport: str | None
-    ) -> None:
-        folder = write_run(
-            tmp_path / study, local_batch=8, num_workers=num_workers, settings=settings
-        )
-        start, *others = RunPaths(folder).metrics.read_text().splitlines()
-        said = json.dumps(json.loads(start) | {"transport": transport})
-        RunPaths(folder).metrics.write_text("\n".join([said, *others]) + "\n")
-
-    write("exchanges", 2, {}, None)
-    write("exchanges", 2, NATIVE, "shared_memory")
-    assert set(analysis.variant_order(bsweep.load(tmp_path / "exchanges"))) == {
-        "horovod",
-        "allreduce shared_memory",
-    }
-    for num_workers, transport in ((1, None), (2, "shared_memory"), (4, "network")):
-        write("workers", num_workers, NATIVE, transport)
-    study = bsweep.load(tmp_path / "workers")
-    assert len(analysis.variant_order(study)) == 1
-    assert "strategy.transport" in analysis.entangled(study.runs)
-
-
 def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
     for launched_at, name in enumerate(("tree", "ring", "native")):
         settings = {"strategy": {"name": "allreduce", "algorithm": name}}

@@ -86,17 +86,10 @@ def test_a_ring_takes_its_closed_form(n: int) -> None:
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5])
-def test_trees_and_halving_take_their_closed_forms(levels: int) -> None:
+def test_trees_take_their_closed_forms(levels: int) -> None:
     n = 2**levels
     assert seconds("tree", n) == pytest.approx(2 * levels * (LATENCY + BYTES / RATE))
-    halving = 2 * levels * LATENCY + 2 * (n - 1) / n * BYTES / RATE
-    assert seconds("halving_doubling", n) == pytest.approx(halving)
     assert seconds("double_tree", n) <= 2 * (BYTES * 1.01 / RATE + levels * LATENCY)
-
-
-def test_workers_beyond_a_power_of_two_send_their_whole_vector() -> None:
-    more = 2 * (LATENCY + BYTES / RATE)
-    assert seconds("halving_doubling", 5) == pytest.approx(seconds("halving_doubling", 4) + more)
 
 
 def test_each_worker_but_one_has_one_parent_in_each_tree() -> None:
@@ -122,7 +115,7 @@ def test_a_hierarchical_exchange_uses_the_links_of_nodes_less() -> None:
 
 def test_a_narrow_link_between_switches_or_sites_slows_what_crosses_it() -> None:
     inside = "1gbit,100us,per_switch=8,oversubscription=16"
-    assert seconds("halving_doubling", 8, inside) == seconds("halving_doubling", 8)
+    assert seconds("ring", 8, inside) == seconds("ring", 8)
     # A ring crosses each switch's link once, with half of what a node's link carries.
     narrow = 2 * 31 * (BYTES / 32 / (RATE / 2) + 2 * LATENCY)
     assert seconds("ring", 32, inside) == pytest.approx(narrow)

@@ -204,24 +204,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["launch.hosts=@/dev/zero", "it is not a regular file"],
         ),
         (
-            (
-                "local_batch=8",
-                "strategy=allreduce",
-                "strategy.transport=shared_memory",
-                "strategy.algorithm=ring",
-            ),
-            ["strategy.transport=shared_memory", "strategy.algorithm=native"],
-        ),
-        (
-            (
-                "local_batch=8",
-                "strategy=allreduce",
-                "strategy.transport=shared_memory",
-                "compression=topk",
-            ),
-            ["strategy.transport=shared_memory", "compression=none"],
-        ),
-        (
             ("local_batch=8", "strategy=allreduce", "strategy.algorithm=zip"),
             ["strategy.algorithm=zip", "'ring'"],
         ),

@@ -162,8 +162,7 @@ STRATEGIES = (
     ("strategy=horovod", "strategy.buckets=3"),
     ("strategy=ddp",),
     ("strategy=ddp", "accumulation_steps=2", "global_batch=16"),
-    ("strategy=allreduce", "strategy.transport=network"),
-    ("strategy=allreduce", "strategy.transport=shared_memory"),
+    ("strategy=allreduce",),
 )
 
 
@@ -382,7 +381,7 @@ def test_a_policy_sees_the_running_estimate_from_the_first_record_on() -> None:
     assert seen[9]
     assert len(records) == 3
     for record in records:
-        num_steps = noise_meter.measured_steps(record["num_gradients"], 2)
+        num_steps = record["num_gradients"] // 2
         average = average.joined(record["gradient_square"], record["variance"], num_steps)
         known = average.estimate()
         assert known

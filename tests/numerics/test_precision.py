@@ -127,7 +127,7 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
     sound = on_workers(2, lambda group: trained(group, overflows=False))
     assert not first[0][1].isfinite().all()
     assert not second[0][1].isfinite().all()
-    if name in ("qsgd", "terngrad"):
+    if name == "qsgd":
         return  # which draw, so that one step less is another run
     for (received, state), (expected, expected_state) in zip((first, second), sound, strict=True):
         torch.testing.assert_close([received[0], *received[2:]], expected)

@@ -5,41 +5,33 @@ over NCCL.
 from __future__ import annotations
 
 import functools
-import itertools
-import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import ALGORITHMS, Wire
 from tests.support.gpus import on_gpus
 from tests.support.running import ROOT, Fork, ranks
 
 SIZES = (1, 3, 1000, 4099)  # fewer elements than workers, and lengths that nothing divides
-LARGE = 1_000_003  # more than Gloo sends at once
 GROUPS = {"cpu": (2, 3, 4, 5), "cuda": (3,)}
 CASES = [
     *(("cpu", p) for p in GROUPS["cpu"]),
     *(on_gpus("cuda", p, number=max(GROUPS["cuda"])) for p in GROUPS["cuda"]),
 ]
-Results = list[
-    tuple[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]], dict[int, dict[str, Any]]]
-]
+Results = list[dict[tuple[int, str, int], tuple[torch.Tensor, int, int]]]
 """Of each rank, by group size, algorithm and vector size: the vector afterwards, bytes sent and
-steps; see `share`.
+steps.
 """
 
 
-def vector(rank: int, size: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(
-        size, dtype=dtype, generator=torch.Generator().manual_seed(100 * rank + size)
-    )
+def vector(rank: int, size: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + size)
+    return torch.randn(size, dtype=torch.float64, generator=generator)
 
 
 def main(out: Path, kind: str) -> None:
@@ -49,7 +41,7 @@ def main(out: Path, kind: str) -> None:
     device = torch.device(kind, rank)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    results, shared = {}, {}
+    results = {}
     for p in GROUPS[kind]:
         group = dist.new_group(list(range(p)))
         if rank < p:
@@ -59,49 +51,8 @@ def main(out: Path, kind: str) -> None:
                 wire, values = Wire(group, rank, p), vector(rank, size).to(device)
                 algorithm(values, wire)
                 results[p, name, size] = (values.cpu(), wire.sent_bytes, wire.exchange_steps)
-        if kind == "cpu" and rank < p:
-            shared[p] = share(group, rank, p)
-    torch.save((results, shared), out / f"{rank}.pt")
+    torch.save(results, out / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-def share(group: dist.ProcessGroup, rank: int, p: int) -> dict[str, Any]:
-    """Of sums in shared memory: which had other bits than Gloo's; what it said where it could not
-    be had.
-    """
-
-    def gather_json(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-        every: list[dict[str, Any]] = [{}] * p
-        dist.all_gather_object(every, value, group=group)
-        return every
-
-    others = []
-    for size, dtype in itertools.product((*SIZES, LARGE), (torch.float32, torch.float64)):
-        expected = vector(rank, size, dtype)
-        vectors, reason = shared_memory.share(expected, gather_json)
-        assert not reason
-        assert not vectors[rank].any()
-        vectors[rank].copy_(expected)
-        add_up = shared_memory.Sum(vectors, group, rank)
-        for _ in range(2):  # what one leaves is what the next begins with
-            add_up()
-            dist.all_reduce(expected, group=group)
-            if not torch.equal(vectors[rank], expected):
-                others.append((size, dtype))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    vectors, reason = shared_memory.share(torch.zeros(LARGE), gather_json)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not vectors
-    open_files = [
-        str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()
-    ]
-    return {
-        "others": others,
-        "reason": reason,
-        "open": [path for path in open_files if "memfd:bsweep" in path],
-    }
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +91,9 @@ def test_every_worker_gets_the_sum_and_the_same_bits(
     for size in SIZES:
         expected = torch.stack([vector(rank, size) for rank in range(p)]).sum(dim=0)
         for rank in range(p):
-            values = results[rank][0][p, name, size][0]
+            values = results[rank][p, name, size][0]
             torch.testing.assert_close(values, expected, rtol=1e-12, atol=1e-12)
-            assert torch.equal(values, results[0][0][p, name, size][0])
+            assert torch.equal(values, results[0][p, name, size][0])
 
 
 @pytest.mark.parametrize(("kind", "p"), CASES)
@@ -151,9 +102,7 @@ def test_bytes_and_steps_are_what_theory_says(
 ) -> None:
     results = results_on(kind)
     size, n = 4099, 8 * 4099
-    counted = {
-        name: [results[rank][0][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS
-    }
+    counted = {name: [results[rank][p, name, size][1:] for rank in range(p)] for name in ALGORITHMS}
     assert all(
         sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p) for sent, _ in counted["ring"]
     )
@@ -161,26 +110,6 @@ def test_bytes_and_steps_are_what_theory_says(
     assert sum(sent for sent, _ in counted["tree"]) == 2 * (p - 1) * n, (
         "each edge of the tree carries the vector twice"
     )
-    if p in (2, 4):
-        assert all(
-            sent == pytest.approx(2 * (p - 1) / p * n, abs=8 * 2 * p)
-            for sent, _ in counted["halving_doubling"]
-        )
-        assert {steps for _, steps in counted["halving_doubling"]} == {2 * (p.bit_length() - 1)}
-
-
-@pytest.mark.parametrize("p", GROUPS["cpu"])
-def test_sums_in_shared_memory_are_gloos_bit_for_bit(
-    results_on: Callable[[str], Results], p: int
-) -> None:
-    results = results_on("cpu")
-    for rank in range(p):
-        found = results[rank][1][p]
-        assert found["others"] == []
-        assert found["reason"].startswith("rank 1: 4000012 bytes: "), (
-            "told to all, who go on without"
-        )
-        assert found["open"] == []
 
 
 if __name__ == "__main__":

@@ -283,39 +283,6 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
     assert ends["failed"]["num_steps"] >= 0
     assert not workers_left(tmp_path)
     assert not list(tmp_path.glob("temporary/torchelastic_*"))
-    if strategy == "allreduce":
-        assert transports(tmp_path) == ["shared_memory"] * 2
-        assert not list(Path("/dev/shm").glob("*bsweep*"))
-
-
-def transports(folder: Path) -> list[str | None]:
-    records = (record for paths in runs(folder) for record in read_records(paths.metrics)[0])
-    return [record["transport"] for record in records if record["type"] == "start"]
-
-
-def test_workers_without_shared_memory_use_the_network_and_say_so(
-    tmp_path: Path,
-) -> None:
-    point = ("local_batch=30", "num_workers=2", "strategy=allreduce", *QUICK)
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    def refuse(name): raise OSError(1, 'Operation not permitted')\n"  # as a container may
-        "    os.memfd_create = refuse\n"
-    )
-    env = imported_first(tmp_path)
-    result = bsweep("run", *point, cwd=tmp_path, env=env)
-    assert result.returncode == 0, result.stderr
-    assert transports(tmp_path) == ["network"]
-    (paths,) = runs(tmp_path)
-    (warning,) = summary(paths)["warnings"]
-    assert "workers cannot share memory (rank 1: " in warning
-    assert "Operation not permitted" in warning
-    asked = bsweep(
-        "run", *point, "strategy.transport=shared_memory", "study=t", cwd=tmp_path, env=env
-    )
-    assert asked.returncode == 1
-    assert "use strategy.transport=auto" in asked.stderr
 
 
 def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:

@@ -146,9 +146,6 @@ RUNS = (
     Column("network_interface", "any", role="placement"),
     Column("memory_limit", "any", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),
-    Column(
-        "strategy.transport", "any", role="placement", source="strategy.transport", is_always=False
-    ),
     Column("final_test_loss", role="other", is_always=False),
     Column(
         "final_test_accuracy",

@@ -196,7 +196,6 @@ def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
             if start.get("channels_last") is not None
             else {}
         ),
-        **({"strategy.transport": start["transport"]} if start.get("transport") else {}),
         "num_classes": start.get("num_classes") or len(classes) or None,
         "num_test": start["num_test"] * (start.get("tokens_per_example") or 1)
         if start.get("num_test")

@@ -1,18 +1,14 @@
-"""Tools of codecs: conversion of numbers into the bytes that a worker sends, and back, random
-rounding, and numbers by layer. They do not wait for results of a GPU.
+"""Tools of codecs: conversion of numbers into the bytes that a worker sends, and back, and random
+rounding. They do not wait for results of a GPU.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from bsweep.core.torch_private import private
-from bsweep.numerics.vector import Flat
 
 
 def join(numbers: Tensor, rest: Tensor) -> Tensor:
@@ -31,13 +27,13 @@ def split(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack whole numbers (codes) of 1, 2, 4 or 8 bits into bytes.
+    """Pack whole numbers (codes) of 2, 4 or 8 bits into bytes.
 
     Codes that are far apart share a byte, so that each operation runs over contiguous memory.
 
     Args:
         codes: Numbers below 2**bits, uint8 (n,).
-        bits: The bits of a code: 1, 2, 4 or 8.
+        bits: The bits of a code: 2, 4 or 8.
 
     Returns:
         The packed codes, uint8 (ceil(n * bits / 8),).
@@ -66,62 +62,3 @@ def round_randomly(values: Tensor, limit: int, generator: torch.Generator) -> Te
     """
     dice = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
     return dice.add_(values).floor_().clamp_(-limit, limit).add_(limit).to(torch.uint8)
-
-
-class Layers:
-    """The layers of a gradient vector, with methods that compute one number for each layer, and
-    that repeat such a number for each element of its layer.
-
-    Here each tensor of the model counts as a layer.
-    """
-
-    def __init__(self, vector: Flat) -> None:
-        self._sizes = [part.stop - part.start for part in vector.slices]
-        self._repeats = torch.tensor(self._sizes, device=vector.gradients.device)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def mean_sizes(self, values: Tensor) -> Tensor:
-        """Return the mean absolute value of each layer of `values`.
-
-        `values` is (n,), the result (layers,).
-        """
-        if values.device.type == "cpu":
-            return self._each(lambda layer: layer.abs().mean(), values)
-        return self._norms(values, 1) / self._repeats
-
-    def largest_sizes(self, values: Tensor) -> Tensor:
-        """Return the largest absolute value of each layer of `values`, with shapes as in
-        `mean_sizes`.
-        """
-        if values.device.type == "cpu":
-            return self._each(lambda layer: layer.abs().max(), values)
-        return self._norms(values, torch.inf)
-
-    def root_mean_squares(self, values: Tensor) -> Tensor:
-        """Return the root of the mean square of each layer of `values`, with shapes as in
-        `mean_sizes`.
-        """
-        if values.device.type == "cpu":
-            return self._each(lambda layer: layer.square().mean().sqrt(), values)
-        return self._norms(values, 2) / self._repeats.sqrt()
-
-    def _each(self, statistic: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        return torch.stack([statistic(part) for part in values.split(self._sizes)])
-
-    def _norms(self, values: Tensor, order: float) -> Tensor:
-        """Return a norm of each layer of `values`, by kernels that take many layers at once.
-
-        On a GPU, the start of a kernel for each layer would take longer than its computation. A
-        CPU computes these norms more slowly, and adds less exactly.
-        """
-        return torch.stack(private("norm_of_each")(values.split(self._sizes), order))
-
-    def spread(self, numbers: Tensor) -> Tensor:
-        """Return a tensor in which the value of each layer is repeated for all elements of the
-        layer.
-
-        `numbers` is (layers,), the result (n,).
-        """
-        return numbers.repeat_interleave(self._repeats, output_size=sum(self._sizes))

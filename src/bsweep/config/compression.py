@@ -90,27 +90,6 @@ class QSGDConfig(CodecConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TernGradConfig(CodecConfig):
-    name: Literal["terngrad"]
-    clip_sigmas: Positive | None
-
-    builds: ClassVar[str] = "bsweep.compression.terngrad:TernGrad"
-
-    def payload_share(self, epochs: int) -> float:
-        return 2 / 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class SignSGDConfig(CodecConfig):
-    name: Literal["signsgd"]
-
-    builds: ClassVar[str] = "bsweep.compression.signsgd:SignSGD"
-
-    def payload_share(self, epochs: int) -> float:
-        return 1 / 32
-
-
-@dataclass(frozen=True, kw_only=True)
 class PowerSGDConfig(CodecConfig):
     name: Literal["powersgd"]
     rank: Count
@@ -132,8 +111,6 @@ AnyCompression = Annotated[
     | TopKConfig
     | DGCConfig
     | QSGDConfig
-    | TernGradConfig
-    | SignSGDConfig
     | PowerSGDConfig
     | OwnCodecConfig,
     Field(discriminator="name"),

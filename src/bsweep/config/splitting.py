@@ -66,7 +66,7 @@ class SplitConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
+        return AllReduceConfig(name="allreduce", algorithm="native")
 
     def problems_of_workers(self, num_workers: int) -> Iterator[str]:
         yield from super().problems_of_workers(num_workers)
@@ -179,7 +179,7 @@ class DeepSpeedConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> StrategyConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
+        return AllReduceConfig(name="allreduce", algorithm="native")
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

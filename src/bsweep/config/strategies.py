@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.allreduce import Algorithm, AllReduceConfig, Transport
+from bsweep.config.allreduce import Algorithm, AllReduceConfig
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.own import Own
@@ -206,7 +206,7 @@ class DDPConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> AllReduceConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native", transport="network")
+        return AllReduceConfig(name="allreduce", algorithm="native")
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -235,7 +235,7 @@ class LocalSGDConfig(StrategyConfig):
 
     @property
     def in_probe(self) -> AllReduceConfig:
-        return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
     def rate_batch(self, point: Point, rank: int) -> float:
         """Return the global batch divided by the number of workers. The rules `linear` and `sqrt`
@@ -265,7 +265,7 @@ class EitherConfig(StrategyConfig):
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
         if self.algorithm == "horovod":
             return PLAIN_HOROVOD
-        return AllReduceConfig(name="allreduce", algorithm=self.algorithm, transport="network")
+        return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -405,7 +405,6 @@ class OwnStrategyConfig(Own, EitherConfig):
         exchanges_in_passes=None,
         leaves_processes_clean=False,  # the user's code may leave anything behind
     )
-    transport: ClassVar[Transport] = "network"  # its sums are private to each process
 
     @property
     def local_steps(self) -> int:

@@ -31,7 +31,6 @@ NAMES = {
     "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "is_view": "torch:Tensor._is_view",
-    "norm_of_each": "torch:_foreach_norm",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",
     "parse_endpoint": "torch.distributed.elastic.rendezvous.utils:parse_rendezvous_endpoint",
     "unscale": "torch:_amp_foreach_non_finite_check_and_unscale_",

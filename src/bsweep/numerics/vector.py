@@ -9,7 +9,7 @@ contiguous tensors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -57,11 +57,6 @@ attribute first, so that the gradient of a second pass is added to the first ins
 it.
 """
 
-Zeros = Callable[[Tensor], Tensor]
-"""A function that returns zeros in the shape and type of a tensor, in memory that the function
-chooses.
-"""
-
 
 class Flat:
     """A flat tensor of parameters and a flat tensor of their gradients, both divided into the same
@@ -87,13 +82,12 @@ class Flat:
         slices: Sequence[Slice],
         dtype: torch.dtype,
         device: torch.device,
-        new_gradients: Zeros = torch.zeros_like,
     ) -> None:
         self.slices = tuple(slices)
         count = sum(part.num_elements for part in slices)
         self.num_matrix_elements = sum(part.num_elements for part in slices if part.is_matrix)
         self.parameters = torch.empty(count, dtype=dtype, device=device)
-        self.gradients = new_gradients(self.parameters)
+        self.gradients = torch.zeros_like(self.parameters)
 
     @property
     def num_bytes(self) -> int:
@@ -129,11 +123,9 @@ class Vector(Flat):
     written there directly. Accumulating in the vector would need zeroing and adding instead.
     """
 
-    def __init__(self, model: nn.Module, new_gradients: Zeros = torch.zeros_like) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
-        super().__init__(
-            layout(model), self.tensors[0].dtype, self.tensors[0].device, new_gradients
-        )
+        super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
         self._gradient_views: dict[nn.Parameter, Tensor] = {}
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             view = _like(self.parameters[part.start : part.stop], tensor)

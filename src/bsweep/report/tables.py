@@ -125,7 +125,7 @@ _FIT = (
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, for p workers and n bytes of gradient. The bytes of "
     "Horovod, DDP and the native all-reduce are computed by this formula, so a ratio of 1 is not a "
-    "measurement there. Other exchanges count their messages, and shared memory sends nothing."
+    "measurement there. Other exchanges count their messages."
 )
 _SERVERS = "Parameter servers: how evenly they share model and work."
 _SHARDING = (

@@ -134,9 +134,6 @@ class Start:
     compile_seconds: Amount | None = None  # the seconds of the warm-up in which it did so
     # The pieces of the model in each stage, if workers hold stages of it.
     stages: tuple[tuple[str, ...], ...] | None = None
-    transport: str | None = (
-        None  # how gradients travel (network, shared_memory); None if there is no choice
-    )
 
     type: str = "start"
 

@@ -1,16 +1,15 @@
 """The strategy `allreduce`: workers sum their gradients over torch.distributed by the configured
 algorithm, such as a ring.
 
-A codec may reduce what is sent. Workers on one host may sum in shared memory instead.
+A codec may reduce what is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config.allreduce import AllReduceConfig
@@ -20,8 +19,6 @@ from bsweep.core.torch_private import private
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import Event
-from bsweep.strategies import shared_memory
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.process_group import TorchStrategy
 from bsweep.strategies.summing import Summing
@@ -33,58 +30,14 @@ class AllReduce(TorchStrategy, Summing):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._place = place
-        self._strategy = strategy
-        self._sum_in_memory: Callable[[], None] | None = None
         self.choose(strategy.algorithm)
-
-    def new_gradients(self, parameters: Tensor) -> Tensor:
-        """Return a tensor of zeros for this worker's gradients.
-
-        All workers map its memory, if `strategy.transport` allows that and they can share memory.
-
-        Raises:
-            ValueError: If `strategy.transport=shared_memory` and several workers cannot share
-                memory.
-        """
-        wanted = self._strategy.transport
-        reason = "" if wanted == "network" else self._why_not_shared(parameters)
-        if not reason and wanted != "network":
-            vectors, reason = shared_memory.share(parameters, self.gather_json)
-            if vectors:
-                self.transport = "shared_memory"
-                self._sum_in_memory = shared_memory.Sum(vectors, self.workers, self.rank)
-                return vectors[self.rank]
-            message = (
-                f"gradients travel by the network, because workers cannot share memory ({reason})"
-            )
-            self.warnings = (Event(event="warning", message=message),)
-        if wanted == "shared_memory" and self.num_workers > 1:
-            raise ValueError(
-                f"strategy.transport=shared_memory, but {reason}: use strategy.transport=auto."
-            )
-        self.transport = "network" if self.num_workers > 1 and not parameters.is_cuda else None
-        return super().new_gradients(parameters)
-
-    def _why_not_shared(self, parameters: Tensor) -> str:
-        if parameters.is_cuda:
-            return "gradients are on GPUs"
-        if self._place.local_workers < self.num_workers:
-            return "workers are on several hosts"
-        if self.num_workers == 1:
-            return "there is one worker"
-        return self._strategy.why_not_shared(self._config)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
         self.build_codec()
 
     def sum_gradients(self) -> None:
-        if not self._sum_in_memory:
-            self.all_reduce(self._vector.gradients)
-            return
-        with worker_lost():
-            self._sum_in_memory()
-        self.meter.exchange_steps += shared_memory.NUM_MEETINGS
+        self.all_reduce(self._vector.gradients)
 
     def regroup(self, members: Sequence[int], timeout: timedelta) -> None:
         """Make a new process group of the workers in `members`, over which gradients are summed

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config.allreduce import Transport
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
@@ -129,17 +128,6 @@ class Strategy(ABC):
     which is `Vector.scale`.
     """
 
-    transport: Transport | None = None
-    """The way in which gradients travel, `shared_memory` or `network`; None if the strategy does
-    not say.
-
-    `allreduce` says it if several workers compute on CPUs.
-    """
-
-    warnings: tuple[Event, ...] = ()
-    """Warnings about the strategy's setup, which the run records; they are the same on all workers.
-    """
-
     stop_reason: str | None = None
     """The reason why the run must stop at the end of a round, or None if the run continues.
 
@@ -199,22 +187,6 @@ class Strategy(ABC):
         self.members = tuple(range(place.num_workers))
         """The ranks of all workers that the run has not lost."""
 
-    def new_gradients(self, parameters: Tensor) -> Tensor:
-        """Return a tensor of zeros, of the size of `parameters`, that will hold this worker's
-        gradients.
-
-        All workers call it together, before `prepare`. Before it, they call only the methods that
-        gather values.
-
-        Args:
-            parameters: All parameters of the model, a 1-D floating-point tensor on the worker's
-                device.
-
-        Returns:
-            A tensor of the same shape, type and device.
-        """
-        return torch.zeros_like(parameters)
-
     def vector(self, model: nn.Module) -> Vector:
         """Return the vector of the parameters that this worker holds, whose tensors are the
         model's from now on.
@@ -228,7 +200,7 @@ class Strategy(ABC):
         Returns:
             The vector of the parameters and their gradients.
         """
-        return Vector(model, self.new_gradients)
+        return Vector(model)
 
     @abstractmethod
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:

@@ -1,10 +1,9 @@
-"""Algorithms that sum a vector over workers (all-reduce): ring, tree, halving-doubling, and the
-native one of Gloo or NCCL.
+"""Algorithms that sum a vector over workers (all-reduce): ring, tree, and the native one of Gloo or
+NCCL.
 
 Their costs for p workers, n bytes, latency a and b seconds a byte (Thakur et al., doi
-10.1177/1094342005051521; Rabenseifner, doi 10.1007/978-3-540-24685-5_1): ring 2 (p-1) a + 2 (p-1)/p
-n b; for p a power of two, halving-doubling 2 log2(p) a and the same n terms; tree 2 log2(p)
-(a + n b). After a ring, a tree or a halving-doubling, all workers hold the same sum, bit for bit.
+10.1177/1094342005051521): ring 2 (p-1) a + 2 (p-1)/p n b; tree, for p a power of two, 2 log2(p)
+(a + n b). After a ring or a tree, all workers hold the same sum, bit for bit.
 """
 
 from __future__ import annotations
@@ -120,48 +119,8 @@ def tree(vector: Tensor, wire: Wire) -> None:
             wire.send(vector, rank + distance)
 
 
-def halving_doubling(vector: Tensor, wire: Wire) -> None:
-    """Sum `vector` over workers by recursive halving and doubling.
-
-    Partners halve the part that each still sums, then double the part whose sum each knows. Workers
-    beyond the largest power of two send their vector to a partner at the beginning, and receive the
-    sum from it at the end.
-    """
-    rank = wire.rank
-    power = 2 ** (wire.num_workers.bit_length() - 1)
-    if rank >= power:
-        wire.send(vector, rank - power)
-        wire.receive(vector, rank - power)
-        return
-    lender = rank + power
-    if lender < wire.num_workers:
-        received = wire.inbox(vector)
-        wire.receive(received, lender)
-        vector.add_(received)
-    _halve_and_double(vector, wire, power)
-    if lender < wire.num_workers:
-        wire.send(vector, lender)
-
-
-def _halve_and_double(vector: Tensor, wire: Wire, power: int) -> None:
-    # Each split: the partner, the half that this worker keeps, and the half that it gives away.
-    splits: list[tuple[int, Tensor, Tensor]] = []
-    window, distance = vector, power // 2
-    while distance:
-        lower, upper = window.tensor_split(2)
-        keep, give = (upper, lower) if wire.rank & distance else (lower, upper)
-        received = wire.inbox(keep)
-        wire.exchange(give, wire.rank ^ distance, received, wire.rank ^ distance)
-        keep.add_(received)
-        splits.append((wire.rank ^ distance, keep, give))
-        window, distance = keep, distance // 2
-    for partner, keep, give in reversed(splits):
-        wire.exchange(keep, partner, give, partner)
-
-
 ALGORITHMS: dict[Algorithm, Callable[[Tensor, Wire], None]] = {
     "ring": ring,
     "tree": tree,
-    "halving_doubling": halving_doubling,
     "native": native,
 }

@@ -113,7 +113,7 @@ def train(
         # rounding of kernels, which may add in varying order.
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
-        job.record(_start_record(job, launched_at), *job.strategy.warnings, *warnings)
+        job.record(_start_record(job, launched_at), *warnings)
         with graph_capture.dropped_at_end(job):
             loop.train(job, cursor)
     return job
@@ -339,7 +339,6 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
         stages=job.strategy.stages if isinstance(job.strategy, Staged) else None,
-        transport=job.strategy.transport,
         graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         start_seconds=_seconds_since(launched_at, job.paths),

@@ -1,5 +1,5 @@
-"""Exchanges among workers as the rounds of messages that they consist of: ring, tree,
-halving-doubling, hierarchical, and parts of them.
+"""Exchanges among workers as the rounds of messages that they consist of: ring, tree, hierarchical,
+and parts of them.
 
 All workers begin a round together. A ring of N workers has 2 (N - 1) alike rounds, which count as
 one round and the number of its repetitions. The rounds are those of
@@ -68,25 +68,6 @@ def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     return found
 
 
-def halving_doubling(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
-    """Return the rounds of recursive halving and doubling. Workers beyond the largest power of two
-    send their vector to a partner at the beginning, and receive the sum at the end.
-    """
-    number_of, found = groups.shape[1], []
-    power = 2 ** (number_of.bit_length() - 1)
-    if number_of > power:
-        beyond = np.arange(power, number_of)
-        messages = _messages(groups, groups[:, beyond], groups[:, beyond - power], num_bytes)
-        found.append(Round(messages, 2))
-    distance, size = power // 2, num_bytes / 2
-    while distance:
-        partners = np.arange(power) ^ distance
-        messages = _messages(groups, groups[:, :power], groups[:, partners], size)
-        found.append(Round(messages, 2))
-        distance, size = distance // 2, size / 2
-    return found
-
-
 def double_tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     """Return an all-reduce along two binary trees that each carry half of the vector, as NCCL has
     it: an inner worker of one tree is a leaf of the other. The vector travels in small parts, so
@@ -147,7 +128,6 @@ def native(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
 ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
     "ring": ring,
     "tree": tree,
-    "halving_doubling": halving_doubling,
     "double_tree": double_tree,
     "hierarchical": hierarchical,
     "native": native,
