@@ -10,7 +10,6 @@ import torch
 
 from bsweep import models
 from bsweep.data.dataset import Dataset
-from bsweep.models.taps import TrimmedConv2d
 from bsweep.train.job import Job
 
 Program = Callable[[], object]
@@ -71,14 +70,10 @@ def compared(seconds: Seconds, reference: str, targets: Mapping[str, float]) -> 
 
 
 def plain_model(job: Job) -> torch.nn.Module:
-    """The job's model as its library has it: fp32, contiguous, with all taps of its kernels."""
-    model = models.initial(
+    """The job's model as its library has it: fp32, contiguous."""
+    return models.initial(
         job.config, job.dataset, job.device, torch.float32, torch.contiguous_format
-    )
-    for module in model.modules():
-        if isinstance(module, TrimmedConv2d):
-            module.__class__ = torch.nn.Conv2d  # type: ignore[assignment] # its base
-    return model.train()
+    ).train()
 
 
 def plain_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:

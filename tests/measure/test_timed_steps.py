@@ -15,7 +15,6 @@ from bsweep.config.strategies import SingleConfig
 from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker, timed_steps
-from bsweep.numerics.half_weights import HalfWeights
 from bsweep.runlog import calibration_file
 from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
 from bsweep.runlog.files import RunPaths
@@ -133,24 +132,22 @@ def test_another_strategy_in_its_place_leaves_the_runs_numerics(
 
 
 @pytest.mark.parametrize(
-    ("words", "graph", "is_cast"),
+    ("words", "graph"),
     [
-        (("strategy=ddp",), False, False),
-        (("strategy=ddp", "graph=step"), "step", False),
-        (("strategy=horovod", "strategy.buckets=2", "launch=horovodrun"), False, False),
-        (("strategy=allreduce",), "auto", True),
+        (("strategy=ddp",), False),
+        (("strategy=ddp", "graph=step"), "step"),
+        (("strategy=horovod", "strategy.buckets=2", "launch=horovodrun"), False),
+        (("strategy=allreduce",), "auto"),
     ],
 )
-def test_a_probe_has_graphs_and_casts_where_the_run_has_them(
-    tmp_path: Path, words: tuple[str, ...], graph: object, is_cast: bool
+def test_a_probe_has_graphs_where_the_run_has_them(
+    tmp_path: Path, words: tuple[str, ...], graph: object
 ) -> None:
-    """DDP has no graph of its passes, and takes each gradient by itself."""
+    """DDP has no graph of its passes."""
     of_run = compose(*POINT, "launch=torchrun", *words)
     job = worker.set_up(compose(*POINT), RunPaths(tmp_path), Place())
-    cast = HalfWeights(job.model, job.vector)
     in_probe: Any = of_run.strategy.in_probe
-    job = replace(job, config=replace(of_run, strategy=in_probe), half_weights=cast)
+    job = replace(job, config=replace(of_run, strategy=in_probe))
     found = timed_steps.alone(probe_worker._with_passes_of(of_run, job))
     assert found.config.graph == graph
-    assert (found.half_weights is cast) == is_cast
     assert lone.config_of(of_run, 0).graph == graph, "in a calibration, too"

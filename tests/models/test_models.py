@@ -4,7 +4,6 @@ special about each.
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from bsweep import data, models
 from bsweep.analysis.sharding import VGG16_LAYERS
 from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.config.values import ConfigError
-from bsweep.models import resnet18, taps
 from bsweep.models.llama import Llama, rotary_table, rotate
-from bsweep.numerics.vector import Vector, layout
+from bsweep.numerics.vector import layout
 from tests.support.running import TINY, compose
 
 
@@ -49,100 +47,6 @@ def test_the_layer_table_of_the_sharding_model_is_vgg16s() -> None:
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, 0) + parameter.numel()
     assert tuple(layers.values()) == VGG16_LAYERS
-
-
-@pytest.mark.parametrize(
-    ("stem", "side"),
-    # Odd sides and even ones. With the stem cifar and a side of 16, every tap meets data.
-    [
-        ("imagenet", 8),
-        ("imagenet", 32),
-        ("imagenet", 33),
-        ("cifar", 8),
-        ("cifar", 9),
-        ("cifar", 16),
-    ],
-)
-def test_taps_that_meet_padding_alone_are_left_out_and_nothing_changes(
-    stem: str, side: int
-) -> None:
-    torch.manual_seed(0)
-    plain = resnet18.plain(stem, num_classes=10, in_channels=3).double()  # type: ignore[arg-type]
-    trimmed = taps.trim(copy.deepcopy(plain))
-    images = torch.randn(4, 3, side, side, dtype=torch.float64)
-    for model in (plain, trimmed):
-        model(images).square().sum().backward()
-    for (name, parameter), other in zip(
-        plain.named_parameters(), trimmed.parameters(), strict=True
-    ):
-        assert parameter.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-11, msg=name)
-
-
-@pytest.mark.parametrize("num_passes", [1, 2])
-@pytest.mark.parametrize("uses", [1, 2])
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-def test_gradients_of_left_out_taps_are_zeros_wherever_they_are_written(
-    num_passes: int, uses: int, memory_format: torch.memory_format
-) -> None:
-    torch.manual_seed(0)
-    plain = resnet18.plain("imagenet", num_classes=10, in_channels=3).double()
-    trimmed = taps.trim(copy.deepcopy(plain)).to(memory_format=memory_format)  # type: ignore[call-overload]
-    vector = Vector(trimmed)
-    vector.gradients.fill_(7.0)  # what an exchange, or an outer step, left there
-    images = torch.randn(num_passes, 4, 3, 32, 32, dtype=torch.float64)
-    vector.drop_gradients()
-    for model in (plain, trimmed):
-        for some in images:
-            torch.stack([model(some) for _ in range(uses)]).square().sum().backward()
-    weight = trimmed.get_parameter("layer4.1.conv2.weight")
-    (part,) = (part for part in vector.slices if part.name == "layer4.1.conv2.weight")
-    if uses == 1:  # of two, autograd may add the gradients elsewhere
-        assert weight.grad is not None
-        assert weight.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
-    vector.collect_gradients()
-    for (name, parameter), other in zip(
-        plain.named_parameters(), trimmed.parameters(), strict=True
-    ):
-        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
-    some_taps = taps._Taps.apply(weight, 0, 2, 0, 2)  # type: ignore[no-untyped-call]
-    assert some_taps.is_contiguous(memory_format=memory_format)
-    # Outside of a step nobody writes there.
-    before = vector.gradients.clone()
-    torch.autograd.grad(trimmed(images[0]).sum(), [weight])
-    assert torch.equal(vector.gradients, before)
-
-
-@pytest.mark.parametrize("kernel", [1, 2, 3, 7])
-@pytest.mark.parametrize("dilation", [1, 2])
-@pytest.mark.parametrize("padding", [0, 1, 3])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_trimmed_convolution_is_the_whole_one(
-    kernel: int, stride: int, padding: int, dilation: int
-) -> None:
-    torch.manual_seed(0)
-    whole = torch.nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups=2).double()
-    trimmed = taps.trim(torch.nn.Sequential(copy.deepcopy(whole)))
-    for height, width in ((1, 1), (2, 1), (3, 4), (9, 2)):
-        images = torch.randn(3, 2, height, width, dtype=torch.float64)
-        if min(height, width) + 2 * padding > dilation * (kernel - 1):
-            torch.testing.assert_close(trimmed(images), whole(images), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("side", "expected"),
-    [
-        ((1, 3, 1, 1, 1), (1, 2, 0)),
-        ((2, 3, 2, 1, 1), (1, 3, 0)),
-        ((2, 3, 1, 1, 1), (0, 3, 1)),
-        ((4, 7, 2, 3, 1), (1, 7, 2)),
-    ],
-)
-def test_useful_taps_are_those_that_meet_data(
-    side: tuple[int, ...], expected: tuple[int, int, int]
-) -> None:
-    assert taps.useful_taps(*side) == expected
 
 
 def llama(name: str, vocabulary_size: int = 256) -> Llama:
@@ -234,12 +138,12 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
 @pytest.mark.parametrize("number", [3, 7])
 def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: int) -> None:
-    """These read 16 bytes at once, which are eight numbers in half precision."""
+    """These read 16 bytes at once, which are four numbers in fp32."""
     data = ("data=text", "data.path=somewhere") if name.startswith("llama") else ()
     config = compose("local_batch=8", f"model={name}", *data).model
     with torch.device("meta"):
         model = models.build(config, num_classes=number, shape=(number, 32, 32))
-    assert not [part.name for part in layout(model) if part.start % 8]
+    assert not [part.name for part in layout(model) if part.start % 4]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn"])

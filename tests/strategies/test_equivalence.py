@@ -48,7 +48,7 @@ CONTRACT = (
     "optimizer.lr=0.5",
     "optimizer.weight_decay=0.01",
 )
-TRIMMED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:trimmed")
+LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:layered")
 # A network with a plan of tensor parallelism.
 DIVIDED = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:build")
 TEXT_CONTRACT = (
@@ -521,7 +521,7 @@ def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None
 @pytest.mark.parametrize("average", ["true", "false"])
 def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
     more = (
-        *TRIMMED,
+        *LAYERED,
         "epochs=1",
         "data.num_train=24",
         "global_batch=12",
@@ -577,14 +577,12 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
     ],
     ids=" ".join,
 )
-def test_gradients_written_directly_are_exchanged_like_others(
+def test_gradients_of_a_model_with_batchnorm_are_exchanged_alike(
     how: tuple[str, ...], num_passes: int
 ) -> None:
-    """The kernels are larger than their maps. With BatchNorm, two workers are not the same as one
-    worker with all examples.
-    """
+    """With BatchNorm, two workers are not the same as one worker with all examples."""
     more = (
-        *TRIMMED,
+        *LAYERED,
         "optimizer.lr=0.05",
         "epochs=1",
         "global_batch=24",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from bsweep.models import taps
-
 
 def build(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     """Return a network that remembers statistics of batches, and drops outputs at random."""
@@ -30,23 +28,4 @@ def layered(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(8 * (shape[1] - 4) * (shape[2] - 4), num_classes),
-    )
-
-
-def trimmed(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a network for images of 8x8 whose last two kernels are larger than their maps."""
-    return taps.trim(
-        nn.Sequential(
-            nn.Conv2d(shape[0], 8, kernel_size=3, stride=4, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, 16, kernel_size=7, stride=2, padding=3),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.Conv2d(16, 16, kernel_size=3, padding=1),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(16, num_classes),
-        )
     )

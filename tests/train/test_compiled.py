@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
-from bsweep.models import taps
 from bsweep.numerics import precision
 from bsweep.numerics.compiled import CannotCompile, Compiled
 from bsweep.runlog import calibration_file
@@ -63,18 +62,6 @@ def test_compiled_steps_train_the_same_model(tmp_path: Path, quickly: None) -> N
 @pytest.mark.slow
 def test_steps_of_the_cpp_compiler_train_the_same_model(tmp_path: Path) -> None:
     same_training(tmp_path)
-
-
-def test_trimmed_convolutions_are_compiled_as_a_whole(quickly: None) -> None:
-    model = taps.trim(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten())).double()
-    image = torch.randn(2, 2, 1, 1, dtype=torch.float64)
-    gradients: list[Any] = []
-    for forward in (model, torch.compile(model)):
-        model.zero_grad()
-        forward(image).square().sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert gradients[0][0].any()
-    assert all(map(torch.allclose, *gradients))
 
 
 def test_other_batches_than_those_of_the_warm_up_are_not_compiled(

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
+from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data.digits import read_digits
-from bsweep.models import taps
-from bsweep.models.resnet18 import plain
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
@@ -49,7 +48,7 @@ def main(exchange: str) -> None:
     run = bsweep.join(num_test=360, num_classes=10)
     torch.manual_seed(run.seed)
     train, test = digits()
-    model: nn.Module = taps.trim(plain("imagenet", num_classes=10, in_channels=3))  # as bsweep's
+    model: nn.Module = import_torchvision().models.resnet18(num_classes=10)
     learning = torch.optim.SGD(model.parameters(), lr=run.lr or 0.01, momentum=0.9, fused=True)
     if exchange == "ddp":
         distributed.init_process_group("gloo")

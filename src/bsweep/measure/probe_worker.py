@@ -83,7 +83,7 @@ def _with_passes_of(config: RunConfig, job: Job) -> Job:
     if not config.strategy.can.exchanges_in_passes:
         return job
     graph = lone.config_of(config, job.place.rank).graph
-    return replace(job, config=replace(job.config, graph=graph), half_weights=None)
+    return replace(job, config=replace(job.config, graph=graph))
 
 
 def _held_beside(config: RunConfig, job: Job) -> Tensor | None:

@@ -4,36 +4,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from bsweep.config.models import ResNet18Config
 from bsweep.core.torchvision_shim import import_torchvision
-from bsweep.models import taps
 
 
 def build(config: ResNet18Config, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Return a ResNet-18 whose convolutions leave out the kernel elements (taps) that are only ever
-    multiplied by padding.
-    """
-    return taps.trim(plain(config.stem, num_classes=num_classes, in_channels=shape[0]))
-
-
-def plain(stem: Literal["imagenet", "cifar"], *, num_classes: int, in_channels: int) -> nn.Module:
-    """Return torchvision's ResNet-18 with one of two choices of the first layers (stem).
-
-    Args:
-        stem: "imagenet" for the published stem (7x7, stride 2, max-pool); "cifar" for one that does
-            not shrink 32x32 images (3x3, stride 1, no pool).
-        num_classes: The number of classes.
-        in_channels: The number of channels of the images.
+    """Return torchvision's ResNet-18 with one of two choices of the first layers (stem): the
+    published one (7x7, stride 2, max-pool), or one that does not shrink 32x32 images (3x3, stride
+    1, no pool).
     """
     import_torchvision()
     from torchvision.models import resnet18
 
     model: nn.Module = resnet18(num_classes=num_classes)
-    if stem == "cifar":
+    in_channels = shape[0]
+    if config.stem == "cifar":
         model.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()
     elif in_channels != 3:

@@ -49,15 +49,6 @@ def part_of(tensor: Tensor) -> Tensor:
     return part
 
 
-GRADIENT_PLACE = "gradient_place"
-"""The name of the attribute in which a parameter tensor holds its part of the gradient vector.
-
-Writing the gradient there during a pass saves a copy after the pass. The writer removes the
-attribute first, so that the gradient of a second pass is added to the first instead of replacing
-it.
-"""
-
-
 class Flat:
     """A flat tensor of parameters and a flat tensor of their gradients, both divided into the same
     slices.
@@ -119,8 +110,8 @@ class Vector(Flat):
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order,
     so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`. After
-    its backward passes, `collect_gradients` copies into the vector those gradients that were not
-    written there directly. Accumulating in the vector would need zeroing and adding instead.
+    its backward passes, `collect_gradients` copies the gradients into the vector. Accumulating in
+    the vector would need zeroing and adding instead.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -151,12 +142,9 @@ class Vector(Flat):
         return _like(flat[part.start - start : part.stop - start], own)
 
     def drop_gradients(self) -> None:
-        """Drop all gradients before a step, and show the backward passes where in the gradient
-        vector they may write the new ones.
-        """
-        for tensor, view in self._gradient_views.items():
+        """Drop all gradients before a step."""
+        for tensor in self.tensors:
             tensor.grad = None
-            vars(tensor)[GRADIENT_PLACE] = view
 
     def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
         """Copy the gradients of `tensors` (default: all) into the gradient vector.
@@ -170,7 +158,6 @@ class Vector(Flat):
         for tensor in self.tensors if tensors is None else tensors:
             view, gradient = self._gradient_views[tensor], tensor.grad
             tensor.grad = view
-            vars(tensor).pop(GRADIENT_PLACE, None)
             if gradient is None:
                 view.zero_()
             elif gradient.data_ptr() != view.data_ptr():

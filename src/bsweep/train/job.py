@@ -20,9 +20,8 @@ from bsweep.data.dataset import Dataset
 from bsweep.numerics.clock import Phase, Slowdown, untimed
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.graphs import Graphs
-from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.objective import Objective
-from bsweep.numerics.precision import AUTOCAST, autocast
+from bsweep.numerics.precision import autocast
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
@@ -62,7 +61,6 @@ class Job:
     # the equipment of each worker, by rank; see `bsweep.train.peers_check`
     peers: tuple[Mapping[str, Any], ...] = ()
     graphs: Graphs | None = None  # of the passes of steps
-    half_weights: HalfWeights | None = None  # None: autocast casts each weight by itself
     compiled: Compiled | None = None  # the model, if torch compiles it
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
@@ -91,13 +89,6 @@ class Job:
         of these steps if the run compiles its model.
         """
         return self.compiled.compiling() if self.compiled else nullcontext()
-
-    def weights_cast(self) -> AbstractContextManager[None]:
-        """Return the context manager for the forward passes of training steps: it casts the weights
-        to the run's precision at once, if autocast would cast them.
-        """
-        dtype = AUTOCAST.get(self.precision)
-        return self.half_weights.cast(dtype) if self.half_weights and dtype else nullcontext()
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions

@@ -157,7 +157,7 @@ def _pass_through_stages(
 
 def _outputs(job: Job, model: nn.Module | Compiled, inputs: Tensor) -> Any:
     """Return the model's outputs for `inputs`, computed in the run's precision."""
-    with job.autocast(), job.weights_cast(), _batchnorm_fit_for(job.model, len(inputs)):
+    with job.autocast(), _batchnorm_fit_for(job.model, len(inputs)):
         return model(inputs)
 
 

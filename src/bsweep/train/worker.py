@@ -36,7 +36,6 @@ from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.compiled import Compiled
-from bsweep.numerics.half_weights import HalfWeights
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
@@ -247,7 +246,6 @@ def _build_job(
         on_step=on_step,
         noise=noise,
         **parts,
-        half_weights=None if numerics.compiled else _half_weights(config, strategy, model, vector),
         compiled=Compiled(model) if numerics.compiled else None,
     )
 
@@ -280,18 +278,6 @@ def _vector_and_optimizer(
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
     return vector, optimizer
-
-
-def _half_weights(
-    config: RunConfig, strategy: Strategy, model: nn.Module, vector: Vector
-) -> HalfWeights | None:
-    """Return the weights to cast at once. Return None on a CPU, where that saves no time, and if
-    the strategy exchanges gradients within a pass: they must then arrive one by one.
-    """
-    in_passes = config.strategy.can.exchanges_in_passes
-    arrive_singly = isinstance(strategy, InBackward) if in_passes is None else in_passes
-    on_cpu = vector.parameters.device.type == "cpu"
-    return None if on_cpu or arrive_singly else HalfWeights(model, vector)
 
 
 def _let_segments_grow() -> None:
