@@ -9,32 +9,38 @@ of each pair is divided by N. Reports are written to a file, as under `bsweep ru
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from bsweep.programs import alone
 from bsweep.programs.joined import Facts, Run
 
 
 def joined(folder: Path) -> Run:
     """Return the client of a lone worker, whose reports go to a file."""
-    names = {"local_batch": 64, "global_batch": 64, "num_workers": 1, "seed": 0, "epochs": 1}
-    places: dict[str, object] = {
+    point: dict[str, object] = {
+        "local_batch": 64,
+        "global_batch": 64,
+        "num_workers": 1,
         "rank": 0,
         "local_rank": 0,
-        "first_epoch": 1,
+        "seed": 0,
+        "epochs": 1,
         "lr": None,
         "options": {},
+        "checkpoint_folder": str(folder),
+        "first_epoch": 1,
+        "most_steps": None,
+        "stop_file": str(folder / "stop"),
+        "target": None,
+        "stop_at_target": False,
         "scores": [],
+        "reports": str(folder / "reports"),
+        "meeting": str(folder / "meeting"),
     }
-    files = {"checkpoint_folder": str(folder), "reports": str(folder / "reports")}
-    stop = {"stop_file": str(folder / "stop")}
-    point = {**names, **places, **files, **alone.UNASKED, **stop}
-    return Run(json.loads(json.dumps(point)), Facts(num_train=1))
+    return Run(point, Facts(num_train=1))
 
 
 def seconds(batches: Iterable[object]) -> float:

@@ -69,7 +69,7 @@ def test_a_worker_outlives_rank_0(tmp_path: Path) -> None:
     assert other.decide("", other.next_step, None, at_epoch_end=False) == ""
 
 
-def test_a_lone_worker_agrees_with_itself() -> None:
-    alone = Agreement(0, 1, None)
+def test_a_lone_worker_agrees_with_itself(tmp_path: Path) -> None:
+    alone = Agreement(0, 1, tmp_path / "meeting")
     assert alone.decide("target", 3, 10, at_epoch_end=False) == "target"
     assert 3 < alone.next_step <= 10

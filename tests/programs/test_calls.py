@@ -7,32 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.alone import UNASKED
-from bsweep.programs.joined import Facts, Run
+from tests.programs.test_joined import reports, run_in
 from tests.support.running import bsweep
 
 
-def run_of(folder: Path, **others: Any) -> Run:
-    """The part of a lone worker in a run of two epochs."""
-    alone = {"global_batch": 4, "num_workers": 1, "rank": 0, "local_rank": 0}
-    settings: dict[str, Any] = {"local_batch": 4, "seed": 0, "epochs": 2, "lr": None, "options": {}}
-    files = {"checkpoint_folder": str(folder), "reports": str(folder / "reports")}
-    point = {**alone, **settings, **files, "first_epoch": 1, "scores": [], **UNASKED, **others}
-    return Run(point, Facts(num_train=10))
-
-
-def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "reports").read_text().splitlines()
-    return [report for report in map(json.loads, lines) if report["kind"] == kind]
-
-
 def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
-    calls = Calls(run_of(tmp_path))
+    calls = Calls(run_in(tmp_path))
     assert not calls.begin_epoch()
     time.sleep(0.02)  # loads the first batch
     calls.add(3)
@@ -56,7 +40,7 @@ def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
 
 
 def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
-    calls = Calls(run_of(tmp_path, most_steps=2))
+    calls = Calls(run_in(tmp_path, most_steps=2))
     assert not calls.begin_epoch()
     calls.add(4)
     assert not calls.end_step()
@@ -74,7 +58,7 @@ def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["steps", "step"])
 def test_a_step_waits_for_its_result(tmp_path: Path, way: str) -> None:
-    run = run_of(tmp_path, epochs=1)
+    run = run_in(tmp_path, epochs=1)
 
     def finish() -> None:
         time.sleep(0.05)

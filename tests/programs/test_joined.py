@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 import bsweep
-from bsweep.programs import alone, joined
+from bsweep.programs import joined
 from bsweep.programs.joined import Facts, Run
 
 SOURCE = Path(bsweep.__file__).parents[1]
 
 
-def run_in(folder: Path, **changed: Any) -> Run:
-    """Return a joined program whose reports are in the file `reports` of a folder."""
-    point: dict[str, Any] = {
+def point_in(folder: Path) -> dict[str, Any]:
+    """Return the point of a lone worker, whose reports are in the file `reports` of a folder."""
+    return {
         "local_batch": 4,
         "global_batch": 4,
         "num_workers": 1,
@@ -33,13 +33,20 @@ def run_in(folder: Path, **changed: Any) -> Run:
         "options": {"width": 3},
         "checkpoint_folder": str(folder / "program"),
         "first_epoch": 1,
+        "most_steps": None,
+        "stop_file": str(folder / "stop"),
+        "target": None,
+        "stop_at_target": False,
         "scores": [],
         "reports": str(folder / "reports"),
-        **alone.UNASKED,
-        "stop_file": str(folder / "stop"),
+        "meeting": str(folder / "meeting"),
     }
+
+
+def run_in(folder: Path, **changed: Any) -> Run:
+    """Return a joined program of that point, with some values changed."""
     (folder / "program").mkdir(exist_ok=True)
-    return Run({**point, **changed}, Facts(num_train=8))
+    return Run({**point_in(folder), **changed}, Facts(num_train=8))
 
 
 def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -53,28 +60,12 @@ def test_the_client_needs_only_the_standard_library(tmp_path: Path) -> None:
         "print(bsweep.join().options['width'], 'torch' in sys.modules)"
     )
     point = tmp_path / "point.json"
-    point.write_text(json.dumps({**_point(tmp_path), "options": {"width": 3}}))
+    point.write_text(json.dumps(point_in(tmp_path)))
     command = [sys.executable, "-S", "-E", "-c", code]
     ran = subprocess.run(
         command, env={joined.POINT: str(point)}, capture_output=True, text=True, check=False
     )
     assert ran.stdout == "3 False\n", ran.stderr
-
-
-def _point(folder: Path) -> dict[str, Any]:
-    names = ("local_batch", "global_batch", "num_workers", "seed")
-    return {
-        **dict.fromkeys(names, 1),
-        "rank": 0,
-        "local_rank": 0,
-        "epochs": 1,
-        "lr": None,
-        "checkpoint_folder": str(folder),
-        "first_epoch": 1,
-        "scores": [],
-        "reports": str(folder / "reports"),
-        **alone.UNASKED,
-    }
 
 
 def _examples(folder: Path) -> list[int]:
@@ -153,6 +144,7 @@ def test_the_target_ends_a_program_when_it_is_confirmed(tmp_path: Path) -> None:
 
 
 def test_other_ranks_report_nothing(tmp_path: Path) -> None:
+    (tmp_path / "meeting").write_text("{}")  # rank 0 does not wait
     run = run_in(tmp_path, rank=1)
     for _ in run.epochs():
         assert list(run.steps([[1]])) == [[1]]
@@ -182,8 +174,6 @@ def test_a_program_that_nobody_started_is_told_how(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(joined.POINT, raising=False)
     with pytest.raises(RuntimeError, match="bsweep run program=own"):
         bsweep.join()
-    with pytest.raises(ValueError, match=r"bsweep.join\(batch=...\) is unknown"):
-        bsweep.join(study="s", local_batch=4, batch=3)
 
 
 def test_a_fork_reports_nothing(tmp_path: Path) -> None:

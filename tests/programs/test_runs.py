@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -270,25 +269,6 @@ def test_a_file_that_changes_during_a_sweep_is_refused(folder: Path) -> None:
     ends = sorted(summary["status"] for summary in summaries(folder).values())
     assert ends == ["completed", "failed"]
     assert "train.py changed since the sweep began" in ran.stderr
-
-
-def test_a_program_that_nobody_started_records_a_run(tmp_path: Path) -> None:
-    call = 'bsweep.join(study="s", local_batch=8, epochs=2, num_train=64, options={"a": 1})'
-    (tmp_path / "my train.py").write_text(
-        TRAIN.replace("bsweep.join(num_train=64, num_test=10, num_classes=2)", call)
-    )
-    command = [forks().python, "my train.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    ends = time.monotonic() + 30
-    while not list(tmp_path.glob("results/s/b*/summary.json")):
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-    assert summary(tmp_path)["status"] == "completed"
-    assert [epoch["test_loss"] for epoch in records(tmp_path, "epoch")] == [1.0, 0.5]
-    assert load(tmp_path / "results/s").provenance["command"].tolist() == ["python 'my train.py'"]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "cannot record the run" in again.stderr
 
 
 NOISE = """\

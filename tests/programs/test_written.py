@@ -129,69 +129,6 @@ def test_times_and_seconds_of_the_records_count(tmp_path: Path) -> None:
     assert seconds(told.end()) == [7, 8]
 
 
-def test_tensorboard_scalars_of_a_step_are_an_epoch(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    names = ("program.fields.train_loss=Loss/train", "program.fields.test_accuracy=val/acc")
-    with SummaryWriter(tmp_path / "runs") as earlier:
-        earlier.add_scalar("val/acc", 0.125, 0)
-    written = Written(point(tmp_path, "tensorboard:runs", *names), 0)
-    begun = time.time()
-    with SummaryWriter(tmp_path / "runs/new") as writer:
-        for epoch, accuracy in enumerate((0.25, 0.5)):
-            when = begun + 2 * epoch + 2
-            writer.add_scalar("Loss/train", 1.5, epoch, walltime=when)
-            writer.add_scalar("val/acc", accuracy, epoch, walltime=when)
-            writer.flush()
-            found = written.reports()
-    assert of("end_epoch", found) == []  # epoch 2 may get more; 1 was incomplete in its time
-    found = [*found, *written.end()]
-    assert scores(found) == [{"test_accuracy": 0.25}, {"test_accuracy": 0.5}]
-    assert seconds(found) == [pytest.approx(2, abs=0.5), 2]
-
-
-def test_a_tag_in_two_folders_is_not_guessed(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    for number, name in enumerate(("epoch_accuracy", "validation/epoch_accuracy")):
-        place = f"runs{number}"
-        field = f"program.fields.test_accuracy={name}"
-        written = Written(point(tmp_path, f"tensorboard:{place}", field), 0)
-        for part, accuracy in (("train", 0.75), ("validation", 0.5)):
-            with SummaryWriter(tmp_path / place / part) as writer:
-                for epoch in (0, 1):
-                    writer.add_scalar("epoch_accuracy", accuracy, epoch)
-        if number:
-            assert scores(written.end()) == [{"test_accuracy": 0.5}] * 2
-        else:
-            with pytest.raises(ValueError, match="train/epoch_accuracy or validation/epoch_accu"):
-                written.reports()
-
-
-def test_only_the_mlflow_run_of_the_program_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.tracking.context.registry import resolve_tags
-
-    from bsweep.programs.rows_of_mlflow import client_of
-
-    (tmp_path / "mlruns").mkdir()  # a folder takes MLflow less time to set up than a database
-    written = Written(point(tmp_path, "mlflow:mlruns", *NAMES), 0)
-    client = client_of("mlruns", tmp_path)
-    experiment = client.create_experiment("e")
-    for is_own in (False, True):
-        for name, value in written.environment.items() if is_own else ():
-            monkeypatch.setenv(name, value)
-        run = client.create_run(experiment, tags=resolve_tags()).info
-        for epoch in (1, 2):
-            when = run.start_time + 2000 * epoch
-            client.log_metric(run.run_id, "loss", 1.5, when, epoch)
-            client.log_metric(run.run_id, "acc", 0.5 if is_own else 0.125, when, epoch)
-    found = written.end()
-    assert scores(found) == [{"test_accuracy": 0.5}] * 2
-    assert seconds(found) == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
@@ -235,7 +172,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("program.metrics=log.csv",), "give a kind and a place: csv:FILE"),
+        (("program.metrics=log.csv",), "give a kind and a file: csv:FILE"),
         (("program.metrics='csv:{run}.csv'",), "{run} is not a key of the point. Did you mean"),
         (("program.metrics=csv:a.csv", "data.num_train=null"), "give data.num_train=50000"),
         (("program.metrics=null", "program.fields.epoch=e"), "fields.epoch without program.metr"),

@@ -1,9 +1,8 @@
-"""A study is made of runs that other tools recorded, and commands work on it as on any other."""
+"""A study is made of runs in another tool's table, and commands work on it as on any other."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,76 +103,23 @@ def test_an_infinite_loss_and_a_crash_are_results(tmp_path: Path) -> None:
     assert list(runs["epochs"]) == [3, 0]
 
 
-def test_mlflow_runs_are_imported(tmp_path: Path) -> None:
-    from mlflow.entities import Param
-
-    from bsweep.programs.rows_of_mlflow import client_of
-
-    (tmp_path / "mlruns").mkdir()  # a folder takes MLflow less time to set up than a database
-    client = client_of("mlruns", tmp_path)
-    experiment = client.create_experiment("e")
-    for batch in (8, 16):
-        info = client.create_run(
-            experiment, run_name=f"b{batch}", start_time=1_000_000_000_000
-        ).info
-        client.log_batch(info.run_id, params=[Param("batch_size", str(batch))])
-        for epoch in range(3):
-            when = 1_000_000_000_000 + 2000 * (epoch + 1)
-            client.log_metric(info.run_id, "val_acc", 0.5 + epoch / 10, when, epoch)
-        client.set_terminated(info.run_id, "FINISHED" if batch == 8 else "FAILED")
-    client.create_run(experiment, run_name="going on")
-    words = ("--from", "mlflow", "--map", "batch_size=local_batch", "val_acc=test_accuracy")
-    failed, completed = import_to(tmp_path, tmp_path / "mlruns", *words)
-    assert epochs_of(completed, "train_seconds", "test_accuracy") == [(2, 0.5), (2, 0.6), (2, 0.7)]
-    assert [records[-1]["status"] for records in (failed, completed)] == ["failed", "completed"]
-
-
-def test_tensorboard_runs_are_imported(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    for batch in (8, 16):
-        for part in ("train", "validation"):
-            folder = tmp_path / f"runs/b{batch}_w2/{part}"
-            with SummaryWriter(folder) as writer:
-                for epoch in range(3):
-                    writer.add_scalar(
-                        "acc", 0.5 if part == "train" else 0.25, epoch, walltime=2e9 + epoch
-                    )
-    names = ("--names", "b{local_batch}_w{num_workers}")
-    words = ("--map", "train/acc=train_accuracy", "validation/acc=test_accuracy", *names)
-    _, records = import_to(tmp_path, tmp_path / "runs", "--from", "tensorboard", *words)
-    assert epochs_of(records, "train_accuracy", "test_accuracy") == [(0.5, 0.25)] * 3
-    assert epochs_of(records, "train_seconds")[1:] == [(1,), (1,)]
-    assert (records[0]["local_batch"], records[0]["global_batch"]) == (8, 16)
-
-
-def write_wandb(folder: Path) -> Path:
-    """The files that Weights & Biases exports: a table of runs, a chart and a history."""
-    folder.mkdir()
-    runs = [("swift-sun-1", "finished", 12, 8), ("calm-sea-2", "finished", 30, 16)]
-    header = ("Name", "State", "Runtime", "batch_size")
-    table = [dict(zip(header, run, strict=True)) for run in (*runs, ("new-3", "running", 1, 8))]
-    write_csv(folder / "wandb_export_runs.csv", table)
-    chart = {f"calm-sea-2 - val_acc{end}": share for end, share in (("", 0.5), ("__MIN", 0.4))}
-    steps = [{"Step": step, **chart} for step in (0, 1, 2)]
-    write_csv(folder / "wandb_export_chart.csv", steps)
-    history = [
-        {"_step": 0, "_runtime": 1.0, "epoch": 1, "loss": 2.5},
-        {"_step": 1, "_runtime": 4.0, "epoch": 1, "val_acc": 0.25},
-        {"_step": 2, "_runtime": 10.0, "epoch": 2, "loss": 1.5, "val_acc": 0.75},
+def test_the_table_of_runs_of_weights_and_biases_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"Name": name, "State": state, "Runtime": seconds, "batch_size": batch, "val_acc": 0.75}
+        for name, state, seconds, batch in (
+            ("swift-sun-1", "finished", 12, 8),
+            ("calm-sea-2", "killed", 30, 16),
+            ("new-3", "running", 1, 8),
+        )
     ]
-    lines = "".join(f"{json.dumps(row)}\n" for row in history)
-    (folder / "swift-sun-1.jsonl").write_text(lines)
-    return folder
-
-
-def test_wandb_exports_are_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_wandb(tmp_path / "export")
-    words = ("--from", "wandb-export", "--map", "batch_size=local_batch", "val_acc=test_accuracy")
-    calm, swift = import_to(tmp_path, source, *words, "loss=train_loss")
-    names = ("train_seconds", "train_loss", "test_accuracy")
-    assert epochs_of(calm, *names) == [(10, None, 0.5)] * 3
-    assert epochs_of(swift, *names) == [(4, 2.5, 0.25), (6, 1.5, 0.75)]
+    source = write_csv(tmp_path / "wandb_export.csv", rows)
+    names = ("Name=run", "State=status", "Runtime=run_seconds", "batch_size=local_batch")
+    words = ("--map", *names, "val_acc=test_accuracy", "--set", "epochs=2")
+    calm, swift = import_to(tmp_path, source, *words)
+    assert epochs_of(swift, "train_seconds", "test_accuracy") == [(6, None), (6, 0.75)]
+    assert [records[-1]["status"] for records in (calm, swift)] == ["interrupted", "completed"]
     assert "new-3: left out, because it is still running" in capsys.readouterr().out
 
 
@@ -199,9 +145,7 @@ ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
         (ROWS + "b,1,8,2\n,,,,,,\n", CURVES, "runs.csv:4: the row has 7 values"),
         (ROWS, (*CURVES, "--set", "seed=0", "status=on"), "status=on: unknown. Known: completed"),
         (ROWS + "b,1,8,2,0.5\n", (*CURVES, "--set", "seed=0"), "run b has the same settings and"),
-        (ROWS, (*CURVES, "--names", "b{seed}"), "the name a is not b{seed}"),
-        (ROWS, (*CURVES, "--from", "mlflo"), "--from mlflo: unknown. Did you mean 'mlflow'?"),
-        ("run,epoch\n", CURVES, "runs.csv: it holds no runs that --from csv can read"),
+        ("run,epoch\n", CURVES, "runs.csv: it holds no runs"),
     ],
 )
 def test_bad_input_is_named_and_nothing_written(
@@ -223,12 +167,9 @@ def test_a_missing_file_and_size_are_named(
     assert import_runs.run([str(source), *where, *CURVES]) == 2
     assert "num_train is missing (the training examples)" in caplog.text
     assert import_runs.run([str(tmp_path / "none.csv"), *where]) == 2
-    assert "there is no such file or folder" in caplog.text
+    assert "there is no such file" in caplog.text
     assert import_runs.run([str(tmp_path), *where]) == 2
-    assert (
-        "say what wrote it by --from, which is csv, jsonl, wandb-export, mlflow or tens"
-        in caplog.text
-    )
+    assert "give a table of CSV (.csv) or of lines of JSON (.jsonl)" in caplog.text
 
 
 @pytest.fixture(name="grid")

@@ -1,4 +1,4 @@
-"""The command `bsweep import`, which makes a study of runs that other tools recorded."""
+"""The command `bsweep import`, which makes a study of runs in a table that another tool wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 
@@ -16,21 +15,14 @@ logger = terminal.logger(__name__)
 
 def run(arguments: Sequence[str]) -> int:
     """Make a study of runs that exist already, and return the exit code."""
-    from bsweep.study import foreign_runs, imported
+    from bsweep.study import imported
 
-    options = _parser(foreign_runs.KINDS).parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         names = {key: column for column, key in map(_pair, options.map)}
         constants = dict(map(_pair, options.set))
-        kind = options.kind or foreign_runs.kind_of(options.source)
-        if kind not in foreign_runs.KINDS:
-            known = ", ".join(foreign_runs.KINDS)
-            near = did_you_mean(kind, foreign_runs.KINDS)
-            raise ValueError(f"--from {kind}: unknown.{near} Known: {known}.")
         study = options.study if "/" in options.study else f"results/{options.study}"
-        for line in imported.make_study(
-            options.source, kind, Path(study), names, constants, options.names
-        ):
+        for line in imported.make_study(options.source, Path(study), names, constants):
             print(line)
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
@@ -40,14 +32,13 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bsweep import", description="Make a study of runs that another tool recorded."
+        prog="bsweep import", description="Make a study of runs in a table that another tool wrote."
     )
     add = parser.add_argument
-    add("source", help="a file, a folder or, for mlflow, an address")
+    add("source", help="a file of CSV (.csv) or of lines of JSON (.jsonl)")
     add("--study", required=True, help="the study's name, such as mine, or its folder")
-    add("--from", dest="kind", metavar="|".join(kinds), help="what wrote the source")
     add(
         "--map",
         nargs="+",
@@ -64,7 +55,6 @@ def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="a value of all runs, such as num_train=50000",
     )
-    add("--names", help="the form of the runs' names, such as 'b{local_batch}_w{num_workers}*'")
     return parser
 
 

@@ -44,9 +44,9 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep doctor [--hosts H:2,...] [--json]     show what to correct on this machine and hosts
        bsweep report STUDY [--out DIR] [--mix] [--beside] [--style icml]
                                                     write figures, tables and one page of a study
-       bsweep import FILE --study NAME [--from ...] [--map COLUMN=KEY ...]
-                                                    make a study of runs of another tool: CSV,
-                                                    wandb-export, mlflow, tensorboard
+       bsweep import FILE --study NAME [--map COLUMN=KEY ...]
+                                                    make a study of runs of another tool, from CSV
+                                                    or lines of JSON
        bsweep export STUDY --to TRACKER [--out X]   pass its records to tensorboard, mlflow, wandb
        bsweep setup-horovod                         compile Horovod for the installed torch
        bsweep run --help                            keys, groups and flags

@@ -253,8 +253,7 @@ def _metrics_contradictions(c: RunConfig) -> Iterator[str]:
             f"program.metrics={program.metrics} needs the number of training examples: give "
             "data.num_train=50000."
         )
-    is_shared = "{" not in program.metrics and not program.metrics.startswith("mlflow:")
-    if is_shared and getattr(c.launch, "parallel", 1) != 1:
+    if "{" not in program.metrics and getattr(c.launch, "parallel", 1) != 1:
         yield (
             f"program.metrics={program.metrics} with launch.parallel: points that run at the same "
             "time would write the same file. Give the program a place of its own for each point, "

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from bsweep.config.card import Card, Schema
 from bsweep.config.own import Options
-from bsweep.config.values import ConfigError, Count, PathName, TrackerName, did_you_mean
+from bsweep.config.values import ConfigError, Count, PathName, did_you_mean
 from bsweep.core.regular_files import sha256_of
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ class ProgramConfig(Card):
 
     is_own: ClassVar[bool] = False
     """True if the program loads data and trains by code that bsweep does not know."""
-
-    @property
-    def read_trackers(self) -> tuple[TrackerName, ...]:
-        """The trackers whose packages bsweep needs to read what the program writes."""
-        return ()
 
     def resolved(self) -> Self:
         """Return this card with a fingerprint of the files that it names.
@@ -77,16 +72,10 @@ Command = Annotated[str, AfterValidator(_words_of)]
 Variables = Annotated[dict[str, str | int | float], BeforeValidator(lambda given: given or {})]
 
 
-METRICS = ("csv", "jsonl", "tensorboard", "mlflow")
-"""The kinds of files and stores in which a program may write its metrics."""
-
-
 def _metrics_of(text: str) -> str:
     kind, colon, place = text.partition(":")
-    if not colon or not place or kind not in METRICS:
-        raise ValueError(
-            "give a kind and a place: csv:FILE, jsonl:FILE, tensorboard:FOLDER or mlflow:URI"
-        )
+    if not colon or not place or kind not in ("csv", "jsonl"):
+        raise ValueError("give a kind and a file: csv:FILE or jsonl:FILE")
     return text
 
 
@@ -198,14 +187,8 @@ class OwnProgramConfig(ProgramConfig):
         ]
         return [self._interpreter(words[0]) or words[0], *words[1:]]
 
-    @property
-    def read_trackers(self) -> tuple[TrackerName, ...]:
-        kind = (self.metrics or "").partition(":")[0]
-        known: tuple[TrackerName, ...] = ("tensorboard", "mlflow")
-        return tuple(name for name in known if name == kind)
-
     def metrics_of(self, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the kind and the place of the metrics that the program writes.
+        """Return the kind and the path of the file with the metrics that the program writes.
 
         Args:
             values: The values that words in braces stand for, by name.

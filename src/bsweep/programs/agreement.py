@@ -22,17 +22,15 @@ _WAIT_SECONDS = 60.0  # for rank 0
 class Agreement:
     """A worker's part in the agreement."""
 
-    def __init__(self, rank: int, num_workers: int, meeting: Path | None) -> None:
+    def __init__(self, rank: int, num_workers: int, meeting: Path) -> None:
         """Create it; on rank 0, begin to listen.
 
         Args:
             rank: This worker's rank.
             num_workers: The number of workers that have to agree.
-            meeting: The file by which rank 0 tells the others where it listens; None if nobody
-                asks this run to stop.
+            meeting: The file by which rank 0 tells the others where it listens.
         """
-        self._rank, self._num_others = (rank, num_workers - 1) if meeting else (0, 0)
-        self._meeting = meeting or Path()
+        self._rank, self._num_others, self._meeting = rank, num_workers - 1, meeting
         self._others: list[Connection] = []
         self._first: Connection | None = None
         self._gave_up = False

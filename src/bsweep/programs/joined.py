@@ -13,7 +13,6 @@ import os
 import stat
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -102,8 +101,7 @@ class Run:
         self._pid = os.getpid()
         self._reports = _Reports(Path(point["reports"])) if self.rank == 0 else None
         self._clock = _Clock()
-        meeting = point["meeting"]
-        self._agreement = Agreement(self.rank, self.num_workers, Path(meeting) if meeting else None)
+        self._agreement = Agreement(self.rank, self.num_workers, Path(point["meeting"]))
         self._facts = facts
         self._epoch = self._first_epoch - 1
         self._num_steps = 0
@@ -457,12 +455,8 @@ def join(
     num_classes: int | None = None,
     num_parameters: int | None = None,
     precision: str | None = None,
-    study: str | None = None,
-    **point: Any,
 ) -> Run:
     """Return this process's part in the run that `bsweep run program=own` started.
-
-    Without bsweep around it, it records a stand-alone run, if `study` and the point are given.
 
     Args:
         num_train: The number of training examples; None: that of the data loader's data set.
@@ -470,32 +464,18 @@ def join(
         num_classes: The number of classes, by which bsweep tells an accuracy from guessing.
         num_parameters: The number of the model's parameters.
         precision: The precision of the computation, such as `bf16`.
-        study: Outside of bsweep: the name of the study that gets the run.
-        **point: Outside of bsweep: `local_batch`, and as needed `num_workers`, `epochs`, `seed`,
-            `lr` and `options`.
 
     Returns:
         The object that knows the point and takes what the program reports.
 
     Raises:
-        RuntimeError: If bsweep did not start the program, and no study and batch are given.
+        RuntimeError: If bsweep did not start the program.
     """
     facts = Facts(num_train, num_test, num_classes, num_parameters, precision)
     path = os.environ.get(POINT)
     if path is None:
-        if study is None or "local_batch" not in point:
-            raise RuntimeError(
-                "bsweep.join() found no point: start the program by `bsweep run program=own "
-                "program.command='python train.py'`, or record a stand-alone run by "
-                'bsweep.join(study="mine", local_batch=64).'
-            )
-        from bsweep.programs import alone
-
-        path = alone.begin(study, point)
-    elif study is not None or point:
-        warnings.warn(
-            "bsweep.join() leaves out the given study and point: bsweep started this program, and "
-            "its point counts.",
-            stacklevel=2,
+        raise RuntimeError(
+            "bsweep.join() found no point: start the program by `bsweep run program=own "
+            "program.command='python train.py'`."
         )
     return Run(json.loads(Path(path).read_text()), facts)

@@ -1,18 +1,15 @@
-"""The rows of metrics in files that a training program writes: CSV, and lines of JSON.
-
-`rows_of_tensorboard` and `rows_of_mlflow` read the same rows from these stores.
-"""
+"""The rows of metrics in files that a training program writes: CSV, and lines of JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -24,29 +21,32 @@ from bsweep.core.regular_files import read_regular
 class Row:
     """Some values that a program wrote together.
 
-    `place` says where, such as `log.csv:12`. `time` is when, in seconds since 1970: by what the
-    file says, or by when it was read if `has_own_time` is False.
+    `place` says where, such as `log.csv:12`. `time` is when their file was last changed before it
+    was read, in seconds since 1970.
     """
 
     values: Mapping[str, Any]
     place: str
     time: float
-    has_own_time: bool = False
 
 
-class Source(Protocol):
-    """A reader of the metrics that a program writes while it runs. Rows that were there when it was
-    created are left out.
+Parse = Callable[[bytes, str], list[Row]]
+
+
+class TextFiles:
+    """A reader of growing CSV or JSON files. Rows that were there when it was created are left out.
+
+    Args:
+        pattern: The absolute path of the file; a star stands for any letters, as in
+            `logs/*/metrics.csv`.
+        parse: Returns the rows of a file's content: `csv_rows` or `json_rows`.
     """
 
-    begun_at: float | None
-    """When the program began to write, before its first row; None if that cannot be seen."""
-
-    environment: Mapping[str, str]
-    """The environment variables with which the program must start."""
-
-    is_ordered: bool
-    """True if the rows come in the order in which the program wrote them."""
+    def __init__(self, pattern: Path, parse: Parse) -> None:
+        self._pattern, self._parse = pattern, parse
+        self._files = {path: _TextFile(path, is_old=True) for path in self._paths()}
+        self.begun_at: float | None = None
+        """When the program began to write, before its first row; None if that cannot be seen."""
 
     def new_rows(self, *, is_last: bool) -> list[Row]:
         """Return the rows that were written since the last call.
@@ -57,33 +57,6 @@ class Source(Protocol):
         Raises:
             ValueError: If a row is damaged.
         """
-
-    def refuse_ambiguous(self, names: Iterable[str]) -> None:
-        """Raise ValueError if one of the names may mean several values."""
-
-
-Parse = Callable[[bytes, str], list[Row]]
-
-
-class TextFiles:
-    """A reader of growing CSV or JSON files, see `Source`.
-
-    Args:
-        pattern: The absolute path of the file; a star stands for any letters, as in
-            `logs/*/metrics.csv`.
-        parse: Returns the rows of a file's content: `csv_rows` or `json_rows`.
-    """
-
-    environment: Mapping[str, str]
-
-    def __init__(self, pattern: Path, parse: Parse) -> None:
-        self._pattern, self._parse = pattern, parse
-        self._files = {path: _TextFile(path, is_old=True) for path in self._paths()}
-        self.begun_at: float | None = None
-        self.environment = {}
-        self.is_ordered = True
-
-    def new_rows(self, *, is_last: bool) -> list[Row]:
         found: list[Row] = []
         for path in self._paths():
             file = self._files.setdefault(path, _TextFile(path, is_old=False))
@@ -92,9 +65,6 @@ class TextFiles:
                 self.begun_at = changed_at  # for example a header without rows
             found += rows
         return found
-
-    def refuse_ambiguous(self, names: Iterable[str]) -> None:
-        pass
 
     def _paths(self) -> list[Path]:
         pattern = self._pattern
@@ -204,33 +174,6 @@ def json_rows(content: bytes, path: str) -> list[Row]:
         flat = {name: value for name, value in flatten(values).items() if value is not None}
         rows.append(Row(flat, place, 0.0))
     return rows
-
-
-class BySteps:
-    """The scalars of a tracker, put together to one row for each step.
-
-    A step's row is complete when the same series has a later step, or when the program has ended.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int], dict[str, float]] = {}
-        self._times: dict[tuple[str, int], float] = {}
-        self._latest: dict[str, int] = {}
-
-    def add(self, series: str, step: int, name: str, value: float, time: float) -> None:
-        key = (series, step)
-        self._open.setdefault(key, {"step": step})[name] = value
-        self._times[key] = max(time, self._times.get(key, time))
-        self._latest[series] = max(step, self._latest.get(series, step))
-
-    def rows(self, *, is_last: bool) -> list[Row]:
-        """Return the complete rows, in the order of their times, and forget them."""
-        done = [key for key in self._open if is_last or key[1] < self._latest[key[0]]]
-        rows = [
-            Row(self._open.pop(key), f"{key[0]}, step {key[1]}", self._times.pop(key), True)
-            for key in done
-        ]
-        return sorted(rows, key=lambda row: row.time)
 
 
 def number_at(row: Row, name: str, key: str) -> float | None:

@@ -12,12 +12,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import psutil
@@ -28,7 +26,6 @@ from bsweep.config.run import RunConfig
 from bsweep.core import network
 from bsweep.core.fresh_process import end_with_parent
 from bsweep.core.ranks import Place
-from bsweep.programs import alone
 from bsweep.programs.joined import POINT
 from bsweep.programs.recorder import Recorder, new_reports
 from bsweep.programs.written import Written
@@ -77,7 +74,7 @@ def measure(
     with held(paths.worker_claim(place.rank), _LEFT):
         if place.rank:
             listener = _Ended(paths) if program.metrics else _Listener()
-            child = _started(config, program, paths, place, {}, is_launched)
+            child = _started(config, program, paths, place, is_launched)
             _follow(child, paths, place, on_step, listener)
             return
         launched_at = (read_json(paths.meta) or {}).get("launched_at")
@@ -85,7 +82,7 @@ def measure(
         listener = (
             _Metrics(config, paths, recorder) if program.metrics else _Reports(paths, recorder)
         )
-        child = _started(config, program, paths, place, listener.environment, is_launched)
+        child = _started(config, program, paths, place, is_launched)
         try:
             _follow(child, paths, place, on_step, listener)
             listener.end()
@@ -96,8 +93,6 @@ def measure(
 
 class _Listener:
     """The listener of ranks above 0, which ignores what the command says."""
-
-    environment: Mapping[str, str] = MappingProxyType({})
 
     def listen(self) -> bool:
         """Record what the command said since the last call; return True if it said something."""
@@ -152,7 +147,6 @@ class _Metrics(_Ended):
         self._sign.unlink(missing_ok=True)
         _reports(paths).unlink(missing_ok=True)
         self._written = Written(config, recorder.num_done)
-        self.environment = self._written.environment
         self._target = config.target if config.stop_at_target else None
         self._scores: list[float] = []
         recorder.take({"kind": "joined"})
@@ -194,57 +188,14 @@ class _Metrics(_Ended):
         self._sign.touch()
 
 
-def record_process(
-    config: RunConfig,
-    paths: RunPaths,
-    pid: int,
-    on_poll: Callable[[], None],
-    begin: Callable[[Path], None],
-) -> None:
-    """Record the run of a program that was started by somebody else, until its process ends.
-
-    Args:
-        config: The point.
-        paths: The paths in the run's folder.
-        pid: The process of the program's rank 0.
-        on_poll: Called a few times a second; an exception that it raises ends the recording.
-        begin: Called with the path of the file that tells the program its point.
-
-    Raises:
-        ProgramError: If the program ended without the reports that a run needs.
-        Diverged: If the program reported an infinite loss or NaN.
-    """
-    folder = paths.rank_logs(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths.program.mkdir(exist_ok=True)
-    assert isinstance(config.program, OwnProgramConfig), config.program
-    point = _point(config, config.program, paths, Place(0, config.num_workers))
-    path = folder / "point.json"
-    path.write_text(json.dumps({**point, **(alone.UNASKED if config.num_workers > 1 else {})}))
-    recorder = Recorder(config, paths, None)
-    listener = _Reports(paths, recorder)
-    begin(path)
-    try:
-        is_running = True
-        while is_running:
-            is_running = psutil.pid_exists(pid)
-            on_poll()
-            listener.listen()
-            time.sleep(_POLL_SECONDS)
-        recorder.end()
-    finally:
-        recorder.close()
-
-
 def _started(
     config: RunConfig,
     program: OwnProgramConfig,
     paths: RunPaths,
     place: Place,
-    variables: Mapping[str, str],
     is_launched: bool,
 ) -> subprocess.Popen[bytes]:
-    """Start the command of a worker, with further environment variables."""
+    """Start the command of a worker."""
     folder = paths.rank_logs(place.rank)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "host").write_text(platform.node())
@@ -255,7 +206,6 @@ def _started(
         _reports(paths).unlink(missing_ok=True)
     environment = {
         **_environment(config, program, place),
-        **variables,
         POINT: str(point.absolute()),
         **({"PYTHONPATH": _path_to_bsweep(folder)} if program.python else {}),
     }

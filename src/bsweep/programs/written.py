@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,7 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import did_you_mean
 from bsweep.core.words import first_of
-from bsweep.programs.rows import (
-    Row,
-    Source,
-    TextFiles,
-    csv_rows,
-    json_rows,
-    number_at,
-    time_at,
-)
+from bsweep.programs.rows import Row, TextFiles, csv_rows, json_rows, number_at, time_at
 
 _TRAINED = ("train_loss", "train_accuracy")
 _SCORES = ("test_loss", "test_accuracy")
@@ -58,18 +50,14 @@ class Written:
         self._names = {key: name or key for key, name in fields.items()}
         kind, place = program.metrics_of(values_of(config))
         self._place = f"{kind}:{place}"
-        self._source = _source(kind, place, program.path)
+        parse = csv_rows if kind == "csv" else json_rows
+        self._files = TextFiles(program.path / Path(place).expanduser(), parse)
         self._started_at = self._read_at = self._ended_at = time.time()
         self._open: list[_Epoch] = []
         self._last_label: float | None = None  # of the epochs that are reported
         self._num_done = num_done
         self._num_rows = 0
         self._seen: dict[str, None] = {}  # the names of all values
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The environment variables with which the program must start."""
-        return self._source.environment
 
     def reports(self, *, is_last: bool = False) -> list[Report]:
         """Return the reports about what the program wrote since the last call.
@@ -80,8 +68,7 @@ class Written:
         Raises:
             ValueError: If what it wrote is not what a run needs.
         """
-        rows = self._source.new_rows(is_last=is_last)
-        self._source.refuse_ambiguous(self._names.values())
+        rows = self._files.new_rows(is_last=is_last)
         self._seen |= dict.fromkeys(name.removesuffix("%") for row in rows for name in row.values)
         wanted = {self._names[key].removesuffix("%") for key in _VALUES}
         rows = [row for row in rows if wanted & {name.removesuffix("%") for name in row.values}]
@@ -129,9 +116,9 @@ class Written:
 
     def _begin(self) -> list[Report]:
         since = "the start of the program"
-        if self._source.begun_at is not None:
+        if self._files.begun_at is not None:
             since = "the moment at which the program began to write"
-            self._read_at = self._ended_at = self._source.begun_at
+            self._read_at = self._ended_at = self._files.begun_at
         text = (
             f"train_seconds are those that the program wrote to {self._place}"
             if self._has("train_seconds")
@@ -164,7 +151,7 @@ class Written:
     def _label(self, row: Row, number: int) -> float:
         """Return the number that the program gives to the epoch of a row."""
         if "epoch" not in self._named and not self._has("epoch"):
-            return float(row.values["step"]) if row.has_own_time else number
+            return number
         label = number_at(row, self._names["epoch"], "epoch")
         if label is None:
             raise ValueError(
@@ -175,18 +162,14 @@ class Written:
 
     def _own_time(self, row: Row) -> float | None:
         found = time_at(row, self._names["time"])
-        if found is None:
-            return row.time if row.has_own_time else None
-        is_since_start = found < 1e8
-        return found + self._started_at if is_since_start else found
+        is_since_start = found is not None and found < 1e8
+        return found + self._started_at if found is not None and is_since_start else found
 
     def _add(self, label: float, row: Row, at: float) -> None:
         epoch = next((one for one in self._open if one.label == label), None)
         if epoch is None:
             if self._last_label is not None and label <= self._last_label:
-                if self._source.is_ordered:
-                    self._refuse(label, row.place)
-                return  # a late value of an epoch that is on record
+                self._refuse(label, row.place)
             epoch = _Epoch(label, at)
             self._open.append(epoch)
         epoch.time = max(epoch.time, at)
@@ -198,11 +181,8 @@ class Written:
     def _complete(self, is_last: bool) -> list[_Epoch]:
         """Return the epochs to which nothing will be added, and forget them."""
         self._open.sort(key=lambda epoch: epoch.label)
-        expected = [key for key in (*_TRAINED, *_SCORES) if key in self._named]
         found = []
         while self._open and (is_last or len(self._open) > 1):
-            if not (is_last or self._source.is_ordered or {*expected} <= {*self._open[0].values}):
-                break
             found.append(self._open.pop(0))
         return found
 
@@ -260,17 +240,3 @@ class Written:
 
 def _warning(message: str, once: str) -> Report:
     return {"kind": "warning", "message": message, "once": once}
-
-
-def _source(kind: str, place: str, folder: Path) -> Source:
-    """Return a reader of a kind of metrics; a relative path lies in `folder`."""
-    if kind == "mlflow":
-        from bsweep.programs.rows_of_mlflow import TaggedRuns
-
-        return TaggedRuns(place, folder)
-    path = folder / Path(place).expanduser()
-    if kind == "tensorboard":
-        from bsweep.programs.rows_of_tensorboard import EventFiles
-
-        return EventFiles(path)
-    return TextFiles(path, csv_rows if kind == "csv" else json_rows)

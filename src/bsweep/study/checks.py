@@ -37,7 +37,7 @@ def check_point(config: RunConfig) -> list[str]:
         warnings = check_machine(config)
         if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
-        check_trackers((*config.trackers, *config.program.read_trackers))
+        check_trackers(config.trackers)
         if config.program.is_own:
             return warnings
         info = data.prepare(config.data)

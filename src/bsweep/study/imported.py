@@ -1,4 +1,4 @@
-"""The making of a study of runs that other tools recorded: checks, and run folders."""
+"""The making of a study of runs in a table that another tool wrote: checks, and run folders."""
 
 from __future__ import annotations
 
@@ -20,32 +20,37 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.core.words import counted
-from bsweep.programs.rows import Row, number_at, time_at
+from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Epoch, Event, Start, Status
 from bsweep.runlog.summary import write_summary
 from bsweep.runlog.values import MOST
-from bsweep.study.foreign_runs import CURVE, MEASURED, SCORES, WHOLE, Found, read
 
+_SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_MEASURED = ("exchange_seconds", "wait_seconds", "energy_joules")
+_WHOLE = ("sent_bytes", "received_bytes", "peak_memory_bytes")
+_CURVE = ("epoch", "time", "train_seconds", "lr", *_SCORES, *_MEASURED, *_WHOLE)
+"""The values that may differ between the epochs of a run, by bsweep's names."""
 _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", "num_test")
 KEYS = (
     *("run", "seed", "num_classes", "run_seconds", "status"),
     *_COUNTS,
-    *CURVE,
+    *_CURVE,
 )
 """The names that a column of a source can get, besides `options.NAME`."""
 
-_OFTEN = {  # the names that a tool gives itself
-    "wandb-export": {
-        "run": "Name",
-        "run_seconds": "Runtime",
-        "time": "_runtime",
-        "status": "State",
-    },
-}
 _STATUSES = {"finished": "completed", "crashed": "failed", "killed": "interrupted"}
-_GOING_ON = ("running", "scheduled", "pending")
+_GOING_ON = ("running", "pending")
 _MOST_PROBLEMS = 10
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A run of the source: its name, the place of its first row, and its rows."""
+
+    name: str
+    place: str
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -61,27 +66,19 @@ class _Made:
 
 
 def make_study(
-    source: str,
-    kind: str,
-    study_dir: Path,
-    names: Mapping[str, str],
-    constants: Mapping[str, str],
-    pattern: str | None,
+    source: str, study_dir: Path, names: Mapping[str, str], constants: Mapping[str, str]
 ) -> Iterator[str]:
-    """Write the runs of a source to a study; yield a line about each run.
+    """Write the runs of a table to a study; yield a line about each run.
 
     Nothing is written if a run of the source cannot be imported. A run that the study has already
     is left as it is.
 
     Args:
-        source: The path of a file or a folder; for MLflow also an address.
-        kind: One of `bsweep.study.foreign_runs.KINDS`.
+        source: The path of a file of CSV or of lines of JSON.
         study_dir: The study's folder.
         names: The names that the source gives to values, by their names in `KEYS` or
             `options.NAME`.
         constants: Values of all runs that the source does not have, by the same names.
-        pattern: The form of the names of runs, with keys in braces, such as `b{local_batch}-*`;
-            None: the names say nothing.
 
     Raises:
         ValueError: If a value is missing or impossible. The message lists the problems.
@@ -93,36 +90,64 @@ def make_study(
                 f"{key}: unknown.{did_you_mean(key, KEYS)} Known: {', '.join(sorted(KEYS))}, "
                 "options.NAME."
             )
-    known = {**{key: key for key in KEYS}, **_OFTEN.get(kind, {}), **names}
-    reader = _Reader(known, constants, pattern, study_dir)
-    found = read(kind, source, known)
-    rows = [row.values for one in found for row in one.rows]
-    seen = {column for values in (*rows, *(one.settings for one in found)) for column in values}
+    known = {**{key: key for key in KEYS}, **names}
+    reader = _Reader(known, constants, study_dir)
+    rows = _rows_of(source)
+    seen = {column for row in rows for column in row.values}
     for column in names.values():
         if not {column, column.removesuffix("%")} & seen:
             raise ValueError(
                 f"{source}: no run has {column}.{did_you_mean(column, list(seen))} It has "
                 f"{', '.join(sorted(seen))}."
             )
+    found = _runs_of(rows, known)
     made = reader.all_of(found)
     for one in found:
         if one.name not in {run.name for run in made}:
             yield f"{one.name}: left out, because it is still running"
     for run in made:
-        yield _write(run, study_dir, f"{source} ({kind})")
+        yield _write(run, study_dir, source)
+
+
+def _rows_of(source: str) -> list[Row]:
+    """Return the rows of a table.
+
+    Raises:
+        ValueError: If the table has no rows, or is damaged.
+        OSError: If it cannot be read.
+    """
+    if not Path(source).exists():
+        raise ValueError(f"{source}: there is no such file.")
+    if not source.endswith((".csv", ".jsonl", ".ndjson")):
+        raise ValueError(f"{source}: give a table of CSV (.csv) or of lines of JSON (.jsonl).")
+    parse = csv_rows if source.endswith(".csv") else json_rows
+    rows = parse(Path(source).read_bytes(), source)
+    if not rows:
+        raise ValueError(f"{source}: it holds no runs.")
+    return rows
+
+
+def _runs_of(rows: Sequence[Row], columns: Mapping[str, str]) -> list[_Found]:
+    """Return the runs of a table: the rows with one name of a run or, if the table has no such
+    names, with equal settings.
+    """
+    has_names = any(columns["run"] in row.values for row in rows)
+    settings = [column for key, column in columns.items() if key not in _CURVE]
+    by_run: dict[str, list[Row]] = {}
+    for row in rows:
+        told = [f"{name}={row.values[name]}" for name in settings if name in row.values]
+        name = str(row.values.get(columns["run"], "")) if has_names else ", ".join(told)
+        by_run.setdefault(name, []).append(row)
+    return [_Found(name, of_run[0].place, of_run) for name, of_run in by_run.items()]
 
 
 class _Reader:
     """The check of foreign runs, and their translation to bsweep's names."""
 
     def __init__(
-        self,
-        names: Mapping[str, str],
-        constants: Mapping[str, str],
-        pattern: str | None,
-        study_dir: Path,
+        self, names: Mapping[str, str], constants: Mapping[str, str], study_dir: Path
     ) -> None:
-        self._names, self._constants, self._pattern = names, constants, pattern
+        self._names, self._constants = names, constants
         words = ["program=own", "program.command=python", "local_batch=1", "launch=torchrun"]
         with hydra_grid.composed(overrides.arranged(words)) as grid:
             base = asdict(grid.configs[0])
@@ -130,7 +155,7 @@ class _Reader:
         base["program"] |= {"command": "imported", "folder": None, "files": None}
         self._base: dict[str, Any] = json.loads(json.dumps(base))
 
-    def all_of(self, found: Sequence[Found]) -> list[_Made]:
+    def all_of(self, found: Sequence[_Found]) -> list[_Made]:
         """Return the runs of the new study.
 
         Raises:
@@ -149,7 +174,7 @@ class _Reader:
             raise ValueError("\n".join([*lines, *([f"... and {more} more"] if more > 0 else [])]))
         return made
 
-    def _made(self, found: Found, earlier: Sequence[RunConfig]) -> list[_Made]:
+    def _made(self, found: _Found, earlier: Sequence[RunConfig]) -> list[_Made]:
         given = self._told(found)
         status = str(given.get("status", "completed")).lower()
         status = _STATUSES.get(status, status)
@@ -161,7 +186,7 @@ class _Reader:
         given = self._checked(found, given)
         epochs, warnings = self._epochs(found, given)
         finite = [
-            all(math.isfinite(values[key]) for key in SCORES if key in values) for values in epochs
+            all(math.isfinite(values[key]) for key in _SCORES if key in values) for values in epochs
         ]
         if not all(finite):
             epochs, status = epochs[: finite.index(False)], "diverged"
@@ -172,15 +197,15 @@ class _Reader:
         num_train = given["num_train"]
         return [_Made(found.name, config, epochs, cast(Status, status), num_train, tuple(warnings))]
 
-    def _told(self, found: Found) -> dict[str, Any]:
+    def _told(self, found: _Found) -> dict[str, Any]:
         """Return the values of a whole run by bsweep's names, as the source has them.
 
         Raises:
             ValueError: If a value changes within the run.
         """
         told: dict[str, Any] = {}
-        wanted = [key for key in self._names if key not in CURVE]
-        for row in (Row(found.settings, found.place, 0.0), *found.rows):
+        wanted = [key for key in self._names if key not in _CURVE]
+        for row in found.rows:
             if (lr := row.values.get(self._names["lr"])) is not None:
                 told.setdefault("lr", lr)  # a schedule may change it
             for key in wanted:
@@ -190,9 +215,9 @@ class _Reader:
                         f"{row.place}: {self._names[key]}={value}, but it was {told[key]} before "
                         "in the same run: name the column that tells runs apart, --map COLUMN=run."
                     )
-        return {**self._constants, **self._in_name(found), **told}
+        return {**self._constants, **told}
 
-    def _checked(self, found: Found, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, found: _Found, told: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a whole run as numbers.
 
         Raises:
@@ -213,21 +238,8 @@ class _Reader:
             raise ValueError(_missing(found, "num_train", "50000", "the training examples"))
         return given
 
-    def _in_name(self, found: Found) -> dict[str, str]:
-        """Return the values that the name of a run has by the user's pattern."""
-        if self._pattern is None:
-            return {}
-        parts = re.split(r"\{([\w.]+)\}", self._pattern)
-        keys = parts[1::2]
-        texts = [re.escape(part).replace(r"\*", ".*") for part in parts[::2]]
-        form = texts[0] + "".join(f"([^/_]+?){text}" for text in texts[1:])
-        match = re.fullmatch(form, found.name)
-        if match is None:
-            raise ValueError(f"{found.place}: the name {found.name} is not {self._pattern}.")
-        return dict(zip(keys, match.groups(), strict=True))
-
     def _epochs(
-        self, found: Found, given: Mapping[str, Any]
+        self, found: _Found, given: Mapping[str, Any]
     ) -> tuple[list[dict[str, float]], list[str]]:
         """Return the values of each epoch of a run, with warnings about them."""
         by_label = self._by_label(found)
@@ -255,15 +267,15 @@ class _Reader:
             "COLUMN=time, or with the seconds of the run, --map COLUMN=run_seconds."
         )
 
-    def _by_label(self, found: Found) -> dict[float, dict[str, float]] | None:
+    def _by_label(self, found: _Found) -> dict[float, dict[str, float]] | None:
         """Return the values of each epoch by the number that the source gives to it; None if the
         source has one row for the whole run.
         """
         name = self._names["epoch"]
         has_epochs = any(name in row.values for row in found.rows)
-        told = {self._names[key].removesuffix("%") for key in CURVE if key != "epoch"}
+        told = {self._names[key].removesuffix("%") for key in _CURVE if key != "epoch"}
         rows = [row for row in found.rows if told & row.values.keys()]
-        if not has_epochs and not (found.merges and any("step" in row.values for row in rows)):
+        if not has_epochs:
             if len(rows) > 1:
                 raise ValueError(
                     f"{found.place}: {_of(found)} has {len(rows)} rows and no {name}: name the "
@@ -273,14 +285,14 @@ class _Reader:
             return None
         by_label: dict[float, dict[str, float]] = {}
         for row in rows:
-            label = number_at(row, name if has_epochs else "step", "epoch")
+            label = number_at(row, name, "epoch")
             if label is not None:
-                self._put(by_label.setdefault(label, {}), row, label, merges=found.merges)
+                self._put(by_label.setdefault(label, {}), row, label)
         return by_label
 
-    def _put(self, epoch: dict[str, float], row: Row, label: float, *, merges: bool) -> None:
+    def _put(self, epoch: dict[str, float], row: Row, label: float) -> None:
         for key, value in self._values(row).items():
-            if not merges and key in epoch and key != "time":
+            if key in epoch and key != "time":
                 raise ValueError(
                     f"{row.place}: {self._names[key]} of epoch {label:g} is there twice: name the "
                     "column that tells runs apart, --map COLUMN=run."
@@ -294,24 +306,22 @@ class _Reader:
             ValueError: If a value is impossible.
         """
         found: dict[str, float] = {}
-        for key in CURVE:
+        for key in _CURVE:
             name = self._names[key]
             at = time_at(row, name) if key == "time" else number_at(row, name, key)
-            if key == "time" and at is None and row.has_own_time:
-                at = row.time
             if at is None or key == "epoch":
                 continue
             is_amount = key not in ("train_loss", "test_loss", "time")
-            if (is_amount and at < 0) or (key not in SCORES and not abs(at) < MOST):
+            if (is_amount and at < 0) or (key not in _SCORES and not abs(at) < MOST):
                 raise ValueError(f"{row.place}: {name}={at:g} is impossible ({key}).")
             found[key] = at
         return found
 
     def _from_one_row(
-        self, found: Found, given: Mapping[str, Any]
+        self, found: _Found, given: Mapping[str, Any]
     ) -> tuple[list[dict[str, float]], list[str]]:
         """Return the epochs of a run of which the source has one row."""
-        values = self._values(found.rows[0]) if found.rows else {}
+        values = self._values(found.rows[0])
         seconds = values.pop("train_seconds", given.get("run_seconds"))
         if not values and seconds is None:
             return [], []  # for example, it failed before its first epoch
@@ -324,7 +334,7 @@ class _Reader:
         return epochs, [_EVENLY]
 
     def _config(
-        self, found: Found, given: Mapping[str, Any], epochs: int, earlier: Sequence[RunConfig]
+        self, found: _Found, given: Mapping[str, Any], epochs: int, earlier: Sequence[RunConfig]
     ) -> RunConfig:
         """Return the configuration of a run, with a seed that the earlier ones do not have.
 
@@ -377,24 +387,23 @@ _EVENLY = (
 )
 
 
-def _fill_seconds(found: Found, epochs: Sequence[dict[str, float]]) -> list[str]:
+def _fill_seconds(found: _Found, epochs: Sequence[dict[str, float]]) -> list[str]:
     """Set `train_seconds` of epochs from the times of their records; return warnings."""
     times = [epoch["time"] for epoch in epochs]
     is_since_start = times[0] < 1e8
-    begin = 0.0 if is_since_start else found.began_at
     seconds = [b - a for a, b in itertools.pairwise(times)]
     said = "train_seconds are wall times between records, evaluations included"
-    if begin is None and not seconds:
+    if not is_since_start and not seconds:
         raise ValueError(
             f"{found.place}: {_of(found)} has one record, so its seconds are unknown: name a "
             "column with them, --map COLUMN=train_seconds."
         )
-    if begin is None:
+    if is_since_start:
+        first = times[0]
+        said += "; that of the first epoch counts from the beginning of the run"
+    else:
         first = statistics.median(seconds)
         said += "; the beginning of the run is unknown, so its first epoch has their median"
-    else:
-        first = times[0] - begin
-        said += "; that of the first epoch counts from the beginning of the run"
     for epoch, value in zip(epochs, [first, *seconds], strict=True):
         if value < 0:
             raise ValueError(
@@ -405,11 +414,11 @@ def _fill_seconds(found: Found, epochs: Sequence[dict[str, float]]) -> list[str]
     return [said]
 
 
-def _of(found: Found) -> str:
+def _of(found: _Found) -> str:
     return f"run {found.name}" if found.name else "the run"
 
 
-def _missing(found: Found, key: str, example: str, what: str) -> str:
+def _missing(found: _Found, key: str, example: str, what: str) -> str:
     value = f", or say it for all runs, --set {key}={example}" if example else ""
     return (
         f"{found.place}: {key} is missing ({what}): name the column that has it, --map "
@@ -499,8 +508,8 @@ def _start(run: _Made) -> Start:
 def _epoch(run: _Made, number: int, values: Mapping[str, float]) -> Epoch:
     config, seconds = run.config, values["train_seconds"]
     num_steps = math.ceil(run.num_train / config.examples_per_step)
-    measured: dict[str, Any] = {key: values.get(key) for key in (*SCORES, *MEASURED)}
-    measured |= {key: round(values[key]) if key in values else None for key in WHOLE}
+    measured: dict[str, Any] = {key: values.get(key) for key in (*_SCORES, *_MEASURED)}
+    measured |= {key: round(values[key]) if key in values else None for key in _WHOLE}
     return Epoch(
         epoch=number,
         num_steps=num_steps,
