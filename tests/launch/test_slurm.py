@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -368,8 +366,7 @@ QUEUED_AGAIN = {
 
 @pytest.fixture(scope="module")
 def queued_again(cluster: Path, undisturbed: list[float]) -> Path:
-    """The cluster after jobs of three kinds were queued again, and have ended: those of
-    QUEUED_AGAIN, and one of submitit, where that is installed.
+    """The cluster after jobs were queued again, in the ways of QUEUED_AGAIN, and have ended.
 
     All wait together: SLURM has a job that is queued again wait.
     """
@@ -382,18 +379,13 @@ def queued_again(cluster: Path, undisturbed: list[float]) -> Path:
     signalled = {
         f"results/{study}/b4*": (*words, jobs[study]) for study, words in QUEUED_AGAIN.items()
     }
-    with (cluster / "said").open("w+") as said:
-        sweep = submitted(cluster, said)
-        if sweep:
-            signalled["results/jobs/b4*"] = ("scancel", "--signal=USR2", first_job(cluster))
-        for pattern in some_first(cluster, signalled):
-            typed(cluster, *signalled[pattern])
-        ends = time.monotonic() + 120
-        for study in QUEUED_AGAIN:
-            while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
-                assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
-                time.sleep(0.5)
-        assert not sweep or sweep.wait(200) == 0, (cluster / "said").read_text()
+    for pattern in some_first(cluster, signalled):
+        typed(cluster, *signalled[pattern])
+    ends = time.monotonic() + 120
+    for study in QUEUED_AGAIN:
+        while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
+            assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
+            time.sleep(0.5)
     for job in jobs.values():
         said_by_job = " ".join((cluster / f"slurm-{job}.out").read_text().split())
         assert said_by_job.count("stopped on request after step") == 1, "it has saved"
@@ -412,39 +404,12 @@ def some_first(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
         time.sleep(0.1)
 
 
-def submitted(cluster: Path, said: IO[str]) -> subprocess.Popen[str] | None:
-    """A sweep whose points submitit runs in jobs; None where submitit is not installed."""
-    if not importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher"):
-        return None
-    jobs = (
-        "hydra/launcher=submitit_slurm",
-        "hydra.launcher.cpus_per_task=2",
-        "hydra.launcher.timeout_min=60",
-    )
-    points = (*GRID, *LONG[1:], "local_batch=4,8", "strategy=allreduce", "study=jobs")
-    command = [SLURM, "run", forks().bsweep, "run", "-m", *points, *jobs]
-    return popen(command, cluster, output=said)
-
-
-def first_job(cluster: Path) -> str:
-    """The id of the job that submitit has for the first point."""
-    until(cluster, "results/jobs/.submitit/*_0")
-    (job,) = (path.name for path in (cluster / "results/jobs/.submitit").glob("*_0"))
-    return job
-
-
 @pytest.mark.parametrize("study", QUEUED_AGAIN)
 def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
     queued_again: Path, undisturbed: list[float], study: str
 ) -> None:
     assert "resumed" in events(queued_again, study)
     assert losses(queued_again, study)[0][1] == undisturbed
-
-
-def test_submitit_runs_each_point_in_a_job_and_queues_it_again(queued_again: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    assert len(losses(queued_again, "jobs")) == 2
-    assert "resumed" in events(queued_again, "jobs")
 
 
 @pytest.mark.nightly  # SLURM has a job that is queued again wait

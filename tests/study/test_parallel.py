@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -384,7 +383,6 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
     sized(monkeypatch, 2)
     given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
     configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
-    grid = SimpleNamespace(configs=configs, runs_elsewhere=False, surrounds_points=False)
     started: list[str] = []
     for how in ("_run_at_once", "_run_in_turn"):
 
@@ -399,7 +397,7 @@ def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.M
             "result_of",
             lambda config, of=results: "completed" if config.seed < of else None,
         )
-        with sweep.Sweep(cast(Any, grid), ()) as points:
+        with sweep.Sweep(configs, ()) as points:
             assert points.run() == ["completed"] * 3
     assert started == ["_run_at_once", "_run_in_turn"]
 
@@ -504,11 +502,7 @@ def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: st
     assert said in str(raised.value)
 
 
-def test_other_launchers_of_points_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"launch\.parallel with hydra/launcher"):
-        parallel.refuse_elsewhere([point()])
+def test_points_at_once_are_refused_inside_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
     env = {
         "HOROVOD_RANK": "0",
         "HOROVOD_SIZE": "1",

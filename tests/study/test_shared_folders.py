@@ -48,8 +48,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "theirs.py").write_text("open('theirs ran', 'w').close()\n" + MODEL)
     folder = tmp_path / "results/s"
     folder.mkdir(parents=True)
-    with hydra_grid.composed(overrides.arranged(POINT)) as grid:
-        commands.keep(folder, POINT, grid.configs)
+    commands.keep(folder, POINT, hydra_grid.composed(overrides.arranged(POINT)))
     return folder
 
 
@@ -71,8 +70,7 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert "recorded commands no longer give 1 of its points" in said
     code, said = resumed(study, *POINT, "+hydra.callbacks.x._target_=theirs.Callback")
     assert code == 2
-    assert "settings of Hydra by which Hydra may start any program" in said
-    assert "type it yourself" in said
+    assert "without Hydra's key hydra.callbacks" in said
     assert "no longer give" not in said, "the error above is the reason"
     code, said = resumed(study, "-m", *POINT, "model.target=theirs.py:build,mine.py:build")
     assert code == 0, said

@@ -65,8 +65,7 @@ def main(path: str) -> None:
         if has_horovod or not module.startswith("horovod."):
             importlib.import_module(module)
     # Hydra finds its plugins, its parser gets to know the grammar, and pydantic the schema.
-    with hydra_grid.composed(["local_batch=8"]) as grid:
-        assert grid.configs[0].run_id
+    assert hydra_grid.composed(["local_batch=8"])[0].run_id
     for schema in (*reading._TYPES.values(), Meta, Summary):
         records.adapter(schema)
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]

@@ -472,14 +472,13 @@ def test_a_calibration_that_vanishes_before_a_point_reads_it_is_named(
     path = calibration_file.path_of(point)
     path.parent.mkdir()
     write_run(point.study_dir, local_batch=16)
-    grid: Any = SimpleNamespace(configs=[point], runs_elsewhere=False, surrounds_points=False)
 
     def run(*_: object) -> str:
         path.unlink()
         return "completed"
 
     monkeypatch.setattr(sweep, "_run_checked", run)
-    with sweep.Sweep(grid, ()) as points:
+    with sweep.Sweep([point], ()) as points:
         assert path.exists()
         assert points.run() == ["completed"]
     assert f"{path} is missing: what the study's runs use is" in capsys.readouterr().err

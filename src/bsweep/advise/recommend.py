@@ -63,8 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         budget = None if options.budget is None else parse_seconds(options.budget)
         metric = "target_accuracy" if options.target_loss is None else "target_loss"
         given = [*options.overrides, f"{metric}={target.value!r}"]
-        with hydra_grid.composed(overrides.arranged(given)) as grid:
-            configs = grid.configs
+        configs = hydra_grid.composed(overrides.arranged(given))
         target = replace(target, part=configs[0].evaluated_part)
         doubts = dict(
             zip((config.run_id for config in configs), checks.check_all(configs), strict=True)

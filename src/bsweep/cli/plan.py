@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         given = overrides.arranged([word for word in arguments if word not in _OWN_FLAGS])
         if overrides.only_shows(given):
             return hydra_grid.answer_flags("bsweep run", given)
-        with hydra_grid.composed(given) as grid:
-            configs = grid.configs
+        configs = hydra_grid.composed(given)
         checks.check_all(configs)
     except ConfigError as error:
         logger.error(f"bsweep: {overrides.explain(error)}")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bsweep.cli import report, run_help
 from bsweep.compose import hydra_grid, overrides
-from bsweep.compose.hydra_grid import Grid
 from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -124,7 +123,7 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
         if not again and overrides.only_shows(given):
             return hydra_grid.answer_flags("bsweep run", given), set()
         sys.argv = ["bsweep run", *given]  # the runs' records hold this command
-        with hydra_grid.composed(given) as grid, _sweep(grid, arguments, again) as sweep:
+        with _sweep(hydra_grid.composed(given), arguments, again) as sweep:
             statuses = sweep.run()
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and not is_full(error):
@@ -135,38 +134,24 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
     return max(code, _tell(sweep, "--report" in arguments)), sweep.run_ids
 
 
-def _sweep(grid: Grid, arguments: Sequence[str], again: _Again | None) -> Sweep:
+def _sweep(configs: Sequence[RunConfig], arguments: Sequence[str], again: _Again | None) -> Sweep:
     """Return the `Sweep` object that trains the points of a typed or recorded command.
 
     Raises:
-        ConfigError: If a point cannot run here, or Hydra would run code for a recorded command.
+        ConfigError: If a point cannot run here.
     """
     if not again:
-        return Sweep(grid, arguments)
-    if grid.runs_elsewhere or grid.surrounds_points:
-        raise ConfigError(
-            f"`bsweep run {shlex.join(arguments)}` has settings of Hydra by which Hydra may start "
-            "any program (hydra/launcher, hydra.callbacks, hydra.job.env_set, hydra/job_logging). "
-            "Others may have changed this recorded command: type it yourself."
-        )
-    recorded = grid.only(again.is_recorded)
+        return Sweep(configs, arguments)
+    recorded = [config for config in configs if again.is_recorded(config)]
     return Sweep(recorded, None, again.is_missing, again.repeats)
 
 
 def _refuse_flags(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for flags that conflict with each other or with horovodrun."""
+    """Raise ConfigError for flags that conflict with each other."""
     shows_point = {"--cfg", "-c", "--info", "-i"} & set(arguments)
     if shows_point and {"-m", "--multirun"} & set(arguments):
         raise ConfigError(
             "--cfg and --info show one point: leave out -m, and give each key one value"
-        )
-    starts_elsewhere = any(
-        argument.startswith("hydra/launcher=") and argument != "hydra/launcher=basic"
-        for argument in arguments
-    )
-    if inside_horovodrun() and starts_elsewhere:
-        raise ConfigError(
-            "horovodrun has already started the processes that train: leave out hydra/launcher"
         )
 
 

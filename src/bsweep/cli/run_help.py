@@ -31,7 +31,7 @@ global_batch. Values joined by commas are a sweep over them.
 """
 _FLAGS = """\
 --report writes the report after the runs. Flags of Hydra: --cfg job shows the point and trains
-nothing, --info, --config-dir DIR, hydra/launcher=...
+nothing, --info, --config-dir DIR.
 Exit code: 0 all points completed, 1 some did not complete or --report failed, 2 invalid input and
 nothing was started, 130 interrupted.
 """

@@ -1,5 +1,4 @@
-"""Functions that call Hydra to compose the points of a command, and to start these points if the
-user chose one of Hydra's launchers.
+"""Functions that call Hydra to compose the points of a command.
 
 Hydra's own entry point runs a sweep through a sweeper plug-in, which calls the program back for
 each point. Here bsweep stays in control: Hydra composes the points and returns them as values.
@@ -10,141 +9,35 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
-
-# Hydra has no public way to start its launchers without a sweeper of its own: a launcher asks for
-# these callbacks.
-from hydra._internal.callbacks import Callbacks
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from bsweep.compose import grid, overrides
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError, flatten
-from bsweep.core import terminal
-from bsweep.core.regular_files import read_regular
-
-logger = terminal.logger(__name__)
 
 _CONFIG, _VERSION = "config", "1.3"
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The points of a command, with facts about what Hydra does when these points run. The values
-    of the last key that has several values vary fastest.
-    """
-
-    configs: list[RunConfig]
-    runs_elsewhere: bool
-    """True if the user chose a `hydra/launcher` other than basic, to start the points in processes
-    of its own.
-    """
-    surrounds_points: bool
-    """True if Hydra sets variables, writes logs or runs callbacks around points of this grid."""
-
-    _points: list[list[str]]  # the overrides of each point
-    _master: DictConfig
-    _loader: ConfigLoader
-
-    def only(self, is_wanted: Callable[[RunConfig], bool]) -> Grid:
-        """Return a copy of this grid with only those points for which `is_wanted` returns True."""
-        indices = [index for index, config in enumerate(self.configs) if is_wanted(config)]
-        return replace(
-            self,
-            configs=[self.configs[index] for index in indices],
-            _points=[self._points[index] for index in indices],
-        )
-
-    def launch(self, indices: Sequence[int], run_point: Callable[[RunConfig], str]) -> list[str]:
-        """Run points by the launcher of Hydra that `hydra/launcher` names, which composes each
-        point again.
-
-        Args:
-            indices: The indices of the points in `configs`.
-            run_point: Runs a point and returns its status. It must be picklable if the launcher
-                runs points elsewhere.
-
-        Returns:
-            The status of each point.
-        """
-        name = self._master.hydra.runtime.choices["hydra/launcher"]
-        callbacks = Callbacks(self._master)
-        context = HydraContext(config_loader=self._loader, callbacks=callbacks)
-        callbacks.on_multirun_start(config=self._master, config_name=_CONFIG)
-        try:
-            launcher = Plugins.instance().instantiate_launcher(
-                hydra_context=context,
-                task_function=lambda composed: run_point(grid.to_config(composed)),
-                config=self._master,
-            )
-            jobs = launcher.launch([self._points[index] for index in indices], initial_job_idx=0)
-        except Exception as error:  # such as an error of sbatch, or a cancelled job
-            logger.error(f"bsweep: hydra/launcher={name} could not run the points: {_why(error)}")
-            return ["failed"] * len(indices)
-        finally:
-            callbacks.on_multirun_end(config=self._master, config_name=_CONFIG)
-        return [_status(job) for job in jobs]
-
-
-_TRACE = re.compile(r"^Traceback .*^(\w[\w.]*: .*?)\s*^-----", re.MULTILINE | re.DOTALL)
-_LOG = re.compile(r"^ *- (.*_log\.out)$", re.MULTILINE)
-_NODE = re.compile(r"hostname=([^,)]+)")
-
-
-def _why(error: Exception) -> str:
-    """Return why a launcher could not run points: its error, or, if submitit quotes a traceback
-    from a job, the node, the last line of the traceback and the job's log.
-    """
-    text = str(error)
-    trace, log = _TRACE.search(text), _LOG.search(text)
-    if not trace or not log:
-        return text
-    said, node = trace[1], None
-    with suppress(OSError):
-        node = _NODE.search(read_regular(Path(log[1])).decode(errors="replace"))
-    remedy = ""
-    if said.startswith("ModuleNotFoundError: "):
-        remedy = (
-            f" The Python {sys.executable} of that node lacks a package: install bsweep there, in "
-            "the same versions as here."
-        )
-    return f"{f'node {node[1]}' if node else 'a node'}: {said}.{remedy} The job's log: {log[1]}"
-
-
-def say_could_not_run(error: BaseException) -> None:
-    """Log that a point could not be run, and why."""
-    logger.error(f"bsweep: a point could not be run: {type(error).__name__}: {error}")
-
-
-@contextmanager
-def composed(arguments: Sequence[str]) -> Iterator[Grid]:
-    """Compose the points of a typed command, and yield the grid of these points.
-
-    Hydra's launchers work inside this context only.
+def composed(arguments: Sequence[str]) -> list[RunConfig]:
+    """Return the points of a typed command. The values of the last key that has several values vary
+    fastest.
 
     Args:
         arguments: Flags and overrides as `overrides.arranged` returns them.
-
-    Yields:
-        The points.
 
     Raises:
         ConfigError: If any argument or point is wrong.
@@ -161,15 +54,14 @@ def composed(arguments: Sequence[str]) -> Iterator[Grid]:
         given.append(f"hydra.searchpath=['file://{folder}']")
     with initialize_config_dir(str(conf_dir()), job_name="sweep", version_base=_VERSION):
         try:
-            found = _compose(flags.config_name or _CONFIG, given)
+            return _compose(flags.config_name or _CONFIG, given)
         except Exception as error:
             if "HYDRA_FULL_ERROR" in os.environ:
                 raise
             raise ConfigError(overrides.explain(error)) from error
-        yield found
 
 
-def _compose(name: str, given: list[str]) -> Grid:
+def _compose(name: str, given: list[str]) -> list[RunConfig]:
     loader = GlobalHydra.instance().config_loader()
     master = loader.load_configuration(name, given, run_mode=RunMode.MULTIRUN)
     axes = [overrides.as_hydra_takes(axis) for axis in _axes(master)]
@@ -177,20 +69,13 @@ def _compose(name: str, given: list[str]) -> Grid:
     overrides.refuse(arguments)
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides(arguments)
-    points = _points(parsed)
     is_whole = not any(one.is_sweep_override() or one.value() == "???" for one in parsed)
-    is_surrounded: list[bool] = []
 
     def compose_point(point: list[str]) -> DictConfig:
         # Without an axis or an open choice, what Hydra composed first is the point itself.
-        composed = master if is_whole else loader.load_sweep_config(master, point)
-        overrides.refuse_settings(composed)
-        is_surrounded.append(bool(overrides.around_point(composed)))
-        return composed
+        return master if is_whole else loader.load_sweep_config(master, point)
 
-    configs = grid.configs(compose_point, points)
-    is_elsewhere = master.hydra.runtime.choices["hydra/launcher"] != "basic"
-    return Grid(configs, is_elsewhere, any(is_surrounded), points, master, loader)
+    return grid.configs(compose_point, _points(parsed))
 
 
 def _axes(master: DictConfig) -> list[str]:
@@ -216,13 +101,6 @@ def _points(given: Sequence[Override]) -> list[list[str]]:
         else:
             axes[key] = [f"{key}={override.get_value_element_as_str()}"]
     return [list(point) for point in itertools.product(*axes.values())]
-
-
-def _status(job: JobReturn) -> str:
-    if job.status == JobStatus.COMPLETED:
-        return str(job.return_value)
-    say_could_not_run(job._return_value)
-    return "failed"
 
 
 def answer_flags(name: str, arguments: Sequence[str]) -> int:

@@ -14,7 +14,6 @@ from typing import NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
 
 from bsweep.config.parsing import conf_dir, known_keys, unknown_key
 from bsweep.config.run import GROUPS
@@ -28,15 +27,9 @@ _MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it start
 _FIRST_PARTS = {key.partition(".")[0] for key in known_keys()}
 _MOST_LETTERS = 255  # in a key, as Hydra looks for a file of that name
 _EXPERIMENT = "experiment"
+# Keys by which Hydra runs jobs, in place of bsweep: all but those that name axes or folders.
+_HYDRAS_OWN = re.compile(r"hydra(?![./](sweeper\.params|searchpath)\b|\w)")
 _GRAMMAR = re.compile(r"""["'\\$(){}]""")  # values with these must be quoted by the user
-_PLUGINS = {
-    "joblib": "hydra-joblib-launcher",
-    "ray": "hydra-ray-launcher",
-    "ray_aws": "hydra-ray-launcher",
-    "rq": "hydra-rq-launcher",
-    "submitit_local": "'bsweep[slurm]'",
-    "submitit_slurm": "'bsweep[slurm]'",
-}
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
@@ -197,9 +190,9 @@ def _problems(text: str, override: Override) -> Iterator[str]:
         yield f"{text}: no key before the '='."
     elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
         yield f"{text}: unknown key; no key has more than {_MOST_LETTERS} letters."
-    elif key in ("hydra/sweeper", "hydra.sweeper._target_", "hydra.mode"):
+    elif _HYDRAS_OWN.match(key):
         yield f"{text}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
-    elif key in (*GROUPS, _EXPERIMENT) or key == "hydra" or "/" in key:
+    elif key in (*GROUPS, _EXPERIMENT) or "/" in key:
         yield from _problems_of_group(text, key, override)
 
 
@@ -250,67 +243,6 @@ def _values(override: Override, most: int) -> Iterator[object]:
         yield override.value()
 
 
-def refuse_settings(point: DictConfig) -> None:
-    """Raise ConfigError if a point has settings of Hydra that bsweep does not support.
-
-    Among them are folders outside the study, and actions around a point with `launch.parallel`.
-    """
-    study = f"{point.results_dir}/{point.study}"
-    expected = {
-        "hydra.run.dir": study,
-        "hydra.sweep.dir": study,
-        "hydra.sweep.subdir": ".",
-        "hydra.output_subdir": None,
-        "hydra.job.chdir": None,
-    }
-    given = {key: OmegaConf.select(point, key) for key in expected}
-    problems = [
-        f"{key}={show(value)}: runs lie in results_dir/study/, and bsweep resolves paths from the "
-        "folder where it was started. Leave this key out: results_dir=... and study=... choose the "
-        "folder of the runs."
-        for key, value in given.items()
-        if value != expected[key] and not (key == "hydra.job.chdir" and value is False)
-    ]
-    if (at_once := OmegaConf.select(point, "launch.parallel")) not in (None, 1):
-        problems += [
-            f"{hydra_key} with launch.parallel={at_once}: {why}, or leave launch.parallel out."
-            for hydra_key, why in around_point(point).items()
-        ]
-    if problems:
-        raise ConfigError(*problems)
-
-
-def around_point(point: DictConfig) -> dict[str, str]:
-    """Return those settings of a point that let Hydra set variables, write logs or run callbacks
-    before and after the point runs.
-
-    Each setting comes with the reason why Hydra cannot do this if points run at once, and the
-    remedy.
-    """
-    variables, callbacks = (
-        OmegaConf.select(point, key) or {} for key in ("hydra.job.env_set", "hydra.callbacks")
-    )
-    logging = point.hydra.runtime.choices.get("hydra/job_logging")
-    found = {}
-    if variables:
-        what = f"hydra.job.env_set ({', '.join(map(str, variables))})"
-        found[what] = (
-            "points that run at the same time share one environment. Export the variables where "
-            "bsweep is started"
-        )
-    if callbacks:
-        what = f"hydra.callbacks ({', '.join(map(str, callbacks))})"
-        found[what] = (
-            "Hydra calls callbacks around points that run one after another. Leave the callbacks "
-            "out"
-        )
-    if logging != "none":
-        found[f"hydra/job_logging={logging}"] = (
-            "points that run at the same time share one log. Leave hydra/job_logging out"
-        )
-    return found
-
-
 def explain(error: Exception) -> str:
     """Return a message that explains an error of Hydra or bsweep to the user, and suggests what the
     user may have meant if that can be guessed.
@@ -334,13 +266,8 @@ def explain(error: Exception) -> str:
     )
     if group:
         options = group[3].split("Config search path")[0].split()
-        package = _PLUGINS.get(group[2]) if group[1] == "hydra/launcher" else None
-        install = f" Install it: pip install {package}." if package else ""
-        near = "" if package else did_you_mean(group[2], options)
-        return (
-            f"{group[1]}={group[2]}: unknown {group[1]}.{near}{install} Known: "
-            f"{', '.join(options)}."
-        )
+        near = did_you_mean(group[2], options)
+        return f"{group[1]}={group[2]}: unknown {group[1]}.{near} Known: {', '.join(options)}."
     if text.startswith("Error merging") and error.__cause__:
         text = f"{text}: {error.__cause__}"
     text = text.split("\nConfig search path")[0].split("\nSee https://hydra.cc")[0]

@@ -56,13 +56,6 @@ def expanded(counts: str) -> list[int]:
     return [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
 
 
-def number_of_task(env: Mapping[str, str]) -> int:
-    """Return this process's number among the tasks of its SLURM step; 0 if srun did not start the
-    process.
-    """
-    return int(env.get("SLURM_PROCID", 0)) if "SLURM_STEP_NUM_TASKS" in env else 0
-
-
 def started_often(env: Mapping[str, str]) -> str:
     """Return an error message if srun started several processes of this command, which needs only
     one; an empty text otherwise.

@@ -20,11 +20,6 @@ from bsweep.runlog.checkpoint_files import is_saving, is_stop_requested, request
 from bsweep.runlog.files import RunPaths
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PASSED_ON = signal.SIGUSR2
-"""The signal by which SLURM tells submitit, a launcher of Hydra, that the time of its SLURM job is
-nearly over. Submitit then queues the SLURM job again. The signal is passed on to submitit only
-after the point has stopped.
-"""
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
@@ -50,7 +45,6 @@ class Stopping:
         self._grace_seconds = _GRACE_SECONDS
         self._shown_at: float | None = None  # the file time of worker 0's last sign of life
         self._seen_at = 0.0  # when this process saw that sign, by its own clock
-        self._passes_on = False
         self._handlers: dict[int, Any] = {}
         self.has_signal = False
         """True once a signal, and not only the run's file `stop`, has asked the run to stop."""
@@ -59,9 +53,7 @@ class Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # only it gets signals
-            self._handlers = {
-                number: signal.getsignal(number) for number in (*_SIGNALS, _PASSED_ON)
-            }
+            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
             for number, handler in self._handlers.items():
                 if callable(handler):  # leave an ignored signal ignored
                     signal.signal(number, self._on_signal)
@@ -79,8 +71,6 @@ class Stopping:
             _elsewhere.remove(self)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._passes_on:
-            signal.raise_signal(_PASSED_ON)
         if self._asked_at == _LONG_AGO and kind is not KeyboardInterrupt:
             raise KeyboardInterrupt from error
 
@@ -134,7 +124,6 @@ class Stopping:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             terminal.leave()
-        self._passes_on = self._passes_on or number == _PASSED_ON
         if not self.ask():
             raise KeyboardInterrupt
 

@@ -287,11 +287,5 @@ def _start(
         stderr=subprocess.STDOUT,
         env=env,
         start_new_session=True,  # only the parent gets Ctrl-C; it then ends the workers in order
-        preexec_fn=_before_exec,
+        preexec_fn=end_with_parent,
     )
-
-
-def _before_exec() -> None:
-    end_with_parent()
-    # SLURM sends SIGUSR2 to all processes of a step, see `bsweep.launch.stop`.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

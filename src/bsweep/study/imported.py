@@ -149,8 +149,8 @@ class _Reader:
     ) -> None:
         self._names, self._constants = names, constants
         words = ["program=own", "program.command=python", "local_batch=1", "launch=torchrun"]
-        with hydra_grid.composed(overrides.arranged(words)) as grid:
-            base = asdict(grid.configs[0])
+        (config,) = hydra_grid.composed(overrides.arranged(words))
+        base = asdict(config)
         base |= {"study": study_dir.name, "results_dir": str(study_dir.parent)}
         base["program"] |= {"command": "imported", "folder": None, "files": None}
         self._base: dict[str, Any] = json.loads(json.dumps(base))

@@ -42,17 +42,6 @@ RunOne = Callable[[RunConfig, Progress, attempts.Launch], str]
 """The type of a function that runs a point and returns its status."""
 
 
-def refuse_elsewhere(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError if the points ask to run at once (`launch.parallel`) although a launcher of
-    Hydra, such as submitit, starts them.
-    """
-    if _asked(configs) > 1:
-        raise ConfigError(
-            "launch.parallel with hydra/launcher: Hydra's launcher, such as submitit, starts the "
-            "points itself. Leave one of these two settings out."
-        )
-
-
 def is_possible(configs: Sequence[RunConfig]) -> bool:
     """Return True if `launch.parallel` asks for several points at once and this machine has room
     for two of them.

@@ -2,22 +2,18 @@
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
 `bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function
-that launches a point. Only if Hydra's launcher starts the points, or its callbacks surround them,
-`Grid.launch` composes each point again and calls the sweep back.
+that launches a point.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 
 from bsweep import launch
-from bsweep.compose.hydra_grid import Grid, say_could_not_run
-from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
@@ -35,13 +31,13 @@ _WAIT_SECONDS = 0.5  # for a point that another process runs
 
 
 class Sweep:
-    """A sweep over the chosen points of a grid: it checks all points when it is created, and runs
-    the chosen ones later.
+    """A sweep over the chosen points of a command: it checks all points when it is created, and
+    runs the chosen ones later.
 
     A sweep is entered by `with`, whose end stops the processes that the sweep started.
 
     Args:
-        grid: All points of the command.
+        configs: All points of the command.
         typed: The command's arguments, which its studies keep; None if they have kept them already.
         is_wanted: Tells whether a point is to be run; all are by default.
         repeats: If True, earlier runs of the points are moved to `.previous` first.
@@ -53,15 +49,12 @@ class Sweep:
 
     def __init__(
         self,
-        grid: Grid,
+        configs: Sequence[RunConfig],
         typed: Sequence[str] | None,
         is_wanted: Callable[[RunConfig], bool] = lambda config: True,
         repeats: bool = False,
     ) -> None:
-        self._grid, self._typed, self._repeats = grid, typed, repeats
-        configs = grid.configs
-        if grid.runs_elsewhere:
-            parallel.refuse_elsewhere(configs)
+        self._configs, self._typed, self._repeats = configs, typed, repeats
         doubts = checks.check_all(configs)
         self._doubts = {_key(config): of for config, of in zip(configs, doubts, strict=True)}
         for study_dir in {config.study_dir for config in configs}:
@@ -73,8 +66,8 @@ class Sweep:
         self._indices = list(chosen.values())
         self.run_ids: Set[str] = {run_id for _, run_id in chosen}
         self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in chosen}
-        """The points of the grid in each study folder, for studies in which at least one point is
-        to be run.
+        """The points of the command in each study folder, for studies in which at least one point
+        is to be run.
         """
         for config in configs:
             if config.study_dir in self.studies:
@@ -92,7 +85,7 @@ class Sweep:
                 self._join(study_dir, configs)
             if self._repeats:
                 for index in self._indices:
-                    attempts.set_aside(self._grid.configs[index])
+                    attempts.set_aside(self._configs[index])
         except BaseException:
             self._attendance.leave()
             raise
@@ -109,8 +102,8 @@ class Sweep:
         self._attendance.leave()
 
     def run(self) -> list[str]:
-        """Run the chosen points of the grid, and return the status of each."""
-        configs = self._grid.configs
+        """Run the chosen points, and return the status of each."""
+        configs = self._configs
         left = {
             index: configs[index]
             for index in self._indices
@@ -158,21 +151,18 @@ class Sweep:
             self._calibrations.add(path)
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:
-        configs = [self._grid.configs[index] for index in indices]
+        configs = [self._configs[index] for index in indices]
         return parallel.run_at_once(configs, self._progress, self._run_with)
 
     def _run_in_turn(self, indices: Sequence[int]) -> list[str]:
-        if self._grid.runs_elsewhere:
-            return self._grid.launch(indices, run_elsewhere)
-        if self._grid.surrounds_points:
-            return self._grid.launch(indices, self._run_with_launcher)
-        return [self._run_or_fail(self._grid.configs[index]) for index in indices]
+        return [self._run_or_fail(self._configs[index]) for index in indices]
 
     def _run_or_fail(self, config: RunConfig) -> str:
         try:
             return self._run_with_launcher(config)
         except Exception as error:  # must not end the other points
-            say_could_not_run(error)
+            what = f"{type(error).__name__}: {error}"
+            logger.error(f"bsweep: a point could not be run: {what}")
             return "failed"
 
     def _run_with_launcher(self, config: RunConfig) -> str:
@@ -199,15 +189,6 @@ class Sweep:
         if path in self._calibrations and not path.exists():
             logger.warning(f"bsweep: {path} is missing: what the study's runs use is written anew")
             self._ask_for_calibration(self.studies[config.study_dir])
-
-
-def run_elsewhere(config: RunConfig) -> str:
-    """Run a point in the process that Hydra's launcher started for it, and return its status; do
-    nothing in a process that is not the first task of a SLURM step.
-    """
-    if slurm.number_of_task(os.environ):  # submitit starts a job once on each of its nodes
-        return "the first task leads the sweep"
-    return _run_checked(config, checks.check_point(config), Progress(1), launch.launch)
 
 
 def _run_checked(
