@@ -66,7 +66,6 @@ def type_run(
         (["-m", "optimizer=sgd,null"], ["optimizer=sgd,null: null is not a name"]),
         (["+experiment="], ["already: leave out the '+'", "quickstart"]),
         (["experiment="], ["nothing is not a name", "quickstart"]),
-        (["--experimental-rerun", "x.pickle"], ["--experimental-rerun", "Run the command again"]),
         (["--frobnicate"], ["--frobnicate", "--help"]),
         (["--local_batch=8"], ["keys take no dashes: local_batch=8"]),
         (["--optimizer.lr=8"], ["keys take no dashes: optimizer.lr=8"]),

@@ -52,7 +52,7 @@ def composed(arguments: Sequence[str]) -> list[RunConfig]:
                 "exists."
             )
         given.append(f"hydra.searchpath=['file://{folder}']")
-    with initialize_config_dir(str(conf_dir()), job_name="sweep", version_base=_VERSION):
+    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
         try:
             return _compose(flags.config_name or _CONFIG, given)
         except Exception as error:

@@ -42,12 +42,6 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     if problems := [*_misspelled(arguments)]:
         raise ConfigError(*problems)
     typed = parsed(arguments)
-    if typed.experimental_rerun is not None:
-        raise ConfigError(
-            "--experimental-rerun: bsweep does not save the pickled configuration that this flag "
-            "of Hydra reads. Run the command again that a run's meta.json records: completed "
-            "runs are skipped."
-        )
     flags = list(arguments)
     for override in typed.overrides:
         flags.remove(override)
@@ -88,7 +82,6 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--package", "-p")
     add("--config-dir", "-cd")
     add("--config-name", "-cn")
-    add("--experimental-rerun")
     add("--shell-completion", "-sc", action="store_true")
     return parser.parse_intermixed_args(list(arguments))
 

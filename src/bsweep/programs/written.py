@@ -162,8 +162,9 @@ class Written:
 
     def _own_time(self, row: Row) -> float | None:
         found = time_at(row, self._names["time"])
-        is_since_start = found is not None and found < 1e8
-        return found + self._started_at if found is not None and is_since_start else found
+        if found is None or found >= 1e8:
+            return found
+        return found + self._started_at  # it counts from the start
 
     def _add(self, label: float, row: Row, at: float) -> None:
         epoch = next((one for one in self._open if one.label == label), None)
