@@ -334,7 +334,7 @@ def test_a_page_shows_hostile_names_as_text(
     page = (tmp_path / "page.html").read_text()
     assert "<img" not in page
     assert page.count("<script") == 1
-    assert ">b compared with &lt;img src=x onerror=alert(1)&gt;&amp;</span></h1>" in page
+    assert ">b compared with &lt;img src=x onerror=alert(1)&gt;&amp;</h1>" in page
     assert "&lt;script&gt;alert(2)" in page
     assert page.count(" - bsweep</title>") == 1
     assert "b: 1 of 2 runs did not complete" in page

@@ -210,7 +210,7 @@ def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, pat
 ODD_LINKS = [
     "x=foo", "target=abc", "run=nobody", "sort=nothing", "color=nothing", "hidden=nothing",
     "part=7", "objective=fame", "cell=3x9", "picked=nobody", "smooth=2", "price=-1", "y=x",
-    "filter.nothing=1", "filter.num_workers=a..b", "constructor=1", "page=zero", "lang=fr",
+    "filter.nothing=1", "filter.num_workers=a..b", "constructor=1", "page=zero", "theme=blue",
 ]  # fmt: skip
 
 
@@ -580,13 +580,13 @@ def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
 
 def test_links_restore_views(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
-        go(page, **{"x": "steps", "logx": "1", "lang": "ko", "cell": "256x4", "find": "_w4_",
+        go(page, **{"x": "steps", "logx": "1", "theme": "dark", "cell": "256x4", "find": "_w4_",
                     "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
         fragment = page.url.partition("#")[2]
         before = [rows(page, "curves"), page.inner_text("#overview")]
     with opened(browser, path, fragment) as page:
         assert [rows(page, "curves"), page.inner_text("#overview")] == before
-        assert page.get_attribute("html", "lang") == "ko"
+        assert page.input_value("#theme") == "dark"
         assert page.input_value("#x") == "steps"
         assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
 
@@ -697,7 +697,7 @@ def test_a_newer_document_keeps_what_the_reader_chose(
         assert page.input_value("#cell") == "256x4"
 
 
-OF_A_RUN = "lang=ko&run=b64_w4_horovod_s0_lr_rulelinear"
+OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"
 
 
 @pytest.mark.parametrize(

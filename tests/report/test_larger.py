@@ -603,5 +603,3 @@ def test_the_page_marks_what_is_simulated(
         chosen = cells[cells["is_simulated"] & (cells["problem"] == "")].iloc[0]
         go(page, cell=f"{chosen['global_batch']}x{chosen['num_workers']}")
         assert "simulated" in page.inner_text("#reading")
-        go(page, lang="ko")
-        assert "시뮬레이션" in page.inner_text("#larger")

@@ -100,17 +100,16 @@ def test_formulas_are_seen_for_one_number_of_microbatches() -> None:
 
 
 def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
-    def drawn(fragment: str) -> tuple[set[str], float]:
-        with opened(browser, path, fragment, viewport=PHONE) as page:
+    def drawn() -> tuple[set[str], float]:
+        with opened(browser, path, viewport=PHONE) as page:
             names = {row["name"] for row in rows(page, "split_memory")}
             height = page.locator("#split_memory canvas").bounding_box()["height"]
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
             return names, height
 
-    for fragment in ("", "lang=ko"):
-        names, height = drawn(fragment)
-        assert max(len(line) for name in names for line in name.split("\n")) <= 24
-        assert height > 12 * sum(name.count("\n") + 1 for name in names)
+    names, height = drawn()
+    assert max(len(line) for name in names for line in name.split("\n")) <= 24
+    assert height > 12 * sum(name.count("\n") + 1 for name in names)
 
 
 def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: Path) -> None:
@@ -122,15 +121,14 @@ def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: P
     assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
 
 
-def test_charts_follow_the_filters_and_the_language(browser: Any, path: Path) -> None:
+def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
-        go(page, **{"filter.strategy": "tensor", "lang": "ko"})
+        go(page, **{"filter.strategy": "tensor"})
         assert {row["way"] for row in rows(page, "split_times")} == {
-            "텐서 병렬 1x2, 1x4",
-            "텐서 병렬 2x2",
+            "tensor 1x2, 1x4",
+            "tensor 2x2",
         }
         assert not page.is_visible("#bubbles")
-        assert "모델을 나누는 방법" in page.inner_text("#splits")
 
 
 def test_a_runs_page_has_its_timeline(browser: Any, path: Path, split: analysis.Study) -> None:

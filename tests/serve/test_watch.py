@@ -507,25 +507,6 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
     assert said == []
 
 
-def test_all_pages_are_there_in_korean(server: Server, browser: Any) -> None:
-    page = new_page(browser)
-    page.goto(f"{server.address}#lang=ko")
-    until(page, "document.body.innerText.includes('점: 2 완료, 1 손상됨')")
-    page.click("li >> nth=0 >> a[data-words]")
-    until(page, "document.querySelectorAll('tbody tr').length === 3")
-    assert page.inner_text("thead tr").split("\t") == [
-        "점", "상태", "에포크", "테스트 정확도", "테스트 손실", "남은 시간"
-    ]  # fmt: skip
-    assert "\t완료\t3\t" in page.inner_text("tbody")
-    page.select_option("#lang", "en")
-    assert page.inner_text("thead tr").startswith("point\tstate\tepochs\ttest accuracy")
-    assert "\tcompleted\t3\t" in page.inner_text("tbody")
-    page.click("a[data-words=report]")
-    until(page, "document.body.dataset.drawn")
-    assert "States of all points" in page.inner_text("header")
-    page.close()
-
-
 def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -> None:
     study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
     failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
@@ -574,7 +555,5 @@ def test_a_page_of_an_earlier_server_says_what_to_do(tmp_path: Path, browser: An
     with watching(tmp_path, "s", "--port", port):
         for page in pages:
             until(page, "document.body.innerText.includes('Open the address that it has printed')")
-    pages[0].select_option("#lang", "ko")
-    until(pages[0], "byId('live').textContent.includes('서버')")
     for page in pages:
         page.close()

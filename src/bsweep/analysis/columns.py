@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from bsweep.analysis.numbers import number
-from bsweep.core.sentences import Sentence, term
+from bsweep.core.words import plural
 
 Type = Literal["text", "count", "count_or_null", "number", "flag", "any"]
 Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
@@ -35,7 +35,8 @@ class Column:
             not tell cells apart if it changes only along with the batch size or the workers.
         digits: The format of a number; empty: the format of `number`. A format that ends in `%`
             prints no percent sign, because the heading has it.
-        said: The template of the text of a value in a legend.
+        said: The template of the text of a value in a legend, in which `s` is a plural's ending.
+            Empty: heading and value.
         source: Where the value of a run comes from: `start` (its start record), `meta` (its
             `meta.json`), or the name of a setting in the configuration. Empty: from elsewhere, such
             as from its summary.
@@ -65,7 +66,7 @@ RUNS = (
     Column("run_id", "text", "run"),
     Column("status", "text"),
     Column("strategy", "text", source="strategy.name"),
-    Column("num_workers", "count", "workers", said="{value:worker}"),
+    Column("num_workers", "count", "workers", said="{value} worker{s}"),
     Column("local_batch", "count"),
     Column("global_batch", "count"),
     Column("seed", "count"),
@@ -85,7 +86,7 @@ RUNS = (
         "epochs",
         role="context",
         source="epochs",
-        said="{value:epoch}",
+        said="{value} epoch{s}",
     ),
     Column("model", "any", role="context", source="model.name", said="{value}"),
     Column("stem", "any", role="context", source="model.stem", said="{value}"),
@@ -407,18 +408,15 @@ def heading(name: str) -> str:
     """
     if name.endswith("_ratio"):
         return heading(name.removesuffix("_ratio")).removesuffix(" (s)")
-    words = of(name).heading or name.rpartition(".")[2].replace("_", " ")
-    return term(words) if name in _SAID else words  # a user's own names are no templates
+    return of(name).heading or name.rpartition(".")[2].replace("_", " ")
 
 
-def said(name: str, text: str) -> Sentence:
+def said(name: str, text: str) -> str:
     """Return a setting in the words of a figure's legend, such as `4 workers`, given its column's
     name and its value as text.
     """
-    return term(of(name).said or WITH_HEADING, heading=heading(name), value=text)
-
-
-WITH_HEADING = "{heading} {value}"  # what a legend says of a column without a template
+    template = of(name).said
+    return template.format(value=text, s=plural(text)) if template else f"{heading(name)} {text}"
 
 
 _USERS_OWN = ("target", "root", "path", "tokenizer", "architecture", "options")

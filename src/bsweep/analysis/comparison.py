@@ -29,7 +29,7 @@ from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
 from bsweep.analysis.targets import to_target
-from bsweep.core.sentences import Sentence, first_said, joined, said, term
+from bsweep.core.sentences import first_said, joined, said, term
 from bsweep.core.words import escaped
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
@@ -195,7 +195,7 @@ class Comparison:
         )
         return joined([line, refused])
 
-    def _left_out(self, own: pd.DataFrame) -> list[Sentence]:
+    def _left_out(self, own: pd.DataFrame) -> list[str]:
         """Return clauses that count the common cells of a study without a ratio of times to the
         target, and name those that no longer reach it or do so less often.
         """
@@ -257,7 +257,7 @@ class Comparison:
             "cells": self.cells.assign(**verdicts).to_dict("records"),
             "missing": self.missing.to_dict("records"),
             "warnings": self.warnings,
-        }, in_english=True)  # fmt: skip
+        })  # fmt: skip
         return found
 
 
@@ -272,11 +272,9 @@ SENTENCES = {
     "accuracy": "The final accuracy of {other} differs from that of {reference} by {value}",
 }
 """By measure: the template of the sentence that says the mean of all common cells."""
-VERDICTS = {*_WORDS["ratio"], *_WORDS["difference"], SAME, UNTESTED, LOST, RARER, "left out"}
-"""Verdicts on common cells. A page translates each of them, as it does a sentence."""
 
 
-def _counted(verdict: str, count: int, more: str = "") -> Sentence:
+def _counted(verdict: str, count: int, more: str = "") -> str:
     """Return a clause such as `slower in 2`, or `left out in 2 (why)`."""
     clause = said("{verdict} in {n}", verdict=term(verdict), n=count)
     return said("{cell} ({more})", cell=clause, more=more) if more else clause
@@ -455,7 +453,7 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
     return not is_other and len({*map(evaluated_part, completed)}) == 1
 
 
-def _in_words(cell: Mapping[str, Any]) -> Sentence:
+def _in_words(cell: Mapping[str, Any]) -> str:
     return joined(
         (words(name, value) for name, value in cell.items() if applies(name, value)), ", "
     )

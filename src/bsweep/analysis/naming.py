@@ -12,7 +12,7 @@ import pandas as pd
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
-from bsweep.core.sentences import Sentence, joined, said, term
+from bsweep.core.words import counted
 
 _NAMES = {
     "per_worker": "per worker",
@@ -109,7 +109,7 @@ _OF_VARIANTS = {
 _KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
 
 
-def words(name: str, value: object) -> Sentence:
+def words(name: str, value: object) -> str:
     """Return a setting's value in the words of a figure's legend, such as `4 workers`, with the
     setting's name unless the value alone is clear.
 
@@ -183,34 +183,16 @@ def length_of(study: Study) -> str:
     """
     if ends_in_rounds(study):
         lengths = study.rounds.groupby("run_id")["round"].max().unique()
-        return said("{n:round}", n=lengths[0]) if len(lengths) == 1 else ""
+        return counted(lengths[0], "round") if len(lengths) == 1 else ""
     runs = study.runs[study.runs["status"] == "completed"]
     is_shorter = (runs["epochs"] < runs["planned_epochs"]).fillna(False).any()  # by its target
     lengths = runs["planned_epochs"].dropna().unique()
-    return said("{n:epoch}", n=lengths[0]) if len(lengths) == 1 and not is_shorter else ""
+    return counted(lengths[0], "epoch") if len(lengths) == 1 and not is_shorter else ""
 
 
-def _variant(text: str) -> Sentence:
-    """Return a variant's name in words: its parts between commas, each of which a page can show in
-    another language.
-    """
-    text = re.sub(r"num_servers (\d+)", r", servers \1", text)
-    text = re.sub(r"every_steps (\d+)", r", steps \1", text)
+def _variant(text: str) -> str:
+    """Return a variant's name in words, such as `local SGD, synchronised every 4`."""
     text = _KNOWN.sub(lambda found: _OF_VARIANTS[found[0]], text)
-    parts = columns.spoken("variant", text.replace(" ,", ",")).strip(", ").split(", ")
-    return joined(map(_part, parts), ", ")
-
-
-def _part(text: str) -> Sentence:
-    """Return a part of a variant's name, such as `synchronised every 4`."""
-    if found := re.fullmatch(r"servers (\d+)", text):
-        return said("{n:server}", n=found[1])
-    if found := re.fullmatch(r"steps (\d+)", text):
-        return said("every {n:step}", n=found[1])
-    name, blank, value = text.rpartition(" ")
-    if blank and name in PHRASES and text not in PHRASES:
-        return joined([term(name), value])
-    return joined([term(text) if text in PHRASES else text])
-
-
-PHRASES = {phrase.removeprefix(", ") for phrase in _OF_VARIANTS.values()}
+    text = re.sub(r"num_servers (\d+)", lambda found: f", {counted(found[1], 'server')}", text)
+    text = re.sub(r"every_steps (\d+)", lambda found: f", every {counted(found[1], 'step')}", text)
+    return columns.spoken("variant", text.replace(" ,", ",")).strip(", ")

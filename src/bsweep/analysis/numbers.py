@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.core.sentences import Sentence
-
 _ROUNDING = (
     1e-9  # relative; an interval this small comes from rounding errors, not from measured values
 )
@@ -93,16 +91,14 @@ def different_texts(values: Iterable[Any]) -> list[str]:
     return [*dict.fromkeys(map(setting_text, in_order))]
 
 
-def plain(value: Any, *, in_english: bool = False) -> Any:
+def plain(value: Any) -> Any:
     """Return a value converted to types that JSON has: None for NaN and infinity, and Python's
-    numbers for numpy's. A sentence becomes what it is made of, unless it is to stay in English.
+    numbers for numpy's.
     """
-    if isinstance(value, Sentence):
-        return str(value) if in_english else plain(value.made_of)
     if isinstance(value, dict):
-        return {str(key): plain(one, in_english=in_english) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, in_english=in_english) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, np.generic):
         value = value.item()
     if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):

@@ -18,7 +18,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
-from bsweep.core.sentences import Sentence, joined
+from bsweep.core.sentences import joined
 
 REPLICAS, MICROBATCHES = "strategy.replicas", "strategy.microbatches"
 _OF_STAGES = ("stashed_bytes", "peak_activation_bytes")
@@ -28,7 +28,7 @@ PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", *_OF_STAGES)
 """
 
 
-def names(table: pd.DataFrame, shown: Sequence[str]) -> list[Sentence]:
+def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     """Return a name for each row of a table of cells, such as `tensor, replicas 2, 4 workers`.
 
     Args:
@@ -191,7 +191,7 @@ def ways(study: Study) -> pd.DataFrame:
     return table
 
 
-def ways_in_words(table: pd.DataFrame) -> dict[Any, Sentence]:
+def ways_in_words(table: pd.DataFrame) -> dict[Any, str]:
     """Return the name of each strategy and number of replicas, with the grids that it has, such as
     `tensor 1x2, 1x4`.
 

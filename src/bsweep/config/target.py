@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bsweep.core.sentences import Sentence, said
+from bsweep.core.sentences import said
 
 SETTINGS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 """By metric of a target: the key of a configuration that names such a target."""
 
 
-def score_said(metric: str, part: str) -> Sentence:
+def score_said(metric: str, part: str) -> str:
     """Return a metric of a target in words, such as `validation accuracy`."""
     is_loss = metric == "test_loss"
     if part == "test":
@@ -41,13 +41,13 @@ class Target:
         return f"a {self.score} of {self.value:g}"
 
     @property
-    def score(self) -> Sentence:
+    def score(self) -> str:
         """The metric in words, such as `validation accuracy`."""
         return score_said(self.metric, self.part)
 
     @property
-    def said(self) -> Sentence:
-        """The target in words, such as `a test accuracy of 0.9`, that a page can translate."""
+    def said(self) -> str:
+        """The target in words, such as `a test accuracy of 0.9`."""
         return said("a {score} of {value}", score=self.score, value=f"{self.value:g}")
 
     @property

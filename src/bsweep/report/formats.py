@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from bsweep.config.values import did_you_mean
-from bsweep.core.sentences import joined, said
 from bsweep.plots.styles import Style
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
@@ -230,20 +229,18 @@ def _tex_number(cell: str, look: str) -> str:
 
 def as_html(
     table: Table,
-    show: Callable[[str], str] = html.escape,
     others: str = "The files beside this page have all rows.",
 ) -> str:
     """Return a table as HTML.
 
     Args:
         table: The table.
-        show: Returns the HTML of a text.
         others: Says where the rows are that are too many for a page.
     """
     if table.cells.empty:
-        return f"<p>{show(table.caption)}</p>"
+        return f"<p>{html.escape(table.caption)}</p>"
     shown, count = replace(table, cells=table.cells[:_MAX_ROWS]), len(table.cells)
-    head, *body = _rows(shown, show)
+    head, *body = _rows(shown, html.escape)
     looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
     heads = "".join(
         f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True)
@@ -254,8 +251,10 @@ def as_html(
         rows += f"<tr>{''.join(cells)}</tr>"
     is_text = "message" in table.cells or not any(_are_numbers(table))
     kind = "text" if is_text else "numbers"
-    left_out = [said("The first {n} of {all} rows.", n=_MAX_ROWS, all=count), others]
-    caption = show(joined([table.caption, *left_out * (count > _MAX_ROWS)]))
+    caption = table.caption
+    if count > _MAX_ROWS:
+        caption += f" The first {_MAX_ROWS} of {count} rows. {others}"
+    caption = html.escape(caption)
     table_ = f"<table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
     return f"<div class=wide tabindex=0>{table_}</div>"
 

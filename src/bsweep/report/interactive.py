@@ -14,7 +14,6 @@ from string import Template
 
 import orjson
 
-from bsweep.core.sentences import english
 from bsweep.report.document import Document
 from bsweep.report.page import as_list, headlines, page, static
 
@@ -34,8 +33,8 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
     """
     body = _BODY.substitute(
         title=html.escape(document["name"]),
-        answer=headlines([english(line) for line in [*document["why"], *document["missing"]]]),
-        warnings=as_list("Warnings", [english(line) for line in document["warnings"]], "warnings"),
+        answer=headlines([*document["why"], *document["missing"]]),
+        warnings=as_list("Warnings", document["warnings"], "warnings"),
         data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )
@@ -45,8 +44,7 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
 
 
 _BODY = Template("""<header><h1 id="title">$title</h1><p id="summary"></p>
-<div class="tools"><select id="lang" aria-label="Language, 언어"></select>
-<select id="theme" aria-label="Look, 화면"></select></div></header>
+<div class="tools"><select id="theme" aria-label="Look"></select></div></header>
 <noscript><p>Filtering and choosing on this page need JavaScript. Its static part is below.</p>
 <div class="paper">$answer
 $warnings</div></noscript>

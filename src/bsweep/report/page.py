@@ -9,15 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
-
-import orjson
-
-from bsweep.analysis.numbers import plain
-from bsweep.core.sentences import Sentence, said
 
 _STATIC = Path(__file__).parent / "static"
 _MAX_LINES = 4  # in a list; the others are folded away
@@ -61,38 +56,24 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def spoken(text: str) -> str:
-    """Return a text as HTML. With a sentence goes what it is made of, so that the page's script can
-    show it in the reader's language.
-    """
-    if not isinstance(text, Sentence):
-        return html.escape(text)
-    told = html.escape(orjson.dumps(plain(text)).decode())
-    return f'<span data-said="{told}">{html.escape(text)}</span>'
+def headlines(lines: Iterable[str]) -> str:
+    """Return lines as the paragraphs that a page begins with."""
+    return "\n".join(f"<p class=headline>{html.escape(line)}</p>" for line in lines)
 
 
-def headlines(lines: Iterable[str], show: Callable[[str], str] = html.escape) -> str:
-    """Return lines, each as `show` returns it, as the paragraphs that a page begins with."""
-    return "\n".join(f"<p class=headline>{show(line)}</p>" for line in lines)
-
-
-def as_list(
-    title: str, lines: Sequence[str], kind: str, show: Callable[[str], str] = html.escape
-) -> str:
-    """Return an HTML section with a title and a list of lines, each as `show` returns it; an empty
-    text if there are no lines.
+def as_list(title: str, lines: Sequence[str], kind: str) -> str:
+    """Return an HTML section with a title and a list of lines; an empty text if there are no lines.
 
     The lines after the fourth are folded away.
     """
-    items = [f"<li>{show(line)}</li>" for line in lines]
+    items = [f"<li>{html.escape(line)}</li>" for line in lines]
     shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
     more = (
-        f"<details><summary>{show(said('{n} more', n=len(lines) - _MAX_LINES))}</summary>"
-        f"<ul>{rest}</ul></details>"
+        f"<details><summary>{len(lines) - _MAX_LINES} more</summary><ul>{rest}</ul></details>"
         if rest
         else ""
     )
-    head = f"<section class={kind}><h2>{show(title)}</h2>"
+    head = f"<section class={kind}><h2>{html.escape(title)}</h2>"
     return f"{head}<ul>{shown}</ul>{more}</section>" if lines else ""
 
 

@@ -13,7 +13,7 @@ from bsweep.analysis import Study
 from bsweep.analysis import splitting as tables
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.naming import words
-from bsweep.core.sentences import Sentence, joined
+from bsweep.core.sentences import joined
 from bsweep.plots import in_order
 from bsweep.plots.splitting import MEGA
 
@@ -44,7 +44,7 @@ def splits(study: Study) -> dict[str, Any]:
     }
 
 
-def _cells(study: Study, table: pd.DataFrame) -> list[Sentence]:
+def _cells(study: Study, table: pd.DataFrame) -> list[str]:
     """Return the names of the cells of a table's rows, which differ wherever cells differ."""
     known = analysis.cells(study.runs)
     names = tables.names(known, ["variant", *(n for n in analysis.levels(known) if n != "variant")])

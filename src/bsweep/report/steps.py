@@ -58,9 +58,7 @@ def _columns(table: pd.DataFrame, names: list[str]) -> dict[str, list[Any]]:
 
 
 def _spans(timelines: pd.DataFrame) -> dict[str, list[Any]]:
-    """Return what happens in steps, with the names of passes and rows in parts that a page can say
-    in each language.
-    """
+    """Return what happens in steps, with the names of passes and rows in parts."""
     if timelines.empty:
         return {}
     who, what = timelines["who"].str.extract(r"(.+?)(?: (\d+))?$"), timelines["what"]

@@ -49,7 +49,6 @@ _PAGE = """<!doctype html>
 <script src="{root}/texts.js" defer></script><script src="{root}/news.js" defer></script>
 <script src="{root}/watch.js" defer></script></head>
 <body data-kind="{kind}" data-events="{events}"><main>
-<select id="lang" aria-label="Language, 언어"></select>
 <h1>{title}</h1>{body}
 </main></body></html>
 """

@@ -8,7 +8,7 @@ function beAlive() {
   let news = null, trouble = "live_connects", problem = "";
   const say = () => {
     points.textContent = words("live_points");
-    points.href = `points/#lang=${state.lang}`;
+    points.href = `points/`;
     const stale = problem && !news?.problem ? words("live_stale", { problem }) : "";
     said.textContent = trouble ? words(trouble) : [newsWords(news), stale].filter(Boolean).join(" ");
   };
@@ -69,7 +69,6 @@ function beAlive() {
     trouble = source.readyState === EventSource.CLOSED ? "live_moved" : "live_lost";
     say();
   };
-  new MutationObserver(say).observe(document.documentElement, { attributeFilter: ["lang"] });
   say();
 }
 (function wait() {

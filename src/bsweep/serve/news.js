@@ -1,4 +1,4 @@
-// What the server tells of a study, in the reader's language: for a page of `bsweep watch`, see `bsweep.serve.app`.
+// What the server tells of a study, for a page of `bsweep watch`, see `bsweep.serve.app`.
 function duration(seconds) {
   const minutes = Math.floor(Math.round(seconds) / 60), hours = Math.floor(minutes / 60);
   if (hours) return words("hours_minutes", { hours, minutes: minutes % 60 });

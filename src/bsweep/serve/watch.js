@@ -3,8 +3,6 @@
 const MOST_ROWS = 300;
 const ORDER = ["running", "failed", "timeout", "out_of_memory", "diverged", "damaged", "interrupted", "new", "completed"];
 const isIndex = document.body.dataset.kind === "index";
-const asked = new URLSearchParams(location.hash.slice(1)).get("lang");
-const state = { lang: Object.hasOwn(TEXTS, asked) ? asked : LANGUAGE };
 const points = new Map(), known = new Map();  // by name: points of the study, and the news of studies
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const byId = (id) => document.getElementById(id);
@@ -17,7 +15,7 @@ function number(value) {
 function row(point) {
   const line = document.createElement("tr");
   const isTimed = point.status !== "completed" && point.seconds_left !== null && point.seconds_left !== undefined;
-  const status = words("status_" + point.status) + (point.message ? `: ${recalled(point.message)}` : "");
+  const status = words("status_" + point.status) + (point.message ? `: ${point.message}` : "");
   const epochs = number(point.epochs_done);
   for (const text of [
     point.run_id, status, point.epochs ? words("epochs_of", { n: epochs, all: point.epochs }) : epochs,
@@ -45,11 +43,9 @@ function say() {
 }
 
 function translate() {
-  document.documentElement.lang = state.lang;
   for (const one of document.querySelectorAll("[data-words]")) {
     one.textContent = words(one.dataset.words, { part: words("part_test") });
   }
-  for (const one of document.querySelectorAll("a")) one.hash = `lang=${state.lang}`;
   byId("done")?.setAttribute("aria-label", words("points_done"));
   say();
   if (!isIndex) draw();
@@ -70,12 +66,6 @@ function update(news) {
   }
 }
 
-byId("lang").replaceChildren(...Object.entries(LANGUAGES).map(([lang, name]) => new Option(name, lang, false, lang === state.lang)));
-byId("lang").addEventListener("change", (event) => {
-  state.lang = event.target.value;
-  history.replaceState(null, "", `#lang=${state.lang}`);
-  translate();
-});
 trouble = "live_connects";
 translate();
 const source = new EventSource(document.body.dataset.events);

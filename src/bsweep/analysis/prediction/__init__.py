@@ -40,7 +40,7 @@ from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import counts
-from bsweep.core.sentences import Sentence, said
+from bsweep.core.sentences import said
 from bsweep.core.words import listed
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
@@ -127,7 +127,7 @@ def predict(
 
 def _without_cell(
     seen: Observed, batches: Sequence[int] | None, workers: Sequence[int] | None, of: Sequence[Key]
-) -> tuple[list[Sentence], list[Sentence]]:
+) -> tuple[list[str], list[str]]:
     """Return a sentence on the numbers of workers that have less than one example for each worker
     of any batch, and one on the others without a cell; each is left out if there are none.
     """
@@ -197,7 +197,7 @@ def on_networks(
     constants = with_measured(of_study(seen.study, where), measured_network)
     constants = replace(constants, speeds=tuple(speeds) or constants.speeds)
     found, problems, left_out = [], [], []
-    doubts: list[Sentence] = []
+    doubts: list[str] = []
     for network in networks:
         try:
             of_network = simulated.with_simulated(fits.step_time, seen, of, network, constants)
@@ -223,7 +223,7 @@ def on_networks(
     return replace(found[0], others=tuple(found[1:]), not_predicted=lost, warnings=tuple(told))
 
 
-def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[Sentence]:
+def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
     for codec in codecs:
         yield said(
             "{codec} is simulated only in steps on more workers than were timed. The number of "

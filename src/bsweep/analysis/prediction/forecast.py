@@ -23,7 +23,7 @@ from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 from bsweep.analysis.prediction.ways import Way
-from bsweep.core.sentences import Sentence, joined, said
+from bsweep.core.sentences import joined, said
 
 PARTS = ("fixed", "computing", "large_batch", "bubble", "exchange", "waiting")
 
@@ -280,7 +280,7 @@ def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool
 
 def _beyond(
     table: pd.DataFrame, keys: Sequence[Cell], batches: Sequence[float], timed: Sequence[Cell]
-) -> list[Sentence]:
+) -> list[str]:
     """Return for each cell of a grid what of it lies beyond the measurements, in words.
 
     Args:
@@ -307,7 +307,7 @@ def _beyond(
     return found
 
 
-def _beyond_words(name: str, value: str, least: str, most: str) -> Sentence:
+def _beyond_words(name: str, value: str, least: str, most: str) -> str:
     between = least if least == most else said("{least} to {most}", least=least, most=most)
     if name == "global_batch":
         return said("global batch {value} (run: {between})", value=value, between=between)

@@ -37,7 +37,7 @@ from bsweep.analysis.prediction.selection import (
 )
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing
 from bsweep.config.target import Target
-from bsweep.core.sentences import Sentence, first_said, joined, said
+from bsweep.core.sentences import first_said, joined, said
 from bsweep.core.words import counted
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Prediction:
     fitted: Fits
     network: str = ""
     others: tuple[Prediction, ...] = ()
-    not_predicted: tuple[Sentence, ...] = ()
+    not_predicted: tuple[str, ...] = ()
     constants: Constants | None = None
 
     @property
@@ -166,11 +166,11 @@ class Prediction:
         )
 
     @property
-    def amount(self) -> Sentence:
+    def amount(self) -> str:
         """The predicted time or cost of the recommended cell, with its interval, as text."""
         return self._amount(self.choice.place)
 
-    def _amount(self, place: int) -> Sentence:
+    def _amount(self, place: int) -> str:
         typical, of_run = (
             log_objective(self.forecast, self.objective, is_run)[:, place]
             for is_run in (False, True)
@@ -184,7 +184,7 @@ class Prediction:
             high=number(high),
         )
 
-    def sentence(self) -> Sentence:
+    def sentence(self) -> str:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
         which cells may be better, or else which is the next best.
 
@@ -194,7 +194,7 @@ class Prediction:
         return joined([self._first(self._whole_amount), *self._sure(), self._others()])
 
     @property
-    def _whole_amount(self) -> Sentence:
+    def _whole_amount(self) -> str:
         """The predicted time or cost of the recommended cell as text, and the time if it is not
         what is minimized.
         """
@@ -256,7 +256,7 @@ class Prediction:
                 batch=number(curve["critical_batch"].iloc[0]),
             )
 
-    def _first(self, amount: str) -> Sentence:
+    def _first(self, amount: str) -> str:
         """Return a sentence that names the recommended cell, with its time or cost."""
         return said(
             "{best} to {target}: {cell}, {amount}.",
@@ -336,7 +336,7 @@ class Prediction:
             "this command with --probe"
         )
 
-    def _basis(self) -> Sentence:
+    def _basis(self) -> str:
         """Return a sentence that says whether runs of the recommended cell reached the target, did
         not reach it, or do not exist, and then whether there are runs of its batch size.
         """
@@ -370,7 +370,7 @@ class Prediction:
                 network=self._links,
             )
 
-    def _others(self) -> Sentence:
+    def _others(self) -> str:
         """Return sentences that name the best measured cell, and the cells that come near."""
         choice, lines = self.choice, []
         if choice.measured is not None and choice.measured != choice.place:
@@ -438,7 +438,7 @@ class Prediction:
         }
         if self.network:
             told |= self.networks_as_json()
-        found: dict[str, Any] = plain(told, in_english=True)
+        found: dict[str, Any] = plain(told)
         return found
 
     def networks_as_json(self) -> dict[str, Any]:
@@ -456,7 +456,7 @@ class Prediction:
             for one in self.of_networks
         ]
         told = {"networks": networks, "curves": self.curves.to_dict("records")}
-        found: dict[str, Any] = plain(told, in_english=True)
+        found: dict[str, Any] = plain(told)
         return found
 
     def _recommendation(self) -> dict[str, Any]:
@@ -616,7 +616,7 @@ _SAVED = {
 }
 
 
-def cell_name(cell: pd.Series[Any]) -> Sentence:
+def cell_name(cell: pd.Series[Any]) -> str:
     local = f"{cell['local_batch']:g}"
     named = said(
         "global batch {batch} on {workers:worker} (local batch {local}{passes})",
@@ -629,7 +629,7 @@ def cell_name(cell: pd.Series[Any]) -> Sentence:
     return said("{cell} with {way}", cell=named, way=way) if way else named
 
 
-def _marked(cell: pd.Series[Any]) -> Sentence:
+def _marked(cell: pd.Series[Any]) -> str:
     """Return the name of a cell, which says so if its steps are simulated."""
     named = cell_name(cell)
     return said("{cell}, simulated", cell=named) if cell["is_simulated"] else named

@@ -26,7 +26,6 @@ from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, way_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
-from bsweep.core.sentences import Sentence
 
 if TYPE_CHECKING:
     from bsweep.analysis.prediction.result import Prediction
@@ -51,7 +50,7 @@ class Simulated(NamedTuple):
     step_time: StepTimeFit
     cells: list[Key]
     refused: tuple[str, ...]
-    not_known: tuple[Sentence, ...]
+    not_known: tuple[str, ...]
 
 
 def with_simulated(

@@ -26,7 +26,7 @@ from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, way_of, ways_of
 from bsweep.config.values import check_above_zero, counts
-from bsweep.core.sentences import Sentence, said
+from bsweep.core.sentences import said
 from bsweep.core.words import counted, listed
 
 __all__ = [
@@ -448,7 +448,7 @@ def _notes(
 
 def not_known(
     constants: Constants, ways: Sequence[Way], networks: Iterable[Network]
-) -> Iterator[Sentence]:
+) -> Iterator[str]:
     """Yield a sentence for each fact of the model or the links that a simulation needs, but nobody
     measured or gave, and what is simulated in its place.
 

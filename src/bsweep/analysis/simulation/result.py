@@ -76,7 +76,7 @@ class Simulation:
             "sites": self.sites.to_dict("records"),
             "notes": list(self.notes),
         }
-        found: dict[str, Any] = plain(told, in_english=True)
+        found: dict[str, Any] = plain(told)
         return found
 
     def _shown(self) -> pd.DataFrame:

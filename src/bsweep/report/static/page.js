@@ -123,7 +123,7 @@ function cost(seconds, workers, of = {}) {
   if (isNumber(of.joules)) return (of.joules * seconds) / of.seconds;
   return isNumber(of.energy_joules) && of.train_seconds ? (of.energy_joules * seconds) / of.train_seconds : null;
 }
-const unit = () => ({ seconds: " s", worker_seconds: state.lang === "ko" ? " 워커·초" : " worker-seconds", money: "", joules: " J" })[state.objective];
+const unit = () => ({ seconds: " s", worker_seconds: " worker-seconds", money: "", joules: " J" })[state.objective];
 function amount(value) {
   const minutes = state.objective === "seconds" && value >= 600 ? ` (${number(value / (value >= 7200 ? 3600 : 60), 3)} ${value >= 7200 ? "h" : "min"})` : "";
   return number(value) + unit() + minutes;
@@ -418,8 +418,8 @@ function renderWarnings() {  // of each its first sentence, which opens
     return el("details", {}, el("summary", {}, el("span", {}, first)), el("p", {}, more));
   };
   byId("warnings").hidden = !all.length;
-  if (byId("warnings").dataset.told !== all.join("\n") + state.lang) {
-    byId("warnings").dataset.told = all.join("\n") + state.lang;
+  if (byId("warnings").dataset.told !== all.join("\n")) {
+    byId("warnings").dataset.told = all.join("\n");
     fill("warnings", el("h2", {}, words("warnings")), shown.map(one),
       rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), rest.map(one)) : null);
   }
@@ -635,7 +635,7 @@ function renderTable(shown) {
 function tableCell(row, one) {
   if (one.name === "run_id") return el("td", { class: "text" }, el("a", { href: link({ run: row.run_id }) }, row.run_id));
   const value = row[one.name], isTime = one.name === "to_target" && row.curve;
-  const text = one.name === "status" ? words("status_" + value) : one.name === "message" ? shownValue(recalled(value))
+  const text = one.name === "status" ? words("status_" + value) : one.name === "message" ? shownValue(value)
     : isTime && !row.reach ? words("not_reached") : isTime ? atMost(shownValue(value), row.reach.is_bound) : shownValue(value);
   return el("td", { class: one.is_number ? "" : "text", title: text.length > 40 ? text : null }, text);
 }
@@ -768,16 +768,16 @@ async function renderSplits(shown) {
   byId("splits").hidden = !splits.cell_of_run;
   if (!splits.cell_of_run) return;
   const cells = new Set(shown.map((row) => String(splits.cell_of_run[row.at])));
-  const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).map((row) => ({ ...row, cell: String(row.cell) })).filter((row) => cells.has(row.cell)) : [];
+  const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).filter((row) => cells.has(row.cell)) : [];
   const legend = { orient: "bottom", columns: innerWidth < 700 ? 1 : 3, labelLimit: 300 };
-  const ways = of("ways").map((row) => ({ ...row, way: String(row.way), tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}\n${words("peak_megabytes")}: ${number(row.megabytes)}` }));
+  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}\n${words("peak_megabytes")}: ${number(row.megabytes)}` }));
   const times = structuredClone(study.charts.split_times), front = structuredClone(study.charts.split_front);
   Object.assign(times.encoding.x, { title: words("workers") });
   Object.assign(times.encoding.y, { title: words("split_seconds") });
   front.encoding.x.title = words("split_seconds");
   front.encoding.y.title = words("peak_megabytes");
   // A strategy has one colour in both charts, and the shape of its first way.
-  const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, String(row.strategy)]);
+  const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, row.strategy]);
   const strategies = [...new Set(lines.map(([, strategy]) => strategy))], palette = times.encoding.color.scale.range;
   const shapes = lines.map((_, at) => SHAPES[at % SHAPES.length]), of_first = (strategy) => shapes[lines.findIndex((line) => line[1] === strategy)];
   const colors = strategies.map((_, at) => palette[at % palette.length]);
@@ -786,12 +786,12 @@ async function renderSplits(shown) {
   Object.assign(front.layer[0].encoding.color, { legend, scale: { domain: strategies, range: colors } });
   Object.assign(front.layer[0].encoding.shape, { legend, scale: { domain: strategies, range: strategies.map(of_first) } });
   await drawIfAny("split_times", times, ways.filter((row) => row.is_fastest));
-  await drawIfAny("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: String(row.strategy) })));
+  await drawIfAny("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: row.strategy })));
   const bubbles = structuredClone(study.charts.split_bubbles);
   bubbles.encoding.x.title = words("microbatches");
   for (const one of [bubbles, bubbles.layer[0], bubbles.layer[1]]) one.encoding.y.title = words("bubble_percent");
   bubbles.encoding.color.legend = bubbles.layer.at(-1).encoding.shape.legend = legend;
-  const found = of("bubbles").map((row) => ({ ...row, line: String(row.line), tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
+  const found = of("bubbles").map((row) => ({ ...row, tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
   byId("bubbles").hidden = !found.length;
   await drawIfAny("split_bubbles", bubbles, found);
   const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
@@ -809,9 +809,8 @@ async function renderSplits(shown) {
     tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_activation_memory")}: ${number(row.peak_activation)} MB\n${words("peak_memory")}: ${number(row.peak)} MB`,
   }))));
 }
-function broken(text, most) {  // lines at commas, of at most so many letters; Korean ones count twice
-  const width = (line) => [...line].reduce((sum, letter) => sum + (letter > "\u1100" ? 2 : 1), 0);
-  const join = (lines, part) => width(`${lines.at(-1)}, ${part}`) > most ? [...lines, part] : [...lines.slice(0, -1), `${lines.at(-1)}, ${part}`];
+function broken(text, most) {  // lines at commas, of at most so many letters
+  const join = (lines, part) => `${lines.at(-1)}, ${part}`.length > most ? [...lines, part] : [...lines.slice(0, -1), `${lines.at(-1)}, ${part}`];
   const [first, ...rest] = text.split(", ");
   return rest.reduce(join, [first]).join(",\n");
 }
@@ -845,7 +844,7 @@ async function renderRun() {
   const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, words(heading)), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
   host.replaceChildren(...[
     back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
-    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, String(recalled(row.message)))) : "",
+    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
     commandLine(command(row), study.commands.of_run[row.at] !== null),
     chart("timeline", "timeline"),
     el("div", { class: "two" },
@@ -854,9 +853,9 @@ async function renderRun() {
         pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
         pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
     events.length ? el("div", { class: "wide", tabindex: "0" }, pairs(words("events"), [words("after"), words("event"), words("message")],
-      events.map((one) => [number(one.since_start_seconds), one.event, String(recalled(one.message))]))) : "",
+      events.map((one) => [number(one.since_start_seconds), one.event, one.message]))) : "",
     logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
-    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared).map(([name, value]) => [String(sentence(name)), value]))),
+    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
     el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
   ].filter(Boolean));
   if (has["run-curves"]) {
@@ -891,7 +890,7 @@ async function drawAnatomy(steps) {
   }
   await draw("anatomy", spec, parts);
 }
-async function drawTimeline(name, spans) {  // `row`, `said` and `tip` are in the reader's language
+async function drawTimeline(name, spans) {
   if (!spans.length) return;
   const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
   const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, said = new Map(spans.map((one) => [one.kind, one.said]));
@@ -943,7 +942,7 @@ async function render() {
   document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = { ...spoken(told), range: {} };
+  study = { ...told, range: {} };
   rows = table(study.runs).map((row, at) => ({
     ...row, at, curve: study.curves[at], part: study.part_of_run[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
@@ -962,14 +961,14 @@ function update(told) {
 }
 function listen() {
   const on = (id, kind, changes) => byId(id).addEventListener(kind, (event) => go(changes(event.target)));
-  for (const id of ["lang", "theme", "objective", "x", "y", "color", "cell", "network", "step_workers"]) on(id, "change", (one) => ({ [id]: one.value }));
+  for (const id of ["theme", "objective", "x", "y", "color", "cell", "network", "step_workers"]) on(id, "change", (one) => ({ [id]: one.value }));
   on("part", "change", (one) => ({ part: one.value, target: "", cell: "" }));
   for (const id of ["logx", "logy", "only", "measured"]) on(id, "change", (one) => ({ [id]: one.checked ? "1" : "" }));
   on("target", "input", (one) => ({ target: Number(one.value) === givenTarget().value ? "" : one.value }));
   on("price", "input", (one) => ({ price: one.value || "1" }));
   on("smooth", "input", (one) => ({ smooth: one.value }));
   on("find", "input", (one) => ({ find: one.value, page: "1" }));
-  byId("reset").addEventListener("click", () => { history.replaceState(null, "", link({ ...Object.fromEntries(Object.keys(state).map((name) => [name, ""])), lang: state.lang, theme: state.theme })); readLink(); render(); });
+  byId("reset").addEventListener("click", () => { history.replaceState(null, "", link({ ...Object.fromEntries(Object.keys(state).map((name) => [name, ""])), theme: state.theme })); readLink(); render(); });
   addEventListener("hashchange", () => { readLink(); render(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
   let folded = [];  // paper shows what is folded away, but no list of a menu and none of a figure's runs

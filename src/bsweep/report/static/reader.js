@@ -1,6 +1,6 @@
-// What the pages of a report and of a comparison share: elements, the link of a view, the reader's language and look.
+// What the pages of a report and of a comparison share: elements, the link of a view, and the look.
 // Each page has its own `DEFAULTS` of the state, `firstView` (the link of what is shown at first), `isUnderstood` and `render`.
-const OF_READER = { lang: LANGUAGE, theme: "auto" }, THEMES = ["auto", "light", "dark"];
+const OF_READER = { theme: "auto" }, THEMES = ["auto", "light", "dark"];
 let state;
 
 const byId = (id) => document.getElementById(id);
@@ -21,7 +21,7 @@ function menu(id, values, chosen) {
 }
 
 const isOne = (...values) => (value) => values.includes(value);
-const UNDERSTOOD_OF_READER = { lang: (value) => Object.hasOwn(TEXTS, value), theme: isOne(...THEMES) };
+const UNDERSTOOD_OF_READER = { theme: isOne(...THEMES) };
 function readLink() {
   const given = [...new URLSearchParams(location.hash.slice(1) || firstView())].filter(([, value]) => value !== "");
   const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
@@ -42,10 +42,8 @@ function go(changes, isStep = false) {
   render();
 }
 function renderReader() {
-  document.documentElement.lang = state.lang;
   if (state.theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.theme;
   for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
-  menu("lang", Object.entries(LANGUAGES), state.lang);
   menu("theme", THEMES.map((name) => [name, words(name)]), state.theme);
 }
