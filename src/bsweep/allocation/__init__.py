@@ -35,7 +35,6 @@ from bsweep.config.card import resolve
 from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.sentences import said
 from bsweep.core.uneven import batch_by_flops, by_seconds, least_steps, steps_by_flops
 from bsweep.runlog.probe_file import (
     PROBE_SCHEMA,
@@ -102,11 +101,9 @@ def doubts(config: RunConfig) -> list[str]:
     except ConfigError:  # no probe is needed if the user gave the batches
         return []
     return [
-        said(
-            "local batch {batch} of worker {rank} is the largest that its probe had time for: more "
-            "may fit",
-            batch=batch,
-            rank=rank,
+        (
+            f"local batch {batch} of worker {rank} is the largest that its probe had time for: "
+            "more may fit"
         )
         for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
         if worker.stopped_by == "seconds" and batch == worker.largest_batch

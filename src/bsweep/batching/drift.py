@@ -16,7 +16,6 @@ from bsweep.batching.base import Seen
 from bsweep.batching.fixed import Fixed
 from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
 from bsweep.config.run import RunConfig
-from bsweep.core.sentences import said
 from bsweep.runlog.records import Event, Round
 
 
@@ -108,11 +107,7 @@ class FollowDrift(Fixed):
         seconds = ", ".join(f"{value:.3g}" for value in measured)
         return Event(
             event="reallocated",
-            message=said(
-                "after round {number} steps take {seconds} s: local steps {before} become {after}",
-                number=number,
-                seconds=seconds,
-                before=before,
-                after=after,
+            message=(
+                f"after round {number} steps take {seconds} s: local steps {before} become {after}"
             ),
         )

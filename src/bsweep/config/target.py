@@ -11,20 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bsweep.core.sentences import said
-
 SETTINGS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 """By metric of a target: the key of a configuration that names such a target."""
 
 
 def score_said(metric: str, part: str) -> str:
     """Return a metric of a target in words, such as `validation accuracy`."""
-    is_loss = metric == "test_loss"
-    if part == "test":
-        return said("test loss") if is_loss else said("test accuracy")
-    if part == "validation":
-        return said("validation loss") if is_loss else said("validation accuracy")
-    return said("test or validation loss") if is_loss else said("test or validation accuracy")
+    return f"{part} {metric.removeprefix('test_')}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Target:
     @property
     def said(self) -> str:
         """The target in words, such as `a test accuracy of 0.9`."""
-        return said("a {score} of {value}", score=self.score, value=f"{self.value:g}")
+        return f"a {self.score} of {self.value:g}"
 
     @property
     def option(self) -> str:

@@ -16,7 +16,6 @@ from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.regular_files import sha256_of
-from bsweep.core.sentences import said
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -119,9 +118,7 @@ class Recorder:
             )
         else:
             if not self._before.has_scores and not self._config_times_steps:
-                message = said(
-                    "the program reported no score of a test set: call run.evaluated(...)"
-                )
+                message = "the program reported no score of a test set: call run.evaluated(...)"
                 self._warn(message, once="")
             reached = f"reached {self._config.target}" if self.stops == "target" else ""
             self._write(
@@ -291,7 +288,7 @@ class Recorder:
                 "the program timed no step and did not say num_train: wrap its loader in "
                 "run.steps(...), or call bsweep.join(num_train=50000)"
             )
-        message = said(
+        message = (
             "the program timed no step (run.steps): train_seconds is the time from an epoch's "
             "beginning to its end, evaluations included"
         )

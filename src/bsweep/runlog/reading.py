@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from bsweep.core.regular_files import read_regular
-from bsweep.core.sentences import said
+from bsweep.core.words import counted
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
 from bsweep.runlog.files import RunPaths
@@ -280,8 +280,8 @@ def read_records(
         ]
     if not torn:
         return tuple(records), None
-    return tuple(records), said(
-        "{file}: ignored an incomplete last line of {n:byte}.", file=path.name, n=len(torn)
+    return tuple(records), (
+        f"{path.name}: ignored an incomplete last line of {counted(len(torn), 'byte')}."
     )
 
 

@@ -13,7 +13,7 @@ from bsweep.config.contradictions import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.sentences import said
+from bsweep.core.words import counted
 from bsweep.launch import check_machine, preflight
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
@@ -65,13 +65,11 @@ def check_point(config: RunConfig) -> list[str]:
             for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)
         )
         if (per_round := sum(each)) > info.num_train:
-            warnings.append(said(
-                "a round of {round} examples is longer than an epoch of {epoch}, and workers "
-                "synchronise at the end of each epoch: they never take all local steps {steps}",
-                round=per_round,
-                epoch=info.num_train,
-                steps=list(config.local_steps),
-            ))  # fmt: skip
+            warnings.append(
+                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, and "
+                "workers synchronise at the end of each epoch: they never take all local steps "
+                f"{list(config.local_steps)}"
+            )
     if problems := list(config.batching.problems_with_data(config, info.num_train)):
         raise ConfigError(*problems)
     refuse_vain_evaluations(config, info.num_train)
@@ -82,9 +80,9 @@ def _doubts_about_images(info: data.DataInfo) -> list[str]:
     if not info.num_skipped:
         return []
     return [
-        said(
-            "data.skip_broken=true left out {n:file} that cannot be read as images",
-            n=info.num_skipped,
+        (
+            f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot be "
+            "read as images"
         )
     ]
 

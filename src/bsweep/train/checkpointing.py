@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
-from bsweep.core.sentences import said
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.checkpoint_files import (
@@ -171,9 +170,7 @@ def save(job: Job, cursor: Cursor) -> None:
     if job.place.rank == strategy.members[0]:
         if problems:
             checkpoint.remove()
-            message = said(
-                "{file} was not written: {problem}", file=checkpoint.folder, problem=problems[0]
-            )
+            message = f"{checkpoint.folder} was not written: {problems[0]}"
             job.record(Event(event="warning", message=message))
         else:
             of_all = {name: digest for one in every for name, digest in one["sha256"].items()}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bsweep.core import memory
-from bsweep.core.sentences import said
 from bsweep.data import plan
 from bsweep.data.streaming import Part
 from bsweep.runlog.measured import Evaluation
@@ -110,17 +109,12 @@ def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
     values = [scores[target.metric == "test_accuracy"] for scores in every]
     if not target.is_confirmed_by([value for value in values if value is not None]):
         return ""
-    reached = said(
-        "reached a {score} of {value}: evaluation {n}, after {examples} examples ({steps} steps), "
-        "confirms it",
-        score=target.score,
-        value=f"{target.value:g}",
-        n=len(every),
-        examples=cursor.num_examples,
-        steps=cursor.num_steps,
+    reached = (
+        f"reached a {target.score} of {target.value:g}: evaluation {len(every)}, after "
+        f"{cursor.num_examples} examples ({cursor.num_steps} steps), confirms it"
     )
     job.record(Event(event="target_reached", message=reached))
-    return str(reached)  # a checkpoint has it
+    return reached
 
 
 def final(job: Job) -> Scores:

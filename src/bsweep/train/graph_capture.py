@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bsweep.config.run import RunConfig
 from bsweep.core import memory
-from bsweep.core.sentences import said
 from bsweep.data import plan
 from bsweep.numerics import optim
 from bsweep.numerics.graphs import BrokenCapture, Compute, Graph, Graphs, on_capture_stream
@@ -99,10 +98,9 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     if job.config.graph is True:
         kind = torch.OutOfMemoryError if weight == _FULL else ValueError
         raise kind(f"graph=true, but {reason}: leave graph out, or use graph=false.")
-    message = said(
-        "no CUDA graph is used: the host launches the kernels of steps one by one ({reason}); "
-        "graph=false saves the memory of the attempt",
-        reason=reason,
+    message = (
+        f"no CUDA graph is used: the host launches the kernels of steps one by one ({reason}); "
+        "graph=false saves the memory of the attempt"
     )
     is_said = weight or job.config.graph == "step"
     return job, [Event(event="warning", message=message)] if is_said else []

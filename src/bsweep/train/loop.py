@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bsweep.batching import Seen
 from bsweep.core import energy, memory
-from bsweep.core.sentences import said
 from bsweep.data import plan
 from bsweep.models import final_file
 from bsweep.numerics import optim
@@ -72,7 +71,7 @@ def _keep_weights(job: Job) -> None:
     try:
         final_file.write(weights, job.dataset, job.paths.final)
     except (OSError, RuntimeError) as error:
-        message = said("{file} was not written: {problem}", file=job.paths.final, problem=error)
+        message = f"{job.paths.final} was not written: {error}"
         job.record(Event(event="warning", message=message))
 
 

@@ -30,8 +30,8 @@ from bsweep.core import fresh_process, memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
-from bsweep.core.sentences import said
 from bsweep.core.torch_private import allocator_variable
+from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.clock import Slowdown
@@ -359,13 +359,12 @@ def _warnings_of_threads(job: Job) -> list[Event]:
     before = [start["threads"] for start in starts][-1:]
     if before in ([], [now := torch.get_num_threads()]):
         return []
-    message = said(
-        "a worker computed with {n:thread} before, and resumes with {now}, probably because it may "
-        "use another number of cores: results may differ in their last bits from those of a run "
-        "that was never interrupted, and the speeds before and after do not compare. Resume on as "
-        "many cores as before, or give launch.threads_per_worker from the beginning",
-        n=before[0],
-        now=now,
+    message = (
+        f"a worker computed with {counted(before[0], 'thread')} before, and resumes with {now}, "
+        "probably because it may use another number of cores: results may differ in their last "
+        "bits from those of a run that was never interrupted, and the speeds before and after do "
+        "not compare. Resume on as many cores as before, or give launch.threads_per_worker from "
+        "the beginning"
     )
     return [Event(event="warning", message=message)]
 
