@@ -22,7 +22,7 @@ from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_g
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
 from bsweep.config.target import score_said
-from bsweep.core.sentences import joined, listed_said, said
+from bsweep.core.words import counted, first_of, joined, listed
 
 _MAX_NAMED = 3
 
@@ -84,20 +84,19 @@ def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
     """
     pending = int(study.runs["status"].isin(["unfinished", "interrupted"]).sum())
     if pending:
-        yield said(
-            "{n} of {all:run} may still finish and change the conclusions.",
-            n=pending,
-            all=len(study.runs),
+        yield (
+            f"{pending} of {counted(len(study.runs), 'run')} may still finish and change the "
+            "conclusions."
         )
     if measured.empty:
         cells = len(tables.cells(study.runs))
-        yield said("No run of {n:cell} has completed, so nothing can be compared yet.", n=cells)
+        yield f"No run of {counted(cells, 'cell')} has completed, so nothing can be compared yet."
 
 
 def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator[str]:
     """Yield the conclusions on a group of cells, each after the group's name if it has one."""
     for line in filter(None, _conclusions(study, group)):
-        yield said("{where}: {line}", where=name, line=line) if name else line
+        yield f"{name}: {line}" if name else line
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
@@ -110,13 +109,10 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
         has_gpus = exchanging["device"].ne("cpu").any()
         is_short = has_gpus and times.eq(PLAIN_HOROVOD.cycle_time_ms).any()
         values = " or ".join(map("{:g}".format, sorted(times.unique())))
-        yield said(
+        on_gpus = f"; {GPU_CYCLE_MS:g} ms on GPUs instead of the default" if is_short else ""
+        yield (
             "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
-            "strategy.cycle_time_ms ({values} ms{on_gpus}). Other strategies have no such cycle.",
-            values=values,
-            on_gpus=said("; {ms} ms on GPUs instead of the default", ms=f"{GPU_CYCLE_MS:g}")
-            if is_short
-            else "",
+            f"strategy.cycle_time_ms ({values} ms{on_gpus}). Other strategies have no such cycle."
         )
 
 
@@ -128,15 +124,14 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
         n: The number of seeds of each measured cell.
     """
     if n.max() == 1:
-        yield said(
+        yield (
             "Each cell has one seed. Repeat the runs with other seeds before you trust small "
             "differences."
         )
     elif n.min() < MIN_SEEDS_FOR_INTERVAL:
-        yield said(
-            "Some cells have only {n:seed}. Repeat their runs with other seeds before you trust "
-            "small differences.",
-            n=n.min(),
+        yield (
+            f"Some cells have only {counted(n.min(), 'seed')}. Repeat their runs with other seeds "
+            "before you trust small differences."
         )
 
 
@@ -151,8 +146,7 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", cells
         return
     for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
-        named = (words(name, value) for name, value in zip(context, key, strict=True))
-        yield joined(named, ", "), group
+        yield ", ".join(map(words, context, key)), group
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
@@ -165,16 +159,14 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     score = score_said("test_accuracy", part)
     if learned.empty:
         if len(cells) == 1:
-            yield said(
-                "The only cell has not learned ({score} not above chance), so no cell is "
-                "recommended.",
-                score=score,
+            yield (
+                f"The only cell has not learned ({score} not above chance), so no cell is "
+                "recommended."
             )
             return
-        yield said(
-            "None of {n:cell} has learned ({score} not above chance), so no cell is recommended.",
-            n=len(cells),
-            score=score,
+        yield (
+            f"None of {counted(len(cells), 'cell')} has learned ({score} not above chance), so no "
+            "cell is recommended."
         )
         yield _times(study, cells)
         return
@@ -183,12 +175,9 @@ def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
     )
     yield from _more_workers(cells)
     if len(others):
-        yield said(
-            "{n} of {all:cell} did not learn ({score} not above chance): {cells}.",
-            all=len(cells),
-            n=len(others),
-            score=score,
-            cells=_some(others["brief"]),
+        yield (
+            f"{len(others)} of {counted(len(cells), 'cell')} did not learn ({score} not above "
+            f"chance): {_some(others['brief'])}."
         )
 
 
@@ -198,22 +187,14 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     if by_time.empty:
         return ""
     ends = (by_time.iloc[0], by_time.iloc[-1])
-    shortest, longest = (
-        said("{seconds} s ({cell})", seconds=_shown(row, "train_seconds"), cell=row["brief"])
-        for row in ends
-    )
-    return said(
-        "Training{length} took {shortest} to {longest}.",
-        length=_for(study),
-        shortest=shortest,
-        longest=longest,
-    )
+    shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
+    return f"Training{_for(study)} took {shortest} to {longest}."
 
 
 def _for(study: Study) -> str:
     """Return in words how long the runs of a study train; empty if their lengths differ."""
     trained = length_of(study)
-    return said(" for {length}", length=trained) if trained else ""
+    return f" for {trained}" if trained else ""
 
 
 def _gains(study: Study) -> Iterator[str]:
@@ -223,19 +204,12 @@ def _gains(study: Study) -> Iterator[str]:
     Speed does not depend on learning, so cells that have not learned count as well.
     """
     for row in sharding_gains(study).reset_index().to_dict("records"):
-        values = {"percent": f"{100 * abs(row['gain']):.0f}", "n": row["num_workers"]}
-        if row["gain"] > 0:
-            yield said(
-                "With an equal part of the parameters on each server, VGG-16 trains {percent} % "
-                "faster than with whole layers on each server, on {n:worker}.",
-                **values,
-            )
-        else:
-            yield said(
-                "With an equal part of the parameters on each server, VGG-16 trains {percent} % "
-                "slower than with whole layers on each server, on {n:worker}.",
-                **values,
-            )
+        difference = "faster" if row["gain"] > 0 else "slower"
+        yield (
+            "With an equal part of the parameters on each server, VGG-16 trains "
+            f"{100 * abs(row['gain']):.0f} % {difference} than with whole layers on each server, "
+            f"on {counted(row['num_workers'], 'worker')}."
+        )
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
@@ -245,7 +219,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     accuracy_name = (
         score_said("test_accuracy", evaluated_part(study.runs))
         if metric == "test_accuracy"
-        else said("training accuracy")
+        else "training accuracy"
     )
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
@@ -255,44 +229,36 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
         return
     best, rivals = candidates.iloc[0], [_rivals(candidates, candidates.iloc[0])]
     seconds = _shown(best, "train_seconds")
-    result = said("{seconds} s of training{length}", seconds=seconds, length=_for(study))
+    result = f"{seconds} s of training{_for(study)}"
     if metric:
-        scored = {"score": accuracy_name, "accuracy": _both(best, metric)}
-        result = said("{result} and {score} {accuracy}", result=result, **scored)
+        result += f" and {accuracy_name} {_both(best, metric)}"
     if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
-        rivals.append(said(
-            "Its accuracy is known only to ± {half}: less accurate cells may be as good.",
-            half=f"{best[f'{metric}_ci95']:.2g}",
-        ))  # fmt: skip
-    named = {"cell": best["words"], "result": result, "seeds": _seeds(best["n"])}
+        half_width = f"{best[f'{metric}_ci95']:.2g}"
+        rivals.append(
+            f"Its accuracy is known only to ± {half_width}: less accurate cells may be as good."
+        )
+    named = f"{best['words']}, with {result} ({_seeds(best['n'])})."
     if not metric or len(learned) < 2:
-        yield joined([said("Fastest: {cell}, with {result} ({seeds}).", **named), *rivals])
+        yield joined([f"Fastest: {named}", *rivals])
         return
     fastest = learned.sort_values("train_seconds", kind="stable")
     most_accurate = fastest.sort_values(metric, ascending=False, kind="stable").iloc[0]
     if most_accurate.name == best.name:
-        rivals.append(said("No cell is more accurate."))
-    first = said(
-        "Fastest within {margin} of the best {score}: {cell}, with {result} ({seeds}).",
-        margin=f"{ACCURACY_MARGIN:g}",
-        score=accuracy_name,
-        **named,
-    )
+        rivals.append("No cell is more accurate.")
+    first = f"Fastest within {ACCURACY_MARGIN:g} of the best {accuracy_name}: {named}"
     yield joined([first, *rivals])
     if most_accurate.name != best.name:
-        yield said("Most accurate: {cell}.", cell=_scored(most_accurate, metric))
+        yield f"Most accurate: {_scored(most_accurate, metric)}."
     if fastest.index[0] != best.name:
-        yield said("Faster, but less accurate: {cell}.", cell=_scored(fastest.iloc[0], metric))
+        yield f"Faster, but less accurate: {_scored(fastest.iloc[0], metric)}."
 
 
 def _scored(row: pd.Series[Any], metric: str) -> str:
     """Return a cell's name with its accuracy and, if it is known, its training time."""
-    values = {"cell": row["words"], "accuracy": _both(row, metric)}
+    scored = f"{row['words']}, with {_both(row, metric)}"
     if pd.isna(row["train_seconds"]):
-        return said("{cell}, with {accuracy}", **values)
-    return said(
-        "{cell}, with {accuracy} in {seconds} s", seconds=_shown(row, "train_seconds"), **values
-    )
+        return scored
+    return f"{scored} in {_shown(row, 'train_seconds')} s"
 
 
 def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
@@ -301,12 +267,9 @@ def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iter
     """
     if len(cells):
         row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
-        yield said(
-            "Most accurate: {cell}, with {score} {accuracy} ({seeds}).",
-            cell=row["words"],
-            score=accuracy_name,
-            accuracy=_both(row, metric),
-            seeds=_seeds(row["n"]),
+        yield (
+            f"Most accurate: {row['words']}, with {accuracy_name} {_both(row, metric)} "
+            f"({_seeds(row['n'])})."
         )
 
 
@@ -322,13 +285,9 @@ def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
             " to ".join(dict.fromkeys(f"{end:.{places}f}" for end in (values.min(), values.max())))
             for values, places in ((rows["speedup"], 2), (100 * rows["efficiency"], 0))
         )
-        yield said(
-            "At equal local batches {n:worker} train {speedup} times as many examples a second as "
-            "{base}: an efficiency of {efficiency} %.",
-            n=workers,
-            speedup=speedup,
-            base=base,
-            efficiency=efficiency,
+        yield (
+            f"At equal local batches {counted(workers, 'worker')} train {speedup} times as many "
+            f"examples a second as {base}: an efficiency of {efficiency} %."
         )
     yield tables.unequal_threads(cells)
 
@@ -343,13 +302,9 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
         if len(cells) < 2:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]
-        first = said(
-            "Lowest training loss after {seconds} s of training in each cell: {cell}, with {loss} "
-            "({seeds}).",
-            seconds=number(best["elapsed_seconds"]),
-            cell=best["words"],
-            loss=_shown(best, "train_loss"),
-            seeds=_seeds(best["n"]),
+        first = (
+            f"Lowest training loss after {number(best['elapsed_seconds'])} s of training in each "
+            f"cell: {best['words']}, with {_shown(best, 'train_loss')} ({_seeds(best['n'])})."
         )
         yield joined([first, _rivals(cells, best, "train_loss")])
 
@@ -368,16 +323,12 @@ def _both(row: pd.Series[Any], metric: str) -> str:
     median = _shown(row, "best_median") if metric == "test_accuracy" else "-"
     if median in (last, "-"):
         return last
-    return said(
-        "{last} in the last evaluation (best median of three evaluations: {median})",
-        last=last,
-        median=median,
-    )
+    return f"{last} in the last evaluation (best median of three evaluations: {median})"
 
 
 def _seeds(n: int) -> str:
-    few = {1: said("one seed"), 2: said("two seeds")}
-    return few.get(n) or said("mean of {n} seeds, 95 % interval", n=n)
+    few = {1: "one seed", 2: "two seeds"}
+    return few.get(n) or f"mean of {n} seeds, 95 % interval"
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
@@ -392,8 +343,8 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
         return ""
     others = _some(rivals["brief"])
     if metric == "train_seconds":
-        return said("The interval of its time overlaps that of {others}.", others=others)
-    return said("The interval of its loss overlaps that of {others}.", others=others)
+        return f"The interval of its time overlaps that of {others}."
+    return f"The interval of its loss overlaps that of {others}."
 
 
 def _some(names: pd.Series[str]) -> str:
@@ -403,7 +354,9 @@ def _some(names: pd.Series[str]) -> str:
     Semicolons take the place of commas where names contain commas.
     """
     comma = "; " if any(", " in name for name in names[:_MAX_NAMED]) else ", "
-    return listed_said([*names], comma, _MAX_NAMED)
+    if len(names) > _MAX_NAMED:
+        return first_of([*names], _MAX_NAMED, comma)
+    return listed([*names], comma)
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
@@ -416,22 +369,17 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     for row in cells.reset_index().to_dict("records"):
         values: dict[str, Any] = {str(name): value for name, value in row.items()}
         lists, workers = values["local_batches"], values["num_workers"]
-        if lists:
-            first = said("local batches {batches} on {n:worker}", batches=lists, n=workers)
-        else:
-            batch = values["local_batch"]
-            first = said("local batch {batch} on {n:worker}", batch=batch, n=workers)
+        batches = f"batches {lists}" if lists else f"batch {values['local_batch']}"
+        first = f"local {batches} on {counted(workers, 'worker')}"
         rest = [words(name, values[name]) for name in others if applies(name, values[name])]
-        in_all = said("global batch {batch}", batch=values["global_batch"])
+        in_all = f"global batch {values['global_batch']}"
         if rest and settings == others:  # there is no choice of batches and workers
-            named.append((joined(rest, ", "), joined([first, in_all], ", ")))
+            named.append((", ".join(rest), f"{first}, {in_all}"))
         else:
-            named.append((joined([first, *rest], ", "), in_all))
-    full = [said("{cell} ({more})", cell=brief, more=more) for brief, more in named]
-    columns_of = {"words": full, "brief": [brief for brief, _ in named]}
-    return cells.assign(**{  # as objects, so that they stay sentences
-        name: pd.Series(texts, cells.index, dtype=object) for name, texts in columns_of.items()
-    })  # fmt: skip
+            named.append((", ".join([first, *rest]), in_all))
+    return cells.assign(
+        words=[f"{brief} ({more})" for brief, more in named], brief=[brief for brief, _ in named]
+    )
 
 
 def against_published(study: Study) -> list[str]:

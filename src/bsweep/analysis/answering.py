@@ -26,8 +26,7 @@ from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apa
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
-from bsweep.core.sentences import joined, said
-from bsweep.core.words import counted
+from bsweep.core.words import counted, joined
 
 MOST_ANSWERS = 4  # The largest parts of a study; each takes about a second.
 
@@ -90,7 +89,7 @@ def recommendations(study: Study) -> list[str]:
     """
     found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [
-        said("{where}: {line}", where=answer.where, line=line) if answer.where else line
+        f"{answer.where}: {line}" if answer.where else line
         for answer in found
         for line in answer.sentences
     ]
@@ -177,12 +176,9 @@ def _not_looked_at(study: Study) -> list[str]:
     option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
     return [
-        said(
-            "Further parts of the study that were not analysed: {n}. To analyse one of them: "
-            "{command} with {options}.",
-            n=len(more),
-            command=command,
-            options=options,
+        (
+            f"Further parts of the study that were not analysed: {len(more)}. To analyse one of "
+            f"them: {command} with {options}."
         )
     ]
 
@@ -209,7 +205,7 @@ def check_simulated(study: Study) -> None:
     if not any(one.prediction is not None and one.prediction.network for one in found):
         if found and found[0].not_simulated:
             raise ValueError(found[0].not_simulated)
-        why = joined(found[0].sentences) if found else "no run of the study has completed."
+        why = " ".join(found[0].sentences) if found else "no run of the study has completed."
         raise ValueError(f"--network {networks[0]}: {why}")
 
 
@@ -228,12 +224,10 @@ def doubts(study: Study) -> list[str]:
         for text in answer.prediction.warnings if answer.prediction is not None else ():
             found.setdefault(text, []).append(answer.where)
         if answer.not_simulated:
-            text = said("larger clusters were not simulated: {why}", why=answer.not_simulated)
+            text = f"larger clusters were not simulated: {answer.not_simulated}"
             found.setdefault(text, []).append(answer.where)
     return [
-        said("prediction ({parts}): {warning}", parts=joined(where, "; "), warning=text)
-        if any(where)
-        else said("prediction: {warning}", warning=text)
+        f"prediction ({joined(where, '; ')}): {text}" if any(where) else f"prediction: {text}"
         for text, where in found.items()
     ]
 
@@ -254,12 +248,9 @@ def what_is_missing(study: Study) -> list[str]:
     places: dict[str, list[str]] = {}
     for answer in answers(study):
         if answer.prediction is None:
-            places.setdefault(joined(answer.sentences), []).append(answer.where)
+            places.setdefault(" ".join(answer.sentences), []).append(answer.where)
     is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
-    return [
-        line if is_all else said("{where}: {line}", where=joined(where, "; "), line=line)
-        for line, where in places.items()
-    ]
+    return [line if is_all else f"{joined(where, '; ')}: {line}" for line, where in places.items()]
 
 
 @once
@@ -282,13 +273,10 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     groups = known.groupby(differing, sort=False)
     found = [
         (
-            joined(
-                (
-                    words(name, value)
-                    for name, value in zip(differing, key, strict=True)
-                    if applies(name, value)
-                ),
-                ", ",
+            ", ".join(
+                words(name, value)
+                for name, value in zip(differing, key, strict=True)
+                if applies(name, value)
             ),
             group.index,
         )
@@ -330,13 +318,12 @@ def _sentences(part: Study, found: Prediction) -> tuple[str, ...]:
 
 def _of_rates(study: Study, found: Prediction) -> str:
     if study.runs["lr_rule"].eq(TUNED).any():
-        return said(
-            "Each cell uses the best of its learning rates, by {score}. The same runs found that "
-            "rate, so its time may look a little better than it is.",
-            score=best_by(study),
+        return (
+            f"Each cell uses the best of its learning rates, by {best_by(study)}. The same runs "
+            "found that rate, so its time may look a little better than it is."
         )
     if found.seen.rates:
-        return said(
+        return (
             "Each batch size uses the best of its learning rates, by the steps to the target. The "
             "same runs found that rate, so its time may look a little better than it is."
         )
@@ -354,24 +341,23 @@ def _missing(study: Study, target: Target | None, problem: str) -> str:
     """
     runs = study.runs
     if names := unsynchronised(study, runs):
-        return said(
-            "No recommendation of a batch size: workers with {variants} do not take every step "
+        variants = " or ".join(words("variant", name) for name in names)
+        return (
+            f"No recommendation of a batch size: workers with {variants} do not take every step "
             "together, but the formula for the steps at each batch size needs workers that do, as "
-            "with strategy=horovod.",
-            variants=" or ".join(words("variant", name) for name in names),
+            "with strategy=horovod."
         )
     if of_one_batch(runs).empty:
-        return said(
+        return (
             "No recommendation of a batch size: all runs have a policy that may change their batch "
             "size, but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
-            "batching=fixed local_batch=... study={study}.",
-            study=study.name,
+            f"batching=fixed local_batch=... study={study.name}."
         )
     if runs["global_batch"].nunique() == 1:
         return _of_one_size(study, target)
     if not problem:
         return _no_target(study)
-    return said("No recommendation of a batch size: {problem}", problem=problem)
+    return f"No recommendation of a batch size: {problem}"
 
 
 def _of_one_size(study: Study, target: Target | None) -> str:
@@ -381,29 +367,22 @@ def _of_one_size(study: Study, target: Target | None) -> str:
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
     if len(counts) == 1:
-        why = said(
+        why = (
             "No recommendation of a batch size or a worker count: there is only one cell (global "
-            "batch {batch} on {n:worker}).",
-            batch=batch,
-            n=counts[0],
+            f"batch {batch} on {counted(counts[0], 'worker')})."
         )
     else:
-        why = said(
-            "No recommendation of a batch size: all runs have a global batch of {batch}.",
-            batch=batch,
-        )
+        why = f"No recommendation of a batch size: all runs have a global batch of {batch}."
     sizes = _around(int(runs["local_batch"].iloc[0]))
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
-    remedy = said(
-        "Run at least one more batch size (two to check the fit): bsweep run local_batch={sizes} "
-        "study={study}, with the other settings unchanged. Or let bsweep train only the cells that "
-        "it needs: bsweep recommend {grid} {option}, also with the other settings unchanged.",
-        sizes=sizes,
-        study=study.name,
-        grid=grid,
-        option=target.option if target else "--target-accuracy ...",
+    option = target.option if target else "--target-accuracy ..."
+    remedy = (
+        f"Run at least one more batch size (two to check the fit): bsweep run local_batch={sizes} "
+        f"study={study.name}, with the other settings unchanged. Or let bsweep train only the "
+        f"cells that it needs: bsweep recommend {grid} {option}, also with the other settings "
+        "unchanged."
     )
-    return joined([why, remedy])
+    return f"{why} {remedy}"
 
 
 def _no_target(study: Study) -> str:
@@ -414,19 +393,16 @@ def _no_target(study: Study) -> str:
     evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
     few = int((evaluated < 2).sum())
     if few > len(evaluated) / 2:
-        return said(
+        return (
             "No recommendation of a batch size: a time to an accuracy needs two evaluations of a "
-            "run, but {few} of {n:run} have fewer. Evaluate within epochs "
-            "(evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
-            "study={study}.",
-            few=few,
-            n=len(evaluated),
-            study=study.name,
+            f"run, but {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
+            "epochs (evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
+            f"study={study.name}."
         )
-    return said(
+    return (
         "No recommendation of a batch size: fewer than half of the cells reach an accuracy above "
-        "chance in all their runs. Train for longer, or at learning rates that suit each batch, "
-        "as with optimizer.lr_rule=linear."
+        "chance in all their runs. Train for longer, or at learning rates that suit each batch, as "
+        "with optimizer.lr_rule=linear."
     )
 
 

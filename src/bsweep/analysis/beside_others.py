@@ -16,7 +16,7 @@ import pandas as pd
 
 from bsweep.analysis import columns
 from bsweep.analysis.loaded import Study
-from bsweep.core.sentences import said
+from bsweep.core.words import counted
 
 _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit in a column's name
 
@@ -57,11 +57,11 @@ def left_out(provenance: pd.DataFrame) -> str:
     count = len(timed_beside(provenance))
     if not count:
         return ""
-    return said(
-        "{n:run} shared the machine with other runs (launch.parallel). The times of such runs are "
-        "left out of figures, tables and predictions; accuracies and losses are kept. To include "
-        "the times, use bsweep report --beside, or bsweep.load(..., beside=True) in Python.",
-        n=count,
+    return (
+        f"{counted(count, 'run')} shared the machine with other runs (launch.parallel). The times "
+        "of such runs are left out of figures, tables and predictions; accuracies and losses are "
+        "kept. To include the times, use bsweep report --beside, or bsweep.load(..., beside=True) "
+        "in Python."
     )
 
 

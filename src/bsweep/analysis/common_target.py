@@ -18,7 +18,6 @@ from bsweep.analysis.supported import supported_target
 from bsweep.analysis.targets import to_target
 from bsweep.analysis.tuning import tuned
 from bsweep.config.target import SETTINGS, Target
-from bsweep.core.sentences import said
 
 
 @once
@@ -42,17 +41,13 @@ def common_target(study: Study) -> tuple[Target, str] | None:
         return (named[0], "") if len(named) == 1 else None
     target, why = supported
     if not named:
-        return target, said("The runs name no target: {why}", why=why)
+        return target, f"The runs name no target: {why}"
     problem = (
-        said("The runs name {n} targets.", n=len(named))
+        f"The runs name {len(named)} targets."
         if len(named) > 1
-        else said(
-            "No run reached {target}. {best}.",
-            target=named[0].said,
-            best=best_seen(study, named[0]),
-        )
+        else f"No run reached {named[0].said}. {best_seen(study, named[0])}."
     )
-    return target, said("{problem} So {why}", problem=problem, why=why)
+    return target, f"{problem} So {why}"
 
 
 def best_seen(study: Study, target: Target) -> str:
@@ -68,11 +63,7 @@ def best_seen(study: Study, target: Target) -> str:
     """
     found = target.sign * to_target(study, target)[["best", "last"]].astype(float)
     median, last = (number(float(target.sign * value)) for value in found.max())
-    return said(
-        "The best median of three evaluations is {median} (best last evaluation: {last})",
-        median=median,
-        last=last,
-    )
+    return f"The best median of three evaluations is {median} (best last evaluation: {last})"
 
 
 def _named(study: Study) -> list[Target]:

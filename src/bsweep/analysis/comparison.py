@@ -29,8 +29,7 @@ from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
 from bsweep.analysis.targets import to_target
-from bsweep.core.sentences import first_said, joined, said, term
-from bsweep.core.words import escaped
+from bsweep.core.words import counted, escaped, first_of, joined
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
 LOST, RARER = "no longer reached", "reached less often"  # verdicts on the time to the target
@@ -150,12 +149,10 @@ class Comparison:
         keys, further = list(self.differences["key"]), others[_MOST_STUDIES:]
         last = [self._missing(others[0])] * (len(others) == 1)
         last.append(
-            said("They differ in {keys}.", keys=first_said(keys, most=_MOST_VALUES))
-            if keys
-            else _NO_DIFFERENCE
+            f"They differ in {first_of(keys, most=_MOST_VALUES)}." if keys else _NO_DIFFERENCE
         )
         if further:
-            last.append(said("--verbose also shows {studies}.", studies=first_said(further)))
+            last.append(f"--verbose also shows {first_of(further)}.")
         return [*filter(None, lines), joined(last)]
 
     def _line(self, other: str, measure: str) -> str:
@@ -169,29 +166,25 @@ class Comparison:
         if values.empty:
             if not left_out:
                 return refused
-            target, clauses = own["target"].iat[0], joined(left_out, ", ")
-            return said(
-                "Not compared by time to {target}: {clauses}.", target=target, clauses=clauses
-            )
+            target, clauses = own["target"].iat[0], ", ".join(left_out)
+            return f"Not compared by time to {target}: {clauses}."
         verdicts = self.verdicts(measure)[values.index]
         untested = int((verdicts == UNTESTED).sum())
         words_told = (*_WORDS[kind], SAME) if untested < len(values) else ()
         counts = [_counted(word, (verdicts == word).sum()) for word in words_told]
         if untested:
-            why = said("fewer than {n} seeds", n=MIN_SEEDS_FOR_INTERVAL)
+            why = f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds"
             counts.append(_counted(UNTESTED, untested, why))
         mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
-        line = said(
-            "{sentence} (mean of {n:common cell}): {clauses}.",
-            sentence=term(
-                SENTENCES[measure],
-                other=other,
-                reference=self.studies[0],
-                value=f"{mean:{'.3f' if kind == 'ratio' else '+.4f'}}",
-                target=own["target"].iat[0],
-            ),
-            n=len(values),
-            clauses=joined([*counts, *left_out], ", "),
+        sentence = _SENTENCES[measure].format(
+            other=other,
+            reference=self.studies[0],
+            value=f"{mean:{'.3f' if kind == 'ratio' else '+.4f'}}",
+            target=own["target"].iat[0],
+        )
+        line = (
+            f"{sentence} (mean of {counted(len(values), 'common cell')}): "
+            f"{', '.join([*counts, *left_out])}."
         )
         return joined([line, refused])
 
@@ -201,7 +194,7 @@ class Comparison:
         """
         verdicts = self.verdicts("seconds_to_target")[own.index]
         clauses = [
-            _counted(verdict, rows.sum(), first_said([*own["cell"][rows]]))
+            _counted(verdict, rows.sum(), first_of([*own["cell"][rows]]))
             for verdict in (LOST, RARER)
             if (rows := verdicts == verdict).any()
         ]
@@ -217,10 +210,10 @@ class Comparison:
         cells = [*self.missing.loc[self.missing["study"] == other, "cell"]]
         if not cells:
             return ""
-        return said(
-            "{other} has no completed run of {n:cell} of {reference}: {cells}.",
-            other=other, n=len(cells), reference=self.studies[0], cells=first_said(cells, "; "),
-        )  # fmt: skip
+        return (
+            f"{other} has no completed run of {counted(len(cells), 'cell')} of {self.studies[0]}: "
+            f"{first_of(cells, comma='; ')}."
+        )
 
     def _refused(self, other: str) -> str:
         """Return a sentence that says why times of a study are not compared; empty if they are."""
@@ -229,15 +222,11 @@ class Comparison:
         if not count:
             return ""
         of = self.differences.set_index("key")[lambda rows: rows["kind"] == "hardware"]
-        values = [
-            joined([str(key), row[self.studies[0]], "/", row[other]]) for key, row in of.iterrows()
-        ]
-        return said(
-            "Times of {other} are not compared in {n:cell}, because the hardware differs "
-            "({values}). To compare them all the same, use --across-hardware.",
-            other=other,
-            n=count,
-            values=joined(values, "; "),
+        values = [f"{key} {row[self.studies[0]]} / {row[other]}" for key, row in of.iterrows()]
+        return (
+            f"Times of {other} are not compared in {counted(count, 'cell')}, because the hardware "
+            f"differs ({'; '.join(values)}). To compare them all the same, use "
+            "--across-hardware."
         )
 
     def __repr__(self) -> str:
@@ -262,22 +251,19 @@ class Comparison:
 
 
 _WORDS = {"ratio": ("slower", "faster"), "difference": ("higher", "lower")}
-_NO_DIFFERENCE = said(
-    "Their records tell no difference in configuration, code, versions or hardware."
-)
-_MISSED = said("a run did not reach it, or reached it at its first evaluation")
-SENTENCES = {
+_NO_DIFFERENCE = "Their records tell no difference in configuration, code, versions or hardware."
+_MISSED = "a run did not reach it, or reached it at its first evaluation"
+_SENTENCES = {
     "step_seconds": "A step of {other} takes {value} times as long as one of {reference}",
     "seconds_to_target": "To {target}, {other} takes {value} times as long as {reference}",
     "accuracy": "The final accuracy of {other} differs from that of {reference} by {value}",
 }
-"""By measure: the template of the sentence that says the mean of all common cells."""
 
 
 def _counted(verdict: str, count: int, more: str = "") -> str:
     """Return a clause such as `slower in 2`, or `left out in 2 (why)`."""
-    clause = said("{verdict} in {n}", verdict=term(verdict), n=count)
-    return said("{cell} ({more})", cell=clause, more=more) if more else clause
+    clause = f"{verdict} in {count}"
+    return f"{clause} ({more})" if more else clause
 
 
 def compare(
@@ -454,9 +440,7 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
 
 
 def _in_words(cell: Mapping[str, Any]) -> str:
-    return joined(
-        (words(name, value) for name, value in cell.items() if applies(name, value)), ", "
-    )
+    return ", ".join(words(name, value) for name, value in cell.items() if applies(name, value))
 
 
 def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
@@ -498,26 +482,26 @@ def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
 def _text(values: Sequence[str]) -> str:
     if len(values) == 1:
         return values[0]
-    return said("varies: {values}", values=first_said(values, most=_MOST_VALUES))
+    return f"varies: {first_of(values, most=_MOST_VALUES)}"
 
 
 def _warnings(studies: Mapping[str, Study]) -> tuple[str, ...]:
     reference, *others = studies.values()
     return (
         *(
-            said("{where}: {line}", where=name, line=line)
+            f"{name}: {line}"
             for name, study in studies.items()
             for line in filter(None, _warnings_of(study))
         ),
         *(
-            said("{where}: {line}", where=name, line=_OTHER_EXAMPLES)
+            f"{name}: {_OTHER_EXAMPLES}"
             for name, other in zip([*studies][1:], others, strict=True)
             if not _have_same_examples([reference.runs, other.runs])
         ),
     )
 
 
-_OTHER_EXAMPLES = said(
+_OTHER_EXAMPLES = (
     "accuracies and times to a target are not compared, because the data sets or the evaluated "
     "examples differ."
 )
@@ -525,7 +509,7 @@ _OTHER_EXAMPLES = said(
 
 def _warnings_of(study: Study) -> Iterator[str]:
     for run_id, why in study.skipped.items():
-        yield said("{run} is left out: {why}", run=run_id, why=why)
+        yield f"{run_id} is left out: {why}"
     if count := int((study.runs["status"] != "completed").sum()):
-        yield said("{n} of {all:run} did not complete: left out.", n=count, all=len(study.runs))
+        yield f"{count} of {counted(len(study.runs), 'run')} did not complete: left out."
     yield left_out(study.provenance)

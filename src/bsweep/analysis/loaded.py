@@ -19,7 +19,6 @@ from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
-from bsweep.core.sentences import first_said, said
 from bsweep.core.words import counted, escaped, first_of
 
 if TYPE_CHECKING:
@@ -267,10 +266,7 @@ def study_of(
     runs = runs.sort_values(
         ["strategy", "num_workers", "local_batch", "seed", "run_id"], ignore_index=True
     )
-    lost = [
-        said("{run} is left out: {why}", run=run_id, why=why)
-        for run_id, why in (skipped or {}).items()
-    ]
+    lost = [f"{run_id} is left out: {why}" for run_id, why in (skipped or {}).items()]
     warnings = (*lost, *_warnings(runs, provenance))
     name = escaped(folder.resolve().name)
     known: dict[str, Any] = {"runs": runs, "provenance": provenance, **typed}
@@ -310,32 +306,29 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     """
     unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
     if unfinished:
-        yield said(
-            "{runs}: unfinished (still training, killed with the launcher, or out of disk space). "
-            "If no sweep is at work, start the same sweep again.",
-            runs=first_said(unfinished),
+        yield (
+            f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or "
+            "out of disk space). If no sweep is at work, start the same sweep again."
         )
     hardware = sorted(set(runs["hardware"]) - {""})
     if len(hardware) > 1:
-        yield said(
+        yield (
             "Runs on different hardware have separate curves, and their times cannot be compared: "
-            "{hardware}.",
-            hardware="; ".join(hardware),
+            f"{'; '.join(hardware)}."
         )
     for difference, values in mixture(runs, provenance).items():
-        numbers = {"difference": difference, "values": in_words(values)}
         if difference == "torch" or difference.startswith("precision"):
-            yield said("Runs of different {difference} have separate curves: {values}.", **numbers)
+            yield f"Runs of different {difference} have separate curves: {in_words(values)}."
         elif difference != "hardware":
-            yield said("Runs of different {difference} are shown together: {values}.", **numbers)
+            yield f"Runs of different {difference} are shown together: {in_words(values)}."
     if "commit" in provenance and (commits := provenance["commit"].nunique()) > 1:
-        yield said(
-            "The runs come from {n} different commits of bsweep. The provenance table names them.",
-            n=commits,
+        yield (
+            f"The runs come from {commits} different commits of bsweep. The provenance table names "
+            "them."
         )
     told: dict[str, list[str]] = {}
     for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
         for line in text.split("\n") if text else ():
             told.setdefault(line, []).append(run_id)
     for line, run_ids in told.items():
-        yield said("{runs}: {warning}", runs=first_said(run_ids), warning=line)
+        yield f"{first_of(run_ids)}: {line}"

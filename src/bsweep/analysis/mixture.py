@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.core.sentences import first_said, joined, said
-from bsweep.core.words import minor
+from bsweep.core.words import counted, first_of, minor
 
 _VERSIONS = ("torch", "horovod", "bsweep")
 
@@ -46,7 +45,7 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
         for device, alike in left_open.groupby("device"):
-            named = said("precision on {device}", device=device)
+            named = f"precision on {device}"
             found[named] = _runs_by(alike["precision"].tolist(), alike["run_id"])
     return {name: values for name, values in found.items() if len(values) > 1}
 
@@ -74,11 +73,8 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
     It also names runs, at most three for each value, of all values but the most common one.
     """
     (common, most), *rare = values.items()
-    others = (
-        said("{value} ({n:run}: {runs})", value=value, n=len(ids), runs=first_said(ids))
-        for value, ids in rare
-    )
-    return joined([said("{value} ({n:run})", value=common, n=len(most)), *others], "; ")
+    others = (f"{value} ({counted(len(ids), 'run')}: {first_of(ids)})" for value, ids in rare)
+    return "; ".join([f"{common} ({counted(len(most), 'run')})", *others])
 
 
 def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
-from bsweep.core.sentences import joined
+from bsweep.core.words import joined
 
 REPLICAS, MICROBATCHES = "strategy.replicas", "strategy.microbatches"
 _OF_STAGES = ("stashed_bytes", "peak_activation_bytes")
@@ -42,7 +42,7 @@ def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     known = table.index.to_frame(index=False)[list(shown)]
     varying = [name for name in shown if known[name].nunique() > 1]
     return [
-        joined([words(name, row[name]) for name in varying if applies(name, row[name])], ", ")
+        ", ".join(words(name, row[name]) for name in varying if applies(name, row[name]))
         for row in known.to_dict("records")
     ]
 

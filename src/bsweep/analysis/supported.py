@@ -26,7 +26,7 @@ from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
-from bsweep.core.sentences import said
+from bsweep.core.words import counted
 
 _STEP = 0.01
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
@@ -70,21 +70,13 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     if not math.isfinite(score):
         return None
     target = Target(metric, round(abs(score), 2), evaluated_part(study.runs))
-    reached = {"n": int((cells >= score - 1e-9).sum()), "all": len(cells)}
-    if metric == "test_accuracy":
-        return target, said(
-            "{target} was chosen: the highest {score}, in whole percents, that {n} of {all:cell} "
-            "reach in all their runs.",
-            target=target.said,
-            score=target.score,
-            **reached,
-        )
-    return target, said(
-        "{target} was chosen: the lowest {score}, in hundredths, that {n} of {all:cell} reach in "
-        "all their runs.",
-        target=target.said,
-        score=target.score,
-        **reached,
+    num_reached = int((cells >= score - 1e-9).sum())
+    best, unit = (
+        ("highest", "whole percents") if metric == "test_accuracy" else ("lowest", "hundredths")
+    )
+    return target, (
+        f"{target.said} was chosen: the {best} {target.score}, in {unit}, that {num_reached} of "
+        f"{counted(len(cells), 'cell')} reach in all their runs."
     )
 
 

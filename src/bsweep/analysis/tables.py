@@ -26,7 +26,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
-from bsweep.core.sentences import joined, said
+from bsweep.core.words import counted
 
 METRICS = [
     "train_seconds",
@@ -233,14 +233,14 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     for workers in sorted(map(int, mixed["num_workers"].unique())):
         threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
-        threads_of = counts if had else said("{n:thread}", n=counts)
+        threads_of = counts if had else counted(counts, "thread")
         if workers == 1:
-            had.append(said("{n:worker} had {threads}", n=workers, threads=threads_of))
+            had.append(f"{counted(workers, 'worker')} had {threads_of}")
         else:
-            had.append(said("{n:worker} had {threads} each", n=workers, threads=threads_of))
+            had.append(f"{counted(workers, 'worker')} had {threads_of} each")
     if scaling(cells).empty:
-        return said("No speed-up: {cells}.", cells=joined(had, ", "))
-    return said("No speed-up between unequal threads: {cells}.", cells=joined(had, ", "))
+        return f"No speed-up: {', '.join(had)}."
+    return f"No speed-up between unequal threads: {', '.join(had)}."
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -540,11 +540,8 @@ def caveats(study: Study) -> list[str]:
         One sentence for each element.
     """
     lines: list[str] = [
-        said(
-            "{change} together with the batch size or the number of workers, so curves show both "
-            "effects.",
-            change=_CHANGING.get(name) or said("{setting} changes", setting=heading(name)),
-        )
+        f"{_CHANGING.get(name) or f'{heading(name)} changes'} together with the batch size or the "
+        "number of workers, so curves show both effects."
         for name in entangled(study.runs)
     ]
     completed = study.runs["status"] == "completed"
@@ -552,22 +549,21 @@ def caveats(study: Study) -> list[str]:
         by_cell(study.runs[completed]).set_index("seed", append=True).index.duplicated().sum()
     )
     if repeated:
-        lines.append(said(
-            "Runs that repeat a seed of the same cell: {n}. They are averaged first, because n and "
-            "the intervals count seeds.",
-            n=repeated,
-        ))  # fmt: skip
+        lines.append(
+            f"Runs that repeat a seed of the same cell: {repeated}. They are averaged first, "
+            "because n and the intervals count seeds."
+        )
     if " " in evaluated_part(study.runs):
-        lines.append(said(
+        lines.append(
             "Some runs were evaluated on validation examples (data.validation_share), others on "
             "the test set: their accuracies and losses cannot be compared."
-        ))  # fmt: skip
+        )
     return lines
 
 
 _CHANGING = {
-    "threads": said("The number of threads of a worker changes"),
-    "lr": said("The base learning rate changes"),
+    "threads": "The number of threads of a worker changes",
+    "lr": "The base learning rate changes",
 }
 
 

@@ -16,7 +16,6 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.analysis.supported import part_of
 from bsweep.config.target import score_said
-from bsweep.core.sentences import said
 
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
 
@@ -94,9 +93,9 @@ def _scored(study: Study) -> pd.DataFrame:
 def best_by(study: Study) -> str:
     """Return in words the score by which `rates` finds the best learning rate of a cell."""
     if _has_target(study.runs):
-        return said("the time to the target")
+        return "the time to the target"
     score = score_said("test_accuracy", evaluated_part(study.runs))
-    return said("the {score} in the last evaluation", score=score)
+    return f"the {score} in the last evaluation"
 
 
 def _metric(runs: pd.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _NOT_TO_SHOW = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -38,6 +38,11 @@ def listed(items: Sequence[object], comma: str = ", ") -> str:
     """Return the items as a text such as `a, b and c`; empty if there are no items."""
     *first, last = map(str, items) if items else [""]
     return f"{comma.join(first)} and {last}" if first else last
+
+
+def joined(parts: Iterable[str], between: str = " ") -> str:
+    """Return texts one after the other, without the empty ones."""
+    return between.join(filter(None, parts))
 
 
 def minor(version: str) -> str:

@@ -13,7 +13,7 @@ from bsweep.analysis import Study
 from bsweep.analysis import splitting as tables
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.naming import words
-from bsweep.core.sentences import joined
+from bsweep.core.words import joined
 from bsweep.plots import in_order
 from bsweep.plots.splitting import MEGA
 

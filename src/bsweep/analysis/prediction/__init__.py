@@ -40,8 +40,7 @@ from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import counts
-from bsweep.core.sentences import said
-from bsweep.core.words import listed
+from bsweep.core.words import counted, listed
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.
 _NORMAL_STEPS, _NORMAL_SECONDS = 0.09, 0.07
@@ -137,16 +136,13 @@ def _without_cell(
     few, others = (
         [count for count in lost if (count > most) == is_few] for is_few in (True, False)
     )
-    of_few = said(
-        "batch {batch} on {few:worker} leaves less than one example for each: use --workers up to "
-        "{batch}, or larger --batches.",
-        batch=most,
-        few=listed(few),
+    of_few = (
+        f"batch {most} on {counted(listed(few), 'worker')} leaves less than one example for each: "
+        f"use --workers up to {most}, or larger --batches."
     )
-    of_others = said(
-        "no batch size of the grid suits {others:worker}: it must be no larger than the training "
-        "set, and divide evenly among the workers.",
-        others=", ".join(map(str, others)),
+    of_others = (
+        f"no batch size of the grid suits {counted(', '.join(map(str, others)), 'worker')}: it "
+        "must be no larger than the training set, and divide evenly among the workers."
     )
     return [of_few] * bool(few), [of_others] * bool(others)
 
@@ -213,28 +209,24 @@ def on_networks(
         found.append(replace(one, network=network, constants=constants))
     if not found:
         raise ValueError("--network {}: {}".format(*left_out[0]))
-    warnings = [said("with {network}, {problem}", network=at, problem=why) for at, why in problems]
+    warnings = [f"with {at}, {why}" for at, why in problems]
     codecs = dict.fromkeys(simulated.links_and_codec(one.network)[1] for one in found)
     warnings += _of_codecs(
         [one for one in codecs if one not in ("", "none")], constants.codec_seconds
     )
     told = dict.fromkeys((*warnings, *doubts, *found[0].warnings))
-    lost = tuple(said("With {network}: {problem}", network=at, problem=why) for at, why in left_out)
+    lost = tuple(f"With {at}: {why}" for at, why in left_out)
     return replace(found[0], others=tuple(found[1:]), not_predicted=lost, warnings=tuple(told))
 
 
 def _of_codecs(codecs: Sequence[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
     for codec in codecs:
-        yield said(
-            "{codec} is simulated only in steps on more workers than were timed. The number of "
-            "steps to the target is that of the runs, although a codec may change it.",
-            codec=codec,
+        yield (
+            f"{codec} is simulated only in steps on more workers than were timed. The number of "
+            "steps to the target is that of the runs, although a codec may change it."
         )
         if codec not in codec_seconds:
-            yield said(
-                "no run measured the seconds that {codec} takes, so it takes none here.",
-                codec=codec,
-            )
+            yield f"no run measured the seconds that {codec} takes, so it takes none here."
 
 
 def predict_from(
@@ -320,25 +312,24 @@ def _warnings(
     runs, cells = seen.runs, predicted.cells
     num_known = len(exact_batches(runs))
     if num_known < ENOUGH_BATCHES:
-        yield said(
-            "{known:batch size} reached the target after the first evaluation, but the formula for "
-            "the steps, S_min + E_min / B, has two parameters: {more} more would test the formula. "
-            "Until then, the intervals depend on what bsweep assumes of any study.",
-            known=num_known,
-            more=ENOUGH_BATCHES - num_known,
+        yield (
+            f"{counted(num_known, 'batch size')} reached the target after the first evaluation, "
+            "but the formula for the steps, S_min + E_min / B, has two parameters: "
+            f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
+            "depend on what bsweep assumes of any study."
         )
     is_known = int(cells["global_batch"].iloc[place]) in exact_batches(runs)
     if (num_known < ENOUGH_BATCHES or not is_known) and (text := bounded(runs, seen.target)):
         yield text
     yield from _of_untimed_workers(seen, cells, timings)
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
-        yield said(
+        yield (
             "the threads of a worker change with the number of workers, but the formula for the "
             "time of a step assumes that each worker computes as fast as a worker alone. Give "
             "launch.threads_per_worker."
         )
     if cells["num_runs"].iloc[place] and not cells["num_reached"].iloc[place]:
-        yield said(
+        yield (
             "no run of the recommended cell reached the target. The prediction assumes that longer "
             "runs would have reached it, although a batch size may never reach it. Train this cell "
             "for longer first."
@@ -347,15 +338,14 @@ def _warnings(
     yield from _of_times_beside_others(seen)
     yield from _of_misfits(fits)
     if cells["is_simulated"].iloc[place]:
-        yield said(
+        yield (
             "the seconds of a step of the recommended cell are simulated, not measured. Time a few "
             "steps with so many workers before you rent them."
         )
     if beyond := cells["beyond"].iloc[place]:
-        yield said(
-            "the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
-            "you rely on it.",
-            beyond=beyond,
+        yield (
+            f"the recommended cell lies beyond what was measured: {beyond}. Train this cell before "
+            "you rely on it."
         )
     yield from critical_batch.disagreements(fits.critical_batches)
 
@@ -363,10 +353,9 @@ def _warnings(
 def _of_versions(seen: Observed) -> Iterator[str]:
     # Runs on different hardware were refused before.
     for name, values in mixture.mixture(seen.runs, seen.study.provenance).items():
-        yield said(
-            "the runs used different versions of {name}, so their times may differ: {values}.",
-            name=name,
-            values=mixture.in_words(values),
+        yield (
+            f"the runs used different versions of {name}, so their times may differ: "
+            f"{mixture.in_words(values)}."
         )
 
 
@@ -377,28 +366,24 @@ def _of_untimed_workers(
     guessed = cells.loc[~cells["is_simulated"], "num_workers"]
     others = sorted(set(guessed) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):
-        yield said(
-            "steps were timed only on {known:worker}, so the cost of an exchange on "
-            "{others:worker} is a guess with a wide interval. Time a few steps with so many "
-            "workers, or give bsweep predict the file of `bsweep probe` with --probe.",
-            known=", ".join(map(str, known)),
-            others=", ".join(map(str, others)),
+        yield (
+            f"steps were timed only on {counted(', '.join(map(str, known)), 'worker')}, so the "
+            f"cost of an exchange on {counted(', '.join(map(str, others)), 'worker')} is a guess "
+            "with a wide interval. Time a few steps with so many workers, or give bsweep predict "
+            "the file of `bsweep probe` with --probe."
         )
 
 
 def _of_misfits(fits: Fits) -> Iterator[str]:
     for name, fitted, normal in (
-        (said("steps to the target"), fits.steps, _NORMAL_STEPS),
-        (said("seconds of a step"), fits.step_time, _NORMAL_SECONDS),
+        ("steps to the target", fits.steps, _NORMAL_STEPS),
+        ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
     ):
         if (missed := float(np.median(np.hypot(fitted.sigma, fitted.tau)))) > 2 * normal:
-            yield said(
-                "the formula for the {quantity} misses the runs by about {missed}, but {normal} is "
-                "normal. Do not rely on cells that were not measured: a formula that does not hold "
-                "can be far off there.",
-                quantity=name,
-                missed=f"{missed:.0%}",
-                normal=f"{normal:.0%}",
+            yield (
+                f"the formula for the {name} misses the runs by about {missed:.0%}, but "
+                f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
+                "that does not hold can be far off there."
             )
 
 
@@ -408,8 +393,7 @@ def _of_times_beside_others(seen: Observed) -> Iterator[str]:
         & seen.runs["train_seconds"].isna()
     )
     if count := int(is_left_out.sum()):
-        yield said(
-            "{n:run} shared the machine with other runs (launch.parallel). The prediction uses "
-            "their numbers of steps, but not their times.",
-            n=count,
+        yield (
+            f"{counted(count, 'run')} shared the machine with other runs (launch.parallel). The "
+            "prediction uses their numbers of steps, but not their times."
         )

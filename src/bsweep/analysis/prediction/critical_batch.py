@@ -24,7 +24,6 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.selection import Observed, to_target_of
 from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
-from bsweep.core.sentences import said
 from bsweep.core.words import counted
 
 INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval
@@ -75,7 +74,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
     return CriticalBatch(
-        said("steps to target"), float(value), float(low), float(high), few if width > _TOLD else ""
+        "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
     )
 
 
@@ -96,7 +95,7 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
         records: The records, with the columns of `Study.noise_scales`.
         seed: The seed of the resampling.
     """
-    source, known = said("noise scale"), records.dropna(subset=["variance", "gradient_square"])
+    source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
     runs = [
         of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")
     ]
@@ -195,7 +194,7 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
             from the evaluations since the checkpoint. Steps are counted from the checkpoint.
         num_draws: The number of draws from the posterior.
     """
-    source = said("branched runs")
+    source = "branched runs"
     if branches.empty:
         return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
     reached = branches[branches["reached"].astype(bool)]
@@ -255,15 +254,10 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     """Yield a warning for each pair of critical batch estimates whose intervals do not overlap."""
     for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
         if one.low > other.high or other.low > one.high:
-            yield said(
+            yield (
                 "two estimates of the critical batch size disagree beyond their intervals: from "
-                "{one} ({one_low} to {one_high}) and from {other} ({other_low} to {other_high}). "
-                "The two are defined differently, and an estimate from the steps to the target may "
-                "be wrong if the learning rates do not suit the batch sizes.",
-                one=one.source,
-                one_low=number(one.low),
-                one_high=number(one.high),
-                other=other.source,
-                other_low=number(other.low),
-                other_high=number(other.high),
+                f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
+                f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
+                "and an estimate from the steps to the target may be wrong if the learning rates "
+                "do not suit the batch sizes."
             )

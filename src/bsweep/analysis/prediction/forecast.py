@@ -23,7 +23,6 @@ from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 from bsweep.analysis.prediction.ways import Way
-from bsweep.core.sentences import joined, said
 
 PARTS = ("fixed", "computing", "large_batch", "bubble", "exchange", "waiting")
 
@@ -172,8 +171,7 @@ def _of_way(
     table["is_only_bounded"] = table["is_only_bounded"].eq(True)
     table["is_unreached"] = are_unreached(table["global_batch"], whole.runs)
     batches = whole.runs["global_batch"].tolist()
-    # The type str would make plain texts of sentences.
-    table["beyond"] = pd.Series(_beyond(table, keys, batches, step_time.passed), dtype=object)
+    table["beyond"] = _beyond(table, keys, batches, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
     table["is_simulated"] = [key in step_time.simulated for key in keys]
     table["problem"] = _problems(seen.runs, table, way)
@@ -303,17 +301,17 @@ def _beyond(
             least, most, value = min(values), max(values), cell[name]
             if not least <= value <= most:
                 words.append(_beyond_words(name, f"{value:g}", f"{least:g}", f"{most:g}"))
-        found.append(joined(words, ", "))
+        found.append(", ".join(words))
     return found
 
 
 def _beyond_words(name: str, value: str, least: str, most: str) -> str:
-    between = least if least == most else said("{least} to {most}", least=least, most=most)
+    between = least if least == most else f"{least} to {most}"
     if name == "global_batch":
-        return said("global batch {value} (run: {between})", value=value, between=between)
+        return f"global batch {value} (run: {between})"
     if name == "local_batch":
-        return said("local batch {value} (timed: {between})", value=value, between=between)
-    return said("number of workers {value} (timed: {between})", value=value, between=between)
+        return f"local batch {value} (timed: {between})"
+    return f"number of workers {value} (timed: {between})"
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:

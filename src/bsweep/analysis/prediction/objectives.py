@@ -16,7 +16,7 @@ from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.config.values import did_you_mean, parse_seconds
-from bsweep.core.sentences import said
+from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 
@@ -232,16 +232,11 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     nearest = possible.sort_values(
         ["probability_in_time", "seconds"], ascending=[False, True]
     ).iloc[0]
-    return said(
-        "objective {objective}: no cell meets the deadline with a probability of {sure} or more. "
-        "The nearest is global batch {batch} on {n:worker}, with {probability} (median {seconds} "
-        "s). Allow more time or more workers.",
-        objective=repr(objective.text),
-        sure=f"{SURE:g}",
-        batch=nearest["global_batch"],
-        n=nearest["num_workers"],
-        probability=f"{nearest['probability_in_time']:.2f}",
-        seconds=number(nearest["seconds"]),
+    return (
+        f"objective {objective.text!r}: no cell meets the deadline with a probability of "
+        f"{SURE:g} or more. The nearest is global batch {nearest['global_batch']} on "
+        f"{counted(nearest['num_workers'], 'worker')}, with {nearest['probability_in_time']:.2f} "
+        f"(median {number(nearest['seconds'])} s). Allow more time or more workers."
     )
 
 

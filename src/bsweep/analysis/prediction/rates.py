@@ -14,13 +14,12 @@ from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.selection import Observed, rate_rule, schedule
 from bsweep.analysis.statistics import differ_by_chance
-from bsweep.core.sentences import said
 
 _BEYOND_CHANCE = 2.5  # standard errors of a difference
 
 _RULES = {
-    "fixed": said("the learning rate is the same for all batch sizes"),
-    "per_worker": said("the learning rate follows the number of workers, not the batch size"),
+    "fixed": "the learning rate is the same for all batch sizes",
+    "per_worker": "the learning rate follows the number of workers, not the batch size",
 }
 
 
@@ -31,34 +30,29 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
     runs = seen.runs
     if runs["global_batch"].nunique() > 1 and runs["lr"].nunique() <= 1:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
-            yield said(
-                "optimizer.lr_rule={rule}: {what_it_does}, but the formula for the steps, S_min + "
+            yield (
+                f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, S_min + "
                 "E_min / B, needs a rate that suits each batch. The prediction holds only for this "
                 "rule, and is a guess beyond the batches of the runs. Use a rule that follows the "
-                "batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for each batch.",
-                rule=rule,
-                what_it_does=_RULES[rule],
+                "batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (how := schedule(runs)) != "constant":
-        yield said(
-            "the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
+        yield (
+            f"the learning rate follows a schedule ({how}) over the configured epochs of a run. So "
             "the steps to a target depend on the number of epochs, and a run that ends at its "
-            "target does not reach the end of the schedule.",
-            how=how,
+            "target does not reach the end of the schedule."
         )
     if seen.rates:
-        yield said(
+        yield (
             "several learning rates were tried: each batch uses its best rate, at which the "
             "largest share of runs reaches the target, and among equals the one with the fewest "
-            "steps ({rule}). Use --where lr=... to keep one rate.",
-            rule=rate_rule(seen),
+            f"steps ({rate_rule(seen)}). Use --where lr=... to keep one rate."
         )
         more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
         if more >= 0.05:
-            yield said(
+            yield (
                 "runs that chose the learning rates needed fewer steps than new runs would, so "
-                "their steps count as up to {more} % more.",
-                more=f"{more:.1f}",
+                f"their steps count as up to {more:.1f} % more."
             )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
     yield from _by_workers(runs)
@@ -79,7 +73,7 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
         sigma: Standard deviation of log steps between runs.
         rule: The learning-rate rule to name in the warning.
     """
-    for unit, each in ((said("examples"), 1), (said("steps"), 0)):
+    for unit, each in (("examples", 1), ("steps", 0)):
         worst, found = 0.0, ""
         for small, large in combinations(sorted(runs), 2):
             more, less = (small, large) if each else (large, small)
@@ -93,32 +87,22 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
             )
             if least >= most + chance and (not found or least - most > worst):
                 worst = least - most
-                values = {
-                    "more": f"{more:g}",
-                    "least": number(float(np.exp(least))),
-                    "unit": unit,
-                    "less": f"{less:g}",
-                    "most": number(float(np.exp(most))),
-                }
+                at_least, at_most = (number(float(np.exp(log))) for log in (least, most))
                 if counts[0]:
-                    found = said(
-                        "batch {more} took {least} {unit} to the target, batch {less} at most "
-                        "{most}.",
-                        **values,
+                    found = (
+                        f"batch {more:g} took {at_least} {unit} to the target, batch {less:g} at "
+                        f"most {at_most}."
                     )
                 else:
-                    found = said(
-                        "batch {more} did not reach the target in {least} {unit}, batch {less} "
-                        "needed at most {most}.",
-                        **values,
+                    found = (
+                        f"batch {more:g} did not reach the target in {at_least} {unit}, batch "
+                        f"{less:g} needed at most {at_most}."
                     )
         if found:
-            yield said(
-                "{found} The formula for the steps, S_min + E_min / B, does not explain this. "
-                "Possible causes are the learning rate (rule: {rule}), generalisation and "
-                "BatchNorm.",
-                found=found,
-                rule=rule,
+            yield (
+                f"{found} The formula for the steps, S_min + E_min / B, does not explain this. "
+                f"Possible causes are the learning rate (rule: {rule}), generalisation and "
+                "BatchNorm."
             )
 
 
@@ -142,12 +126,10 @@ def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
     BatchNorm on local batches is a possible cause.
     """
     for batch, change in _differences(runs, "num_workers"):
-        yield said(
-            "at global batch {batch}, the steps to the target differ by {change} % between "
-            "worker counts, but the prediction treats them as equal. BatchNorm is a "
-            "possible cause, because it sees only the local batch.",
-            batch=batch,
-            change=change,
+        yield (
+            f"at global batch {batch}, the steps to the target differ by {change} % between worker "
+            "counts, but the prediction treats them as equal. BatchNorm is a possible cause, "
+            "because it sees only the local batch."
         )
 
 
@@ -156,12 +138,10 @@ def _by_ways(runs: pd.DataFrame) -> Iterator[str]:
     global batch.
     """
     for batch, change in _differences(runs, "way"):
-        yield said(
-            "at global batch {batch}, the steps to the target differ by {change} % between "
+        yield (
+            f"at global batch {batch}, the steps to the target differ by {change} % between "
             "strategies, but the prediction treats them as equal. BatchNorm is a possible cause, "
-            "because it sees only the local batch, and in a pipeline one micro-batch.",
-            batch=batch,
-            change=change,
+            "because it sees only the local batch, and in a pipeline one micro-batch."
         )
 
 

@@ -37,14 +37,13 @@ from bsweep.analysis.prediction.selection import (
 )
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing
 from bsweep.config.target import Target
-from bsweep.core.sentences import first_said, joined, said
-from bsweep.core.words import counted
+from bsweep.core.words import counted, first_of, joined
 
 if TYPE_CHECKING:
     from bsweep.analysis.simulation.constants import Constants
 
 _UNITS = {
-    "seconds": "s", "worker_seconds": said("worker-seconds"), "money": said("in money"),
+    "seconds": "s", "worker_seconds": "worker-seconds", "money": "in money",
     "joules": "J",
 }  # fmt: skip
 _WIDTH = 100
@@ -176,12 +175,9 @@ class Prediction:
             for is_run in (False, True)
         )
         value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
-        return said(
-            "{value} {unit} (90 % interval {low} to {high})",
-            value=number(value),
-            unit=_UNITS[self.objective.minimize],
-            low=number(low),
-            high=number(high),
+        return (
+            f"{number(value)} {_UNITS[self.objective.minimize]} (90 % interval {number(low)} to "
+            f"{number(high)})"
         )
 
     def sentence(self) -> str:
@@ -201,7 +197,7 @@ class Prediction:
         if self.objective.minimize == "seconds":
             return self.amount
         seconds = number(self.recommended["seconds"])
-        return said("{amount}, {seconds} s", amount=self.amount, seconds=seconds)
+        return f"{self.amount}, {seconds} s"
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -225,45 +221,41 @@ class Prediction:
             The lines; without a simulation, only what has no prediction.
         """
         simulated = self.of_networks if self.network else ()
-        lines = (joined(self._on_network(one)) for one in simulated)
+        lines = (" ".join(self._on_network(one)) for one in simulated)
         return [*filter(None, lines), *self.not_predicted]
 
     @property
     def _links(self) -> str:
         """The links of simulated cells in the words of a sentence."""
-        return said("the study's own links") if self.network == "measured" else self.network
+        return "the study's own links" if self.network == "measured" else self.network
 
     def _on_network(self, one: Prediction) -> Iterator[str]:
         curve = self.curves[self.curves["network"] == one.network]
         if self.others or self.not_predicted:
             cell, amount = cell_name(one.recommended), one._whole_amount
-            told = {"network": one._links, "cell": cell, "amount": amount}
             if one.recommended["is_simulated"]:
-                yield said("With {network}, simulated: {cell}, {amount}.", **told)
+                yield f"With {one._links}, simulated: {cell}, {amount}."
             else:
-                yield said("With {network}: {cell}, {amount}, as timed.", **told)
+                yield f"With {one._links}: {cell}, {amount}, as timed."
         if curve["is_knee"].any():
-            yield said(
-                "From {n:worker} on, more workers bring less than half of the speed that they "
-                "cost.",
-                n=curve.loc[curve["is_knee"], "num_workers"].iloc[0],
+            knee = curve.loc[curve["is_knee"], "num_workers"].iloc[0]
+            yield (
+                f"From {counted(knee, 'worker')} on, more workers bring less than half of the "
+                "speed that they cost."
             )
         if curve["is_wall"].any():
-            yield said(
-                "From {n:worker} on, the best batch is larger than the critical batch size "
-                "({batch}), so more workers save few steps.",
-                n=curve.loc[curve["is_wall"], "num_workers"].iloc[0],
-                batch=number(curve["critical_batch"].iloc[0]),
+            wall = curve.loc[curve["is_wall"], "num_workers"].iloc[0]
+            critical = number(curve["critical_batch"].iloc[0])
+            yield (
+                f"From {counted(wall, 'worker')} on, the best batch is larger than the critical "
+                f"batch size ({critical}), so more workers save few steps."
             )
 
     def _first(self, amount: str) -> str:
         """Return a sentence that names the recommended cell, with its time or cost."""
-        return said(
-            "{best} to {target}: {cell}, {amount}.",
-            best=_ADVERB[self.objective.minimize],
-            target=self.target.said,
-            cell=cell_name(self.recommended),
-            amount=amount,
+        return (
+            f"{_ADVERB[self.objective.minimize]} to {self.target.said}: "
+            f"{cell_name(self.recommended)}, {amount}."
         )
 
     def _sure(self) -> Iterator[str]:
@@ -271,15 +263,13 @@ class Prediction:
         choice = self.choice
         yield from self._simulated()
         yield self._basis()
-        yield said(
-            "It is the best cell with probability {best}, and {is_close} with probability {close}.",
-            best=f"{choice.probability_best:.2f}",
-            is_close=_CLOSE[self.objective.minimize],
-            close=f"{choice.probability_close:.2f}",
+        yield (
+            f"It is the best cell with probability {choice.probability_best:.2f}, and "
+            f"{_CLOSE[self.objective.minimize]} with probability {choice.probability_close:.2f}."
         )
         if choice.probability_in_time is not None:
             in_time = f"{choice.probability_in_time:.2f}"
-            yield said("It meets the deadline with probability {in_time}.", in_time=in_time)
+            yield f"It meets the deadline with probability {in_time}."
 
     def next_cell(self) -> pd.Series[Any] | None:
         """Return the cell to run next: the recommended one if its runs did not measure the time to
@@ -342,54 +332,49 @@ class Prediction:
         """
         cell = self.recommended
         if cell["is_only_bounded"]:
-            return said(
+            return (
                 "Predicted: its own runs reached the target at their first evaluation, which gives "
                 "only an upper bound of the time."
             )
         if cell["num_reached"]:
-            return said("Runs of this cell reached the target.")
+            return "Runs of this cell reached the target."
         if cell["num_runs"]:
-            return said("No run of this cell reached the target ({n:run}).", n=cell["num_runs"])
+            return f"No run of this cell reached the target ({counted(cell['num_runs'], 'run')})."
         if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
             if cell["way"]:
-                return said(
+                return (
                     "No run of this cell was made: the prediction is from runs of this batch size "
                     "in other cells."
                 )
-            return said(
+            return (
                 "No run of this cell was made: the prediction is from runs of this batch size on "
                 "other workers."
             )
-        return said("No run of this batch size was made: the prediction is from other batch sizes.")
+        return "No run of this batch size was made: the prediction is from other batch sizes."
 
     def _simulated(self) -> Iterator[str]:
         """Yield a sentence that says so if the seconds of a step come from a simulation."""
         if self.recommended["is_simulated"]:
-            yield said(
-                "Simulated with {network}: no step was timed on so many workers.",
-                network=self._links,
-            )
+            yield f"Simulated with {self._links}: no step was timed on so many workers."
 
     def _others(self) -> str:
         """Return sentences that name the best measured cell, and the cells that come near."""
         choice, lines = self.choice, []
         if choice.measured is not None and choice.measured != choice.place:
-            lines.append(said(
-                "The best measured cell is {cell}, {amount}.",
-                cell=cell_name(self.cells.iloc[choice.measured]),
-                amount=self._amount(choice.measured),
-            ))  # fmt: skip
+            lines.append(
+                f"The best measured cell is {cell_name(self.cells.iloc[choice.measured])}, "
+                f"{self._amount(choice.measured)}."
+            )
         if choice.alternatives:
             near = [_marked(self.cells.iloc[place]) for place in choice.alternatives]
-            lines.append(said(
-                "Each of these cells is better with a probability of {percent} % or more: {cells}.",
-                percent=f"{100 * TELLS_APART:g}",
-                cells=first_said(near, "; "),
-            ))  # fmt: skip
+            lines.append(
+                f"Each of these cells is better with a probability of {100 * TELLS_APART:g} % or "
+                f"more: {first_of(near, comma='; ')}."
+            )
         elif choice.runner_up is not None:
             next_best = _marked(self.cells.iloc[choice.runner_up])
-            lines.append(said("The next best cell is {cell}.", cell=next_best))
-        return joined(lines)
+            lines.append(f"The next best cell is {next_best}.")
+        return " ".join(lines)
 
     def __repr__(self) -> str:
         doubts, notes = (
@@ -596,16 +581,16 @@ class Prediction:
 
 
 _ADVERB = {
-    "seconds": said("Fastest"),
-    "worker_seconds": said("Fewest worker-seconds"),
-    "money": said("Cheapest"),
-    "joules": said("Least energy"),
+    "seconds": "Fastest",
+    "worker_seconds": "Fewest worker-seconds",
+    "money": "Cheapest",
+    "joules": "Least energy",
 }
 _CLOSE = {
-    "seconds": said("takes at most 5 % longer than the best cell"),
-    "worker_seconds": said("takes at most 5 % more worker-seconds than the best cell"),
-    "money": said("costs at most 5 % more than the best cell"),
-    "joules": said("takes at most 5 % more energy than the best cell"),
+    "seconds": "takes at most 5 % longer than the best cell",
+    "worker_seconds": "takes at most 5 % more worker-seconds than the best cell",
+    "money": "costs at most 5 % more than the best cell",
+    "joules": "takes at most 5 % more energy than the best cell",
 }
 assert CLOSE == 0.05
 _SAVED = {
@@ -618,21 +603,19 @@ _SAVED = {
 
 def cell_name(cell: pd.Series[Any]) -> str:
     local = f"{cell['local_batch']:g}"
-    named = said(
-        "global batch {batch} on {workers:worker} (local batch {local}{passes})",
-        batch=int(cell["global_batch"]),
-        workers=int(cell["num_workers"]),
-        local=local,
-        passes=said(" in {passes} passes", passes=cell["passes"]) if cell["passes"] > 1 else "",
+    passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
+    named = (
+        f"global batch {int(cell['global_batch'])} on "
+        f"{counted(int(cell['num_workers']), 'worker')} (local batch {local}{passes})"
     )
     way = cell.get("way", "")
-    return said("{cell} with {way}", cell=named, way=way) if way else named
+    return f"{named} with {way}" if way else named
 
 
 def _marked(cell: pd.Series[Any]) -> str:
     """Return the name of a cell, which says so if its steps are simulated."""
     named = cell_name(cell)
-    return said("{cell}, simulated", cell=named) if cell["is_simulated"] else named
+    return f"{named}, simulated" if cell["is_simulated"] else named
 
 
 def _key(cell: pd.Series[Any]) -> dict[str, Any]:

@@ -30,8 +30,7 @@ from bsweep.analysis.prediction.ways import (
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
-from bsweep.core.sentences import joined, said
-from bsweep.core.words import counted
+from bsweep.core.words import counted, joined
 
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["way", "global_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
@@ -414,41 +413,33 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
-        return said(
-            "no run was evaluated on {part} examples, so there is no time to a target.",
-            part=target.part,
-        )
+        return f"no run was evaluated on {target.part} examples, so there is no time to a target."
     if not runs["reached"].eq(True).any():
-        return said(
-            "no run reached {target}. {best}", target=target.said, best=_best_of(runs, target)
-        )
+        return f"no run reached {target.said}. {_best_of(runs, target)}"
     known = exact_batches(runs)
     if len(known) < least_batches:
         if not known:
-            few = said(
-                "not enough runs to tell: the steps to {target} are not known for any batch size, "
-                "but a curve over batch sizes needs two.",
-                target=target.said,
+            few = (
+                f"not enough runs to tell: the steps to {target.said} are not known for any batch "
+                "size, but a curve over batch sizes needs two."
             )
             return joined([few, bounded(runs, target)])
-        few = said(
-            "not enough runs to tell: the steps to {target} are known for global batch {batch} "
-            "alone, but a curve over batch sizes needs two. Run one more batch size.",
-            target=target.said,
-            batch=known[0],
+        few = (
+            f"not enough runs to tell: the steps to {target.said} are known for global batch "
+            f"{known[0]} alone, but a curve over batch sizes needs two. Run one more batch size."
         )
         return joined([few, bounded(runs, target)])
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
-            return said(
+            return (
                 "all runs with timed steps shared the machine with other runs (launch.parallel), "
-                "and such times are left out. Time some points alone, for "
-                "example with launch.parallel=1 and another seed, or include those times: "
+                "and such times are left out. Time some points alone, for example with "
+                "launch.parallel=1 and another seed, or include those times: "
                 "bsweep.predict(bsweep.load(STUDY, beside=True), ...)."
             )
-        return said(
-            "no run has timed training steps. Train some points again, or give the file of "
-            "`bsweep probe` by bsweep predict --probe."
+        return (
+            "no run has timed training steps. Train some points again, or give the file of `bsweep "
+            "probe` by bsweep predict --probe."
         )
     return ""
 
@@ -460,12 +451,10 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     of = runs[runs["reached"].eq(True) & runs["is_bound"].eq(True)]
     if of.empty:
         return ""
-    return said(
-        "{n:run} reached {target} at the first evaluation, so only an upper bound of the steps is "
-        "known. Evaluate more often ({how}), or choose a target that is harder to reach.",
-        n=len(of),
-        target=target.said,
-        how=more_evaluations(of),
+    return (
+        f"{counted(len(of), 'run')} reached {target.said} at the first evaluation, so only an "
+        f"upper bound of the steps is known. Evaluate more often ({more_evaluations(of)}), or "
+        "choose a target that is harder to reach."
     )
 
 
@@ -479,16 +468,16 @@ def wanted_evaluations(runs: pd.DataFrame) -> int:
 
 def more_evaluations(runs: pd.DataFrame) -> str:
     """Return the setting for `wanted_evaluations`, and what a program of one's own does instead."""
-    return said(
-        "evaluate_every_examples={every}; a program of your own: call run.evaluated more often",
-        every=wanted_evaluations(runs),
+    return (
+        f"evaluate_every_examples={wanted_evaluations(runs)}; a program of your own: call "
+        "run.evaluated more often"
     )
 
 
 def _best_of(runs: pd.DataFrame, target: Target) -> str:
     """Return sentences on the run that came nearest to a target that no run reached."""
     if runs["best"].isna().all():
-        return said(
+        return (
             "A target needs two evaluations of a run, but no run has more than one. Evaluate "
             "within epochs (evaluate_every_examples=...) or train for more epochs (epochs=2)."
         )
@@ -497,15 +486,11 @@ def _best_of(runs: pd.DataFrame, target: Target) -> str:
         .sort_values("best", ascending=target.metric == "test_loss")
         .iloc[0]
     )
-    return said(
-        "The best median of three evaluations is {median} (last evaluation: {last}), at global "
-        "batch {batch} on {workers:worker} after {epochs} epochs. Choose a target that runs reach, "
-        "or train longer.",
-        median=number(float(best["best"])),
-        last=number(float(best["last"])),
-        batch=best["global_batch"],
-        workers=best["num_workers"],
-        epochs=number(float(best["trained_epochs"])),
+    return (
+        f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
+        f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
+        f"{counted(best['num_workers'], 'worker')} after {number(float(best['trained_epochs']))} "
+        "epochs. Choose a target that runs reach, or train longer."
     )
 
 
@@ -517,15 +502,13 @@ def rate_rule(seen: Observed) -> str:
     rules: Sequence[str] = [
         str(rule) for rule in seen.runs["lr_rule"].dropna().unique() if rule != ""
     ]
-    rule = " or ".join(rules) or said("not known")
+    rule = " or ".join(rules) or "not known"
     tried = ", ".join(f"{rate:g} at {batch}" for batch, rate in sorted(seen.rates.items()))
     if not tried:
         return rule
-    return said(
-        "{rule}, with the optimizer.lr that needs the fewest steps to the target at each batch: "
-        "{tried}",
-        rule=rule,
-        tried=tried,
+    return (
+        f"{rule}, with the optimizer.lr that needs the fewest steps to the target at each batch: "
+        f"{tried}"
     )
 
 

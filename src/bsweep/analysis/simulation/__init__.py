@@ -26,7 +26,6 @@ from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
 from bsweep.analysis.simulation.words import Way, way_of, ways_of
 from bsweep.config.values import check_above_zero, counts
-from bsweep.core.sentences import said
 from bsweep.core.words import counted, listed
 
 __all__ = [
@@ -458,20 +457,20 @@ def not_known(
         networks: The links.
     """
     if links := dict.fromkeys(text for one in networks for text in one.published):
-        yield said(
-            "latencies that --network does not give are published, not measured: {links}.",
-            links="; ".join(links),
+        yield (
+            "latencies that --network does not give are published, not measured: "
+            f"{'; '.join(links)}."
         )
     if not constants.layer_shares and any(_holds_layers(way) for way in ways):
-        yield said(
+        yield (
             "the sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
         )
     if not constants.pieces and any(way.card.can.cuts_model for way in ways):
-        yield said("the pieces of the model are not known: it is cut into any number of stages.")
+        yield "the pieces of the model are not known: it is cut into any number of stages."
     sends_activations = any(way.card.can.splits_layers or way.card.can.cuts_model for way in ways)
     if sends_activations and not constants.example_bytes:
-        yield said(
+        yield (
             "the size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."
         )
