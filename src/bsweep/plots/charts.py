@@ -288,24 +288,6 @@ def step_anatomy() -> Spec:
 
     Fields of its table `parts`: `epoch`, `part` (its name for readers) and `seconds`.
     """
-    return _stacked("epoch", "seconds", PALETTE)
-
-
-def step_shares() -> Spec:
-    """Return the parts of a simulated step in percent over the workers, stacked.
-
-    Fields of its table `parts`: `num_workers`, `part` (computing, exchange and waiting, in words),
-    its `place` in the bar, and `percent`.
-    """
-    colors = [TIMELINE[name] for name in ("computing", "exchange", "waiting")]
-    spec = _stacked("num_workers", "percent", colors)
-    spec["encoding"]["order"] = {"field": "place"}
-    spec["encoding"]["y"]["scale"] = {"domain": [0, 100]}
-    spec["height"] = 260
-    return spec
-
-
-def _stacked(x: str, y: str, colors: list[str]) -> Spec:
     return {
         "$schema": SCHEMA,
         "data": {"name": "parts"},
@@ -313,11 +295,11 @@ def _stacked(x: str, y: str, colors: list[str]) -> Spec:
         "height": 200,
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": x, "type": "ordinal",
+            "x": {"field": "epoch", "type": "ordinal",
                   "axis": {"labelAngle": 0, "labelOverlap": True}},
-            "y": {"field": y, "type": "quantitative"},
+            "y": {"field": "seconds", "type": "quantitative"},
             "color": {"field": "part", "type": "nominal", "sort": None, "title": None,
-                      "scale": {"range": colors}, "legend": {"orient": "top"}},
+                      "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
         },
     }  # fmt: skip
 
@@ -434,22 +416,6 @@ def larger_clusters() -> Spec:
     return spec
 
 
-def speed_up() -> Spec:
-    """Return the speed-up over the workers as `larger_clusters` draws an amount, with a dotted line
-    for a speed-up by the number of workers.
-    """
-    spec = larger_clusters()
-    ideal: Spec = {
-        "mark": {"type": "line", "color": "#888888", "strokeDash": [2, 3], "interactive": False},
-        "encoding": {
-            "y": {"field": "num_workers", **_logarithmic()},
-            "color": {"value": "#888888"},
-        },
-    }
-    spec["layer"].insert(1, ideal)
-    return spec
-
-
 def memory_and_time() -> Spec:
     """Return the peak memory of the fullest worker against the training time; cells of the front
     are large and have labels.
@@ -531,61 +497,12 @@ def bubbles() -> Spec:
 
 
 TIMELINE = {  # the colours of what a worker does
-    "computing": "#56B4E9",  # it has no passes beside it
     "forward": "#56B4E9",
     "backward": "#E69F00",
     "backward_weights": "#009E73",
     "exchange": "#777777",
     "bubble": "transparent",
-    "waiting": "#E69F00",  # in steps without passes
 }
-
-
-def sites() -> Spec:
-    """Return sites on a map, with the link of each to the others, which meet in the middle.
-
-    Fields of its table `sites`: `x` and `y`, `workers` (their number, in a circle), `says` (lines
-    beside it) and `tip` (a text).
-    """
-    place: Spec = {
-        axis: {
-            "field": axis,
-            "type": "quantitative",
-            "axis": None,
-            "scale": {"domain": [-1.75, 1.75]},
-        }
-        for axis in ("x", "y")
-    }
-    says: Spec = {"type": "text", "interactive": False, "lineBreak": "\n", "lineHeight": 14}
-    beside: list[Spec] = [
-        {
-            "transform": [{"filter": f"datum.y {side} -0.01"}],
-            "mark": {**says, "baseline": baseline, "dy": offset},
-            "encoding": {"text": {"field": "says"}},
-        }
-        for side, baseline, offset in ((">=", "line-bottom", -36), ("<", "line-top", 24))
-    ]
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "sites"},
-        "width": "container",
-        "height": 320,
-        "encoding": place,
-        "layer": [
-            {
-                "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [5, 3],
-                         "color": TIMELINE["exchange"]},
-                "encoding": {"x2": {"datum": 0}, "y2": {"datum": 0}},
-            },
-            {"mark": {"type": "circle", "size": 1100, "opacity": 1, "color": PALETTE[0]}},
-            {
-                "mark": {"type": "text", "interactive": False, "color": "white",
-                         "fontWeight": 600, "fontSize": 13},
-                "encoding": {"text": {"field": "workers"}},
-            },
-            *beside,
-        ],
-    }  # fmt: skip
 
 
 def timeline() -> Spec:

@@ -25,7 +25,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.config.target import SETTINGS
 from bsweep.plots import FIGURES, charts
-from bsweep.report import details, splits, steps
+from bsweep.report import details, splits
 
 Document = dict[str, Any]
 
@@ -122,9 +122,6 @@ def _charts() -> dict[str, charts.Spec]:
     return {
         **drawn,
         "parallel": charts.parallel_coordinates(),
-        "step_speedup": charts.speed_up(),
-        "step_shares": charts.step_shares(),
-        "step_sites": charts.sites(),
     }
 
 
@@ -215,7 +212,6 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "target": {"metric": found.target.metric, "value": found.target.value},
         "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,
         "networks": found.network_lines(),
-        "steps": steps.steps(found),
         "cells": {name: [*cells[name]] for name in _CELLS},
         "sure": found.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},

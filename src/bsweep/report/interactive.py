@@ -98,32 +98,6 @@ $warnings</div></noscript>
 <div id="larger-says"></div>
 <p class="note" data-words="larger_says"></p>
 </section>
-<section id="step" aria-labelledby="step-title" hidden>
-<h2 id="step-title" data-words="step"></h2>
-<p id="step-says" class="note"></p>
-<div class="controls">
-<label id="networks"><span data-words="network"></span><select id="network"></select></label>
-<label><span data-words="workers"></span><select id="step_workers"></select></label>
-</div>
-<div class="two">
-<div><h3 id="step_speedup-title"></h3><div class="controls">
-<span class="end" id="save-step_speedup"></span></div>
-<div id="step_speedup" class="chart" role="img"></div>
-<p class="note" data-words="step_speedup_says"></p></div>
-<div><h3 data-words="step_shares"></h3><div class="controls">
-<span class="end" id="save-step_shares"></span></div>
-<div id="step_shares" class="chart" role="img"></div>
-<p class="note" data-words="step_shares_say"></p></div>
-</div>
-<div id="step-timeline"><h3 data-words="step_timeline"></h3><div class="controls">
-<span class="end" id="save-step_timeline"></span></div>
-<div id="step_timeline" class="chart" role="img"></div>
-<p class="note" data-words="step_timeline_says"></p></div>
-<div id="step-sites"><h3 data-words="step_sites"></h3><div class="controls">
-<span class="end" id="save-step_sites"></span></div>
-<div id="step_sites" class="chart" role="img"></div>
-<p id="step-sites-say" class="note"></p></div>
-</section>
 <section id="bar" class="bar" aria-labelledby="filters-title">
 <h2 id="filters-title" data-words="filters"></h2>
 <div id="filters" class="controls menus"></div>

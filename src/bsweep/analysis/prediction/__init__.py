@@ -206,7 +206,7 @@ def on_networks(
             continue
         problems += [(network, why) for why in of_network.refused]
         doubts += of_network.not_known
-        found.append(replace(one, network=network, constants=constants))
+        found.append(replace(one, network=network))
     if not found:
         raise ValueError("--network {}: {}".format(*left_out[0]))
     warnings = [f"with {at}, {why}" for at, why in problems]

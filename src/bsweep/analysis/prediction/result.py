@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,9 +39,6 @@ from bsweep.analysis.prediction.step_time import StepTimeFit, Timing
 from bsweep.config.target import Target
 from bsweep.core.words import counted, first_of, joined
 
-if TYPE_CHECKING:
-    from bsweep.analysis.simulation.constants import Constants
-
 _UNITS = {
     "seconds": "s", "worker_seconds": "worker-seconds", "money": "in money",
     "joules": "J",
@@ -56,10 +53,9 @@ class Prediction:
 
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
-    simulated cells, in words, and empty if none are simulated; `constants` are those of the
-    simulation. `others` are the predictions for further networks. `not_predicted` says why networks
-    or numbers of workers that were asked for have no prediction. The object prints as a sentence,
-    tables and warnings, also in a notebook.
+    simulated cells, in words, and empty if none are simulated. `others` are the predictions for
+    further networks. `not_predicted` says why networks or numbers of workers that were asked for
+    have no prediction. The object prints as a sentence, tables and warnings, also in a notebook.
     """
 
     study: str
@@ -76,7 +72,6 @@ class Prediction:
     network: str = ""
     others: tuple[Prediction, ...] = ()
     not_predicted: tuple[str, ...] = ()
-    constants: Constants | None = None
 
     @property
     def of_networks(self) -> tuple[Prediction, ...]:

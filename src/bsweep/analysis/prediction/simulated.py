@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.forecast import Key, grid
-from bsweep.analysis.prediction.networks import OWN_LINKS
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
-from bsweep.analysis.simulation import Constants, Simulation, links_of, not_known, simulate_from
+from bsweep.analysis.simulation import Constants, links_of, not_known
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
-from bsweep.analysis.simulation.result import MEASURED
 from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
 from bsweep.analysis.simulation.words import Way, way_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
-
-if TYPE_CHECKING:
-    from bsweep.analysis.prediction.result import Prediction
 
 _CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
@@ -98,47 +93,6 @@ def _most_timed(step_time: StepTimeFit, strategy: str) -> float:
     """Return the most workers whose steps with a strategy were timed; infinite if none were."""
     timed = [one.num_workers for one in step_time.passed if one.form.strategy == strategy]
     return max(timed, default=np.inf)
-
-
-def recommended_steps(prediction: Prediction) -> Simulation | None:
-    """Return steps with the recommended way and local batch, simulated on each number of workers
-    and each network of a prediction.
-
-    Cells that were measured, on the study's own links, are of the network `OWN_LINKS`.
-
-    Args:
-        prediction: The prediction.
-
-    Returns:
-        The simulation; None if the prediction has no networks, or none suits the way.
-    """
-    cell, seen, constants = prediction.recommended, prediction.seen, prediction.constants
-    runs = seen.runs[seen.runs["way"] == cell["way"]]
-    if constants is None or runs.empty:
-        return None
-    found: list[Simulation] = []
-    for one in prediction.of_networks:
-        words, codec = links_and_codec(one.network)
-        way = replace(_way(runs, codec), has_replicas=True)  # those of the runs, as in the cells
-        links = {one.network: links_of(constants, words, seen.study.name)}
-        counts = [int(count) for count in one.cells["num_workers"].unique()]
-        try:
-            steps = simulate_from(
-                constants, links, [way], counts, local_batch=cell["local_batch"],
-                passes=int(cell["passes"]),
-            )  # fmt: skip
-        except ValueError:  # its codec does not suit the way, of which a warning tells
-            continue
-        is_measured = steps.cells["kind"] == MEASURED
-        named = steps.cells.assign(network=steps.cells["network"].mask(is_measured, OWN_LINKS))
-        found.append(replace(steps, cells=named[~is_measured] if found else named))
-    if not found:
-        return None
-    cells, timelines, sites = (
-        pd.concat([getattr(one, name) for one in found], ignore_index=True)
-        for name in ("cells", "timelines", "sites")
-    )
-    return Simulation(cells, timelines, sites, notes=())
 
 
 def larger_grid(

@@ -10,12 +10,11 @@ const DEFAULTS = {
   ...OF_READER, part: "", target: "", objective: "seconds",
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
-  network: "", step_workers: "",
 };
-const LARGER_CHARTS = ["larger_time", "larger_cost"], STEP_CHARTS = ["step_speedup", "step_shares", "step_timeline", "step_sites"], OWN_LINKS = "the study's own links";
+const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
 const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle-right", "triangle-down", "triangle-left"];
 const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
-const SAVED = ["map", "curves", "parallel", ...LARGER_CHARTS, ...STEP_CHARTS, ...SPLIT_CHARTS];
+const SAVED = ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, scale;
 
@@ -75,7 +74,6 @@ const UNDERSTOOD = {  // the values that a link may give
   color: (value) => Object.hasOwn(study.values, value), cell: (value) => study.cellNames.has(value.split("@")[0]),
   picked: isEach(isRun), only: isOne("1"), sort: isColumn, down: isOne("1"), find: () => true, page: isWithin(1, 1e9),
   hidden: isEach(isColumn), shown: isEach(isColumn), run: isRun,
-  network: (value) => study.parts.some((one) => one.steps?.cells.network.includes(value)), step_workers: isWithin(1, 1e9),
 };
 function isUnderstood(name, value) {
   if (!name.startsWith(FILTER)) return Object.hasOwn(UNDERSTOOD, name) && UNDERSTOOD[name](value);
@@ -682,83 +680,27 @@ async function renderLarger() {
   const curves = study.parts.length ? part()?.larger : null;
   byId("larger").hidden = !curves;
   if (!curves) return;
+  const lineOf = (row) => row.network === OWN_LINKS ? words("own_links") : words("simulated_on", { network: row.network });
   const told = table(curves), price = state.objective === "money" ? Number(state.price) : study.larger.price;
   for (const name of LARGER_CHARTS) {
     const factor = (row) => name === "larger_time" ? 1 : row.num_workers / 3600 * (price ?? 1);
     const title = name === "larger_time" ? words("seconds_to_target") : words(price ? "money_to_target" : "worker_hours_to_target");
-    await drawLines(name, "larger", title, told.map((row) => ({
-      ...row, value: factor(row) * row.seconds, low: factor(row) * row.seconds_low, high: factor(row) * row.seconds_high,
-      tip: cellWords({ ...row, part: place() }),
+    const spec = structuredClone(study.charts[name]);
+    for (const one of [spec.encoding.color, spec.layer.find((layer) => layer.encoding?.shape).encoding.shape]) {
+      Object.assign(one, { legend: { ...one.legend, columns: innerWidth < 700 ? 1 : 2 } });
+    }
+    spec.encoding.x.title = words("workers");
+    for (const one of [spec, ...spec.layer]) if (one.encoding?.y?.field) one.encoding.y.title = title;
+    byId(`${name}-title`).textContent = title;
+    byId(name).setAttribute("aria-label", `${words("larger")}. ${title}`);
+    await draw(name, spec, told.map((row) => ({
+      num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds,
+      low: factor(row) * row.seconds_low, high: factor(row) * row.seconds_high,
+      is_dashed: row.network !== OWN_LINKS, is_knee: row.is_knee, is_wall: row.is_wall,
+      tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}\n${title}: ${number(factor(row) * row.seconds)}`,
     })));
   }
   fill("larger-says", part().networks.map((line) => el("p", { class: "note" }, line)));
-}
-async function drawLines(name, section, title, told) {  // over workers, a line for each network
-  const lineOf = (row) => row.network === OWN_LINKS ? words("own_links") : words("simulated_on", { network: row.network });
-  const spec = structuredClone(study.charts[name]), lines = [...new Set(table(part().larger).map(lineOf))];  // with one colour in all charts
-  const values = lines.filter((line) => told.some((row) => lineOf(row) === line));
-  for (const one of [spec.encoding.color, spec.layer.find((layer) => layer.encoding?.shape).encoding.shape]) {
-    Object.assign(one, { scale: { ...one.scale, domain: lines }, legend: { ...one.legend, values, columns: innerWidth < 700 ? 1 : 2 } });
-  }
-  spec.encoding.x.title = words("workers");
-  for (const one of [spec, ...spec.layer]) if (one.encoding?.y?.field) one.encoding.y.title = title;
-  byId(`${name}-title`).textContent = title;
-  byId(name).setAttribute("aria-label", `${words(section)}. ${title}`);
-  await draw(name, spec, told.map((row) => ({
-    num_workers: row.num_workers, line: lineOf(row), value: row.value, low: row.low ?? row.value, high: row.high ?? row.value,
-    is_dashed: row.network !== OWN_LINKS, is_knee: Boolean(row.is_knee), is_wall: Boolean(row.is_wall),
-    tip: `${lineOf(row)}\n${row.tip}\n${title}: ${number(row.value)}`,
-  })));
-}
-
-// Simulated steps with the recommended way
-
-async function renderSteps() {
-  const found = study.parts.length ? part()?.steps : null;
-  byId("step").hidden = !found;
-  if (!found) return;
-  const cells = table(found.cells), simulated = cells.filter((row) => row.is_simulated), networks = [...new Set(simulated.map((row) => row.network))];
-  const network = networks.includes(state.network) ? state.network : networks[0], isHere = (row) => row.network === network;
-  const counts = simulated.filter(isHere).map((row) => row.num_workers), wanted = [Number(state.step_workers), table(part().cells).find((one) => one.is_recommended)?.num_workers];
-  const on = wanted.find((count) => counts.includes(count)) ?? counts.at(-1), isChosen = (row) => isHere(row) && row.num_workers === on;
-  byId("networks").hidden = networks.length < 2;
-  menu("network", networks.map((one) => [one, one]), network);
-  menu("step_workers", counts.map((count) => [count, count]), on);
-  byId("step-says").textContent = words("step_says", { strategy: found.strategy, local: number(found.local_batch) });
-  await drawLines("step_speedup", "step", words("step_speedup"), cells.map((row) => ({
-    ...row, value: row.speed_up, low: row.speed_up_low, high: row.speed_up_high, tip: `${words("workers")}: ${row.num_workers}`,
-  })));
-  const shares = structuredClone(study.charts.step_shares);
-  shares.encoding.x.title = words("workers");
-  shares.encoding.y.title = words("step_percent");
-  if (innerWidth < 700) shares.encoding.color.legend.columns = 2;
-  await drawIfAny("step_shares", shares, simulated.filter(isHere).flatMap((row) => ["computing", "exchange", "waiting"].map((part, place) => {
-    const percent = 100 * row[`${part}_share`], said = words(`step_${part}`);
-    return { num_workers: row.num_workers, part: said, place, percent, tip: `${words("workers")}: ${row.num_workers}\n${said}: ${number(percent, 3)} %` };
-  })));
-  const spans = (found.spans.who ? table(found.spans) : []).filter(isChosen);
-  byId("step-timeline").hidden = !spans.length;
-  byId("step_timeline").setAttribute("aria-label", words("step_timeline"));
-  await drawTimeline("step_timeline", spans.map((one) => {
-    const isPass = one.number !== null, said = words(isPass ? one.kind : `step_${one.kind}`);
-    const name = isPass ? `, ${words("microbatch")} ${one.number + 1}` : one.who === "network" ? `, ${one.what} (${words("message_rounds", { n: one.message_rounds })})` : "";
-    return { ...one, row: words(`row_${one.who.replace(" ", "_")}`, { n: one.place + 1 }), said, number: isPass ? one.number + 1 : null, tip: said + name };
-  }));
-  await drawSites(found, found.sites ? table(found.sites).filter(isChosen) : [], network);
-}
-async function drawSites(found, sites, network) {
-  byId("step-sites").hidden = !sites.length;
-  if (!sites.length) return;
-  const spec = structuredClone(study.charts.step_sites), wide = byId("step_sites").clientWidth / spec.height;
-  spec.encoding.x.scale.domain = spec.encoding.y.scale.domain.map((end) => end * wide);
-  const { gigabits, ms } = found.links[network];
-  byId("step-sites-say").textContent = words("step_sites_say", { gigabits: number(gigabits, 3), ms: number(ms) });
-  await drawIfAny("step_sites", spec, sites.map((one) => {
-    const held = one.servers ? `${words("site_servers", { n: one.servers })}\n` : "";
-    const [sent, taken] = [one.sent_bytes, one.received_bytes].map((bytes) => `${number(bytes / 1e6, 3)} MB`), latencies = one.latencies ? ` + ${one.latencies} × ${number(ms)} ms` : "";
-    const seconds = (one.link_seconds < 1 ? `${number(1000 * one.link_seconds, 3)} ms` : `${number(one.link_seconds, 3)} s`) + latencies;
-    return { ...one, says: sites.length > 12 ? "" : `${held}${one.sent_bytes > one.received_bytes ? sent : taken}\n${seconds}`, tip: held + words("site_tip", { workers: one.workers, sent, taken, seconds }) };
-  }));
 }
 
 // Ways of splitting a model: the cells of the runs that are shown
@@ -867,7 +809,7 @@ async function renderRun() {
   if (has.anatomy) await drawAnatomy(details.steps[row.at]);
   if (has.timeline) {
     const spans = table(details.timelines[row.run_id]), unit = "microbatch" in spans[0] ? "microbatch" : "batch_number";
-    await drawTimeline("timeline", spans.map((one) => {
+    await drawTimeline(spans.map((one) => {
       const isWait = one.kind === "exchange" || one.kind === "bubble", said = words(one.kind), number = one[unit] + 1;
       const pass = isWait ? "" : `, ${words(unit)} ${number}, ${words("stage")} ${one.stage + 1}`;
       return { ...one, row: `${words("worker")} ${one.worker + 1}`, said, number: isWait ? null : number, tip: said + pass };
@@ -890,8 +832,7 @@ async function drawAnatomy(steps) {
   }
   await draw("anatomy", spec, parts);
 }
-async function drawTimeline(name, spans) {
-  if (!spans.length) return;
+async function drawTimeline(spans) {
   const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
   const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, said = new Map(spans.map((one) => [one.kind, one.said]));
   color.scale = { domain: kinds.filter((kind) => said.has(kind)).map((kind) => said.get(kind)), range: color.scale.range.filter((_, at) => said.has(kinds[at])) };
@@ -899,7 +840,7 @@ async function drawTimeline(name, spans) {
   if (innerWidth < 700) color.legend.columns = 2;
   const rows = new Set(spans.map((one) => one.row)).size;
   spec.height = (rows > 8 ? 20 : 30) * rows;
-  await draw(name, spec, spans.map((one) => ({
+  await draw("timeline", spec, spans.map((one) => ({
     worker: one.row, begin: scale * one.begin_seconds, end: scale * one.end_seconds, kind: one.said, number: one.number,
     tip: `${one.tip}: ${number(1000 * (one.end_seconds - one.begin_seconds))} ms`,
   })));
@@ -932,7 +873,7 @@ async function render() {
     renderTable(shown);
     await renderMap(cells);
     document.body.dataset.answered = "yes";
-    for (const draw of [renderLarger, renderSteps, renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
+    for (const draw of [renderLarger, renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
       await new Promise((resolve) => setTimeout(resolve));
       if (mine === drawing) await draw(shown);
     }
@@ -961,7 +902,7 @@ function update(told) {
 }
 function listen() {
   const on = (id, kind, changes) => byId(id).addEventListener(kind, (event) => go(changes(event.target)));
-  for (const id of ["theme", "objective", "x", "y", "color", "cell", "network", "step_workers"]) on(id, "change", (one) => ({ [id]: one.value }));
+  for (const id of ["theme", "objective", "x", "y", "color", "cell"]) on(id, "change", (one) => ({ [id]: one.value }));
   on("part", "change", (one) => ({ part: one.value, target: "", cell: "" }));
   for (const id of ["logx", "logy", "only", "measured"]) on(id, "change", (one) => ({ [id]: one.checked ? "1" : "" }));
   on("target", "input", (one) => ({ target: Number(one.value) === givenTarget().value ? "" : one.value }));
