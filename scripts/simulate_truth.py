@@ -573,8 +573,8 @@ def _step_of_program(
     timed = [
         one._replace(seconds=exchange) if isinstance(one, Exchange) else one for one in program
     ]
-    ran = engine.run(timed, rounds[:, None], engine.one_class(1))
-    return float(np.median(ran.step_seconds)) / steps
+    found = engine.run(timed, rounds[:, None], engine.one_class(1))
+    return float(np.median(found)) / steps
 
 
 COMPARISONS: Mapping[str, Callable[[], Iterator[Row]]] = {

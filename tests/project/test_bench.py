@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import cProfile
 import functools
 import json
-import pstats
 import statistics
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from bsweep import report
-from bsweep.analysis.simulation.words import Way
 from bsweep.runlog.files import RunPaths
 from tests.support import running
 from tests.support.running import ROOT
@@ -26,7 +21,7 @@ from tests.support.running import ROOT
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench
-from benches import against, alone, common, simulate, split, together
+from benches import against, alone, common, split, together
 
 THEN = {
     "cpu": "one",
@@ -313,24 +308,3 @@ def test_the_plain_loop_runs_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) ->
     bench.with_tf32(lambda: seen.append(torch.backends.cudnn.allow_tf32))()
     assert seen == [True]
     assert not torch.backends.cudnn.allow_tf32
-
-
-@pytest.mark.parametrize("way", simulate.WAYS, ids=lambda way: way.name)
-def test_simulating_costs_grow_no_faster_than_workers(way: Way) -> None:
-    few, many = 128, 1024
-    simulate.simulated(way, few)  # what is made once, such as cards, counts for neither
-    (calls, peak), (more_calls, more_peak) = (_cost(way, count) for count in (few, many))
-    allowed = many / few * np.log(many) / np.log(few)  # asynchronous servers keep a heap
-    assert more_calls / calls < allowed
-    assert more_peak / peak < allowed
-
-
-def _cost(way: Way, num_workers: int) -> tuple[int, int]:
-    """Return the calls of functions in a simulation, and the peak of its memory in bytes."""
-    tracemalloc.start()
-    simulate.simulated(way, num_workers)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    profile = cProfile.Profile()
-    profile.runcall(simulate.simulated, way, num_workers)
-    return pstats.Stats(profile).total_calls, peak  # type: ignore[attr-defined]

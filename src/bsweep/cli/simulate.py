@@ -36,8 +36,8 @@ def run(arguments: Sequence[str]) -> int:
         "--network",
         action="append",
         help="bandwidth and latency of a node's link, such as 25gbit,10us, with per_node=, inner=, "
-        "per_switch=, oversubscription=, sites= and between= (default: as the study measured, or "
-        "the machine's vendor states); may be repeated",
+        "sites= and between= (default: as the study measured, or the machine's vendor states); may "
+        "be repeated",
     )
     add("--measured-network", help=MEASURED_NETWORK)
     add(
@@ -50,8 +50,6 @@ def run(arguments: Sequence[str]) -> int:
     add("--parameters", type=float, help="the number of the model's parameters, such as 11e6")
     add("--example-bytes", type=float, help="what an example sends between parts of a split model")
     add("--probe", help="a probe.json in place of a study")
-    add("--bench", help="a JSON file of scripts/bench.py in place of a study")
-    add("--bench-model", default="", help="the model in that file, such as 'resnet18 imagenet'")
     add("--machine", help="a100, h100, h200, rtx4090 or a YAML file in place of a study")
     add("--flops-per-example", type=float, help="operations of a training step for an example")
     add("--speeds", help=SPEEDS)
@@ -62,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     add("--restart-seconds", type=float, help="after a failure (default: 120)")
     add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
-    add("--figures", type=Path, metavar="DIR", help="also write figures to this folder")
+    add("--figure", type=Path, metavar="FILE", help="also draw the speed-up, such as in speed.svg")
     add("--json", action="store_true", help="print everything as JSON")
     _simulate(parser.parse_args(arguments))
     return 0
@@ -71,8 +69,8 @@ def run(arguments: Sequence[str]) -> int:
 def _simulate(given: argparse.Namespace) -> None:
     from bsweep.analysis.simulation import STRATEGIES, simulate
 
-    if given.figures is not None and given.figures.exists() and not given.figures.is_dir():
-        raise ValueError(f"--figures {given.figures} is a file: give a folder.")
+    if given.figure is not None and given.figure.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--figure {given.figure}: give a file that ends in .png, .svg or .pdf.")
     with terminal.console().status("simulating") as status:
         found = simulate(
             given.study,
@@ -86,8 +84,6 @@ def _simulate(given: argparse.Namespace) -> None:
             parameters=given.parameters,
             example_bytes=given.example_bytes,
             probe=given.probe,
-            bench=given.bench,
-            bench_model=given.bench_model,
             machine=given.machine,
             flops_per_example=given.flops_per_example,
             speeds=numbers("--speeds", given.speeds),
@@ -99,11 +95,11 @@ def _simulate(given: argparse.Namespace) -> None:
             progress=lambda what: status.update(f"simulating {what}"),
         )
     print(json.dumps(found.as_json(), indent=2, allow_nan=False) if given.json else found)
-    if given.figures is not None:
+    if given.figure is not None:
         from bsweep.plots import simulation
 
-        for path in simulation.write(found, given.figures):
-            logger.info(f"wrote {path}")
+        simulation.write(found, given.figure)
+        logger.info(f"wrote {given.figure}")
 
 
 def _failures(given: argparse.Namespace) -> Failures | None:

@@ -377,14 +377,6 @@ _ONE_TWO_FIVE = "indexof('125', format(datum.value, '.0e')[0]) < 0 ? '' : format
 """The text of a tick of a logarithmic axis: only 1, 2, 5, 10, 20 and so on have one."""
 
 
-def _logarithmic() -> Spec:
-    return {
-        "type": "quantitative",
-        "scale": {"type": "log", "nice": False},
-        "axis": {"labelExpr": _ONE_TWO_FIVE},
-    }
-
-
 def larger_clusters() -> Spec:
     """Return an amount over the workers, with a band and a line for each network. Simulated lines
     are dashed. A ring marks the knee, and a dotted line the critical batch size.
@@ -393,7 +385,11 @@ def larger_clusters() -> Spec:
     a text), `is_dashed`, `is_knee` and `is_wall` (the first number of workers whose best batch is
     larger than the critical batch size).
     """
-    amount = _logarithmic()
+    amount: Spec = {
+        "type": "quantitative",
+        "scale": {"type": "log", "nice": False},
+        "axis": {"labelExpr": _ONE_TWO_FIVE},
+    }
     band: Spec = {
         "mark": {"type": "area", "interactive": False, "opacity": 0.12},
         "encoding": {"y": {"field": "low", **amount}, "y2": {"field": "high"}},

@@ -55,8 +55,6 @@ def simulate(
     parameters: float | None = None,
     example_bytes: float | None = None,
     probe: str | Path | None = None,
-    bench: str | Path | None = None,
-    bench_model: str = "",
     machine: str | None = None,
     flops_per_example: float | None = None,
     speeds: Sequence[float] = (),
@@ -85,8 +83,6 @@ def simulate(
         example_bytes: What the messages of an example take between workers that split the model,
             forward and backward, if no study says it.
         probe: A file of `bsweep probe`, in place of a study.
-        bench: A file of `scripts/bench.py`, in place of a study, and the name of its model.
-        bench_model: The name of the model in that file, if it has several.
         machine: A machine of `conf/machines.yaml` or a YAML file, in place of a study.
         flops_per_example: What a training step computes for an example, needed with a machine.
         speeds: Relative speeds of uneven workers; they repeat if there are more workers.
@@ -109,9 +105,7 @@ def simulate(
         FileNotFoundError: If there is no such folder of a study.
     """
     known = load(study, mix=True) if isinstance(study, str | Path) else study
-    found, of = _constants(
-        known, where, parameters, probe, bench, bench_model, machine, flops_per_example, local_batch
-    )
+    found, of = _constants(known, where, parameters, probe, machine, flops_per_example, local_batch)
     found = _adjusted(found, example_bytes, speeds, memories, measured_network)
     name, runs = (known.name, known.runs) if known else ("the constants' source", pd.DataFrame())
     network = (of.link if of else "") or "measured" if network is None else network
@@ -172,7 +166,6 @@ def simulate_from(
     *,
     local_batch: float | None = None,
     global_batch: int | None = None,
-    passes: int = 1,
     failures: Failures | None = None,
     price_per_worker_hour: float | None = None,
     num_steps: int = 100,
@@ -188,7 +181,6 @@ def simulate_from(
         workers: The numbers of workers.
         local_batch: See `simulate`.
         global_batch: See `simulate`.
-        passes: The passes of a worker in a step, each with a local batch.
         failures: See `simulate`.
         price_per_worker_hour: See `simulate`.
         num_steps: See `simulate`.
@@ -208,11 +200,11 @@ def simulate_from(
     local = local_batch or constants.local_batch
     factors, lost = _factors(sorted(set(workers)), failures, seed)
     cells, left_out = _cells(constants, ways, [*factors], local, global_batch)
-    rows, timelines, sites = [], [], []
+    rows = []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
         case = Case(
-            constants, networks[name], way, count, batch, num_steps, seed, passes=passes,
+            constants, networks[name], way, count, batch, num_steps, seed,
             asked_batch=None if global_batch else local,
         )  # fmt: skip
         try:
@@ -220,29 +212,22 @@ def simulate_from(
         except ValueError as error:
             raise ValueError(f"--strategies {way.name}: {error}") from None
         rows.append({"network": name, **result.row_of(case, steps, factors[count])})
-        timelines.append(result.timeline(case, steps).assign(network=name))
-        sites.append(result.at_sites(case, steps.rounds).assign(network=name))
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
-    lone = _lone(constants, global_batch or local, num_steps, seed, passes)
+    lone = _lone(constants, global_batch or local, num_steps, seed)
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
     has_measured = bool(table["kind"].eq(result.MEASURED).any())
     first = _notes(constants, ways, networks.values(), has_measured)
     notes = (*first, *lost, *left_out, *result.knees(table))
-    return Simulation(table, _joined(timelines), _joined(sites), notes)
+    return Simulation(table, notes)
 
 
-def _lone(constants: Constants, batch: float, num_steps: int, seed: int, passes: int) -> Case:
+def _lone(constants: Constants, batch: float, num_steps: int, seed: int) -> Case:
     """Return the case of one worker alone, with which the others are compared."""
     return Case(
         replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
-        batch, num_steps, seed, passes=passes,
+        batch, num_steps, seed,
     )  # fmt: skip
-
-
-def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    told = [one for one in tables if len(one)]
-    return pd.concat(told, ignore_index=True) if told else pd.DataFrame()
 
 
 def _cells(
@@ -362,25 +347,24 @@ def _local_batch(way: Way, count: int, local: float, global_batch: int | None) -
 
 def _constants(
     study: Study | None, where: Mapping[str, str] | None, parameters: float | None,
-    probe: str | Path | None, bench: str | Path | None, bench_model: str, machine: str | None,
-    flops_per_example: float | None, local_batch: int | None,
+    probe: str | Path | None, machine: str | None, flops_per_example: float | None,
+    local_batch: int | None,
 ) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
     """Return the constants of the one source that was given, and the machine, if it is one."""
     check_above_zero("parameters", parameters, "11e6")
     check_above_zero("flops-per-example", flops_per_example, "12e9")
-    sources = {"a study": study, "--probe": probe, "--bench": bench, "--machine": machine}
+    sources = {"a study": study, "--probe": probe, "--machine": machine}
     given = [name for name, one in sources.items() if one is not None]
     if len(given) != 1:
         raise ValueError(
             f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
-            "a study's folder, --probe FILE, --bench FILE, or --machine NAME."
+            "a study's folder, --probe FILE, or --machine NAME."
         )
-    for option, value, source in (
-        ("--bench-model", bench_model, "--bench"),
-        ("--flops-per-example", flops_per_example, "--machine"),
-    ):
-        if value and given != [source]:
-            raise ValueError(f"{option} {value} is for {source}: leave it out with {given[0]}.")
+    if flops_per_example and machine is None:
+        raise ValueError(
+            f"--flops-per-example {flops_per_example} is for --machine: leave it out with "
+            f"{given[0]}."
+        )
     if study is not None:
         return constants_of.of_study(study, where, parameters), None
     if parameters is None:
@@ -388,8 +372,6 @@ def _constants(
     num_bytes = parameters * constants_of.PARAMETER_BYTES
     if probe is not None:
         return constants_of.of_probe(probe, num_bytes), None
-    if bench is not None:
-        return constants_of.of_bench(bench, num_bytes, bench_model), None
     of = machines.machine(str(machine))
     if flops_per_example is None:
         raise ValueError(

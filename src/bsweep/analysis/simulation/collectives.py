@@ -3,8 +3,8 @@ and parts of them.
 
 All workers begin a round together. A ring of N workers has 2 (N - 1) alike rounds, which count as
 one round and the number of its repetitions. The rounds are those of
-`bsweep.strategies.collectives`, whose `native` exchange is a ring between CPUs, and the quickest of
-ring, double tree and hierarchical between GPUs, as NCCL chooses.
+`bsweep.strategies.collectives`, whose `native` exchange is a ring between CPUs, and the quicker of
+ring and hierarchical between GPUs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ from bsweep.analysis.simulation.network import Messages, Network, Numbers, ToAll
 
 
 class Round(NamedTuple):
-    """Messages that start together, and how many such rounds follow one another.
-
-    `hops` is the number of latencies that such a round takes, if its messages travel in many parts
-    along a chain of workers.
-    """
+    """Messages that start together, and how many such rounds follow one another."""
 
     messages: Messages | ToAll
     repeat: int = 1
-    hops: int = 1
 
 
 def seconds(rounds: Sequence[Round], network: Network) -> float:
     """Return how long rounds take on a network, one after another."""
-    return sum(one.repeat * network.seconds(one.messages, one.hops) for one in rounds)
+    return sum(one.repeat * network.seconds(one.messages) for one in rounds)
 
 
 def ring(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
@@ -68,40 +63,6 @@ def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     return found
 
 
-def double_tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
-    """Return an all-reduce along two binary trees that each carry half of the vector, as NCCL has
-    it: an inner worker of one tree is a leaf of the other. The vector travels in small parts, so
-    that all links work at once.
-    """
-    number_of = groups.shape[1]
-    if number_of < 2:
-        return []
-    children = np.arange(1, number_of)
-    parents = _parents(number_of)
-    depth = max(1, int(np.ceil(np.log2(number_of))))
-    both = [
-        (groups[:, (children + turn) % number_of], groups[:, (parents + turn) % number_of])
-        for turn in (0, 1)
-    ]
-    begin, end = (np.concatenate(side, axis=1) for side in zip(*both, strict=True))
-    return [Round(_messages(groups, begin, end, num_bytes / 2), 2, depth)]
-
-
-def _parents(number_of: int) -> Numbers:
-    """Return the parent of each worker but worker 0 in a binary tree in which every other worker is
-    a leaf, with worker 0 at its root.
-    """
-    children = np.arange(1, number_of)
-    low = children & -children  # the lowest bit that is set
-    parents = np.where(children & (low << 1), children - low, children + low)
-    beyond = parents >= number_of
-    while beyond.any():
-        step = children[beyond] & (children[beyond] - 1)
-        parents[beyond] = step
-        beyond = parents >= number_of
-    return parents
-
-
 def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     """Return a ring within each node, then rings of the workers of the same place in all nodes,
     each for its part of the vector, and a ring within each node again.
@@ -120,15 +81,14 @@ def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Ro
 
 
 def native(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
-    """Return the quickest of ring, double tree and hierarchical on a network, as NCCL chooses."""
-    found = [one(groups, num_bytes, network) for one in (ring, double_tree, hierarchical)]
+    """Return the quicker of ring and hierarchical on a network."""
+    found = [one(groups, num_bytes, network) for one in (ring, hierarchical)]
     return min(found, key=lambda rounds: seconds(rounds, network))
 
 
 ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
     "ring": ring,
     "tree": tree,
-    "double_tree": double_tree,
     "hierarchical": hierarchical,
     "native": native,
 }

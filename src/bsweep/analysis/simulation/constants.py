@@ -1,14 +1,12 @@
 """The constants of a simulated cluster: how long a worker computes, how much steps differ, what an
 exchange takes beside its time on the wire, and the bytes of the model.
 
-They come from a study's records, from a file of `bsweep probe` or `scripts/bench.py`, or from what
-a vendor has published of a machine.
+They come from a study's records, from a file of `bsweep probe`, or from what a vendor has published
+of a machine.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +29,6 @@ from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -208,45 +205,6 @@ def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
         local_batch=max(batches),
         source=f"measured in {path}",
         largest_batches=tuple(one.largest_batch for one in read_probe(path).workers),
-    )
-
-
-def of_bench(path: str | Path, parameter_bytes: float, model: str = "") -> Constants:
-    """Return the constants in a file of `scripts/bench.py` that timed steps of a lone worker.
-
-    Args:
-        path: The file.
-        parameter_bytes: The bytes of the model's parameters.
-        model: The name that the file gives to the model; empty if the file has one model.
-
-    Raises:
-        ValueError: If the file has no such steps, or those of several models.
-    """
-    try:
-        alone: Mapping[str, Any] = json.loads(read_regular(Path(path)))["alone"]
-        found = {re.fullmatch(r"(.+), batch (\d+)", name): of for name, of in alone.items()}
-        series = [(name[1], int(name[2]), of["default"]) for name, of in found.items() if name]
-        if not series or not all(of and min(of) > 0 for _, _, of in series):
-            raise TypeError("no seconds above 0")
-    except OSError as error:
-        raise ValueError(f"--bench {path}: the file cannot be read ({error.strerror}).") from None
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{path} has no steps of a lone worker ({error}). Measure them with `python "
-            "scripts/bench.py --json FILE alone`."
-        ) from None
-    models = sorted({name for name, _, _ in series})
-    if (model or len(models) > 1) and model not in models:
-        raise ValueError(f"{path} has the models {', '.join(models)}: give one with --bench-model.")
-    own = [(batch, steps) for name, batch, steps in series if name == (model or models[0])]
-    timings = [Timing(Cell(batch, 1), each, "compute") for batch, of in own for each in of]
-    ratios = [np.std(np.log(of)) for _, of in own]
-    return Constants(
-        **_fitted(timings),
-        parameter_bytes=parameter_bytes,
-        local_batch=max(batch for batch, _ in own),
-        source=f"measured in {path}",
-        spread=spread.of_series([each for _, each in own], 1, Spread(float(np.median(ratios)))),
     )
 
 

@@ -18,9 +18,6 @@ import simpy
 
 from bsweep.analysis.simulation.network import Array, Numbers
 
-LANE = "network"
-"""The links that carry one exchange after another."""
-
 
 class Compute(NamedTuple):
     """An operation in which each worker computes a share of its step's time."""
@@ -31,13 +28,11 @@ class Compute(NamedTuple):
 class Exchange(NamedTuple):
     """An operation that begins an exchange once all workers have come to it, and goes on at once.
 
-    `seconds` is how long the exchange takes, one value for each step. `lane` names the links that
-    exchange one after another.
+    `seconds` is how long the exchange takes, one value for each step.
     """
 
     name: str
     seconds: Array
-    lane: str = LANE
 
 
 class Wait(NamedTuple):
@@ -52,51 +47,20 @@ class Wait(NamedTuple):
 Program = Sequence[Compute | Exchange | Wait]
 
 
-class Span(NamedTuple):
-    """A stretch of time in a simulated step: what a worker, or a lane of exchanges, does.
-
-    A worker is `computing`, `waiting` until the slowest worker has come to an exchange, or in
-    `exchange`, which other exchanges may delay. A lane carries an exchange, by its name.
-    """
-
-    who: str
-    what: str
-    begin_seconds: float
-    end_seconds: float
-
-
-@dataclass(frozen=True, eq=False)
-class Ran:
-    """The end of each simulated step, in seconds since the beginning, and what happened in the
-    first steps.
-    """
-
-    ends: Array
-    exchanged: Array  # seconds in which exchanges were under way, by step
-    spans: tuple[Span, ...]
-
-    @property
-    def step_seconds(self) -> Array:
-        """The seconds of each step."""
-        return np.diff(self.ends, prepend=0.0)
-
-
-def run(program: Program, busy: Array, classes: Sequence[Numbers], told_steps: int = 1) -> Ran:
-    """Simulate the steps of a program, and return when each step ended.
+def run(program: Program, busy: Array, classes: Sequence[Numbers]) -> Array:
+    """Simulate the steps of a program, and return the seconds of each step.
 
     Args:
         program: The operations of a step.
         busy: The seconds that each worker would compute alone, shape (steps, workers).
         classes: The workers of each class. Together they are all workers, each once.
-        told_steps: Of how many steps the spans are kept.
     """
-    events = _Events(simpy.Environment(), len(classes), len(busy), told_steps)
+    events = _Events(simpy.Environment(), len(classes), len(busy))
     for members in classes:
         slowest = busy[:, members].max(axis=1)
-        who = f"worker {members[0]}" if len(members) == 1 else "slowest worker"
-        events.environment.process(_work(events, program, slowest, who))
+        events.environment.process(_work(events, program, slowest))
     events.environment.run()
-    return Ran(events.ends, events.exchanged, tuple(events.spans))
+    return np.diff(events.ends, prepend=0.0)
 
 
 @dataclass(eq=False)
@@ -106,16 +70,12 @@ class _Events:
     environment: simpy.Environment
     num_classes: int
     num_steps: int
-    told_steps: int
 
     def __post_init__(self) -> None:
         self.ends = np.zeros(self.num_steps)
-        self.exchanged = np.zeros(self.num_steps)
-        self.spans: list[Span] = []
         self._arrived: dict[tuple[str, int], int] = {}
         self._done: dict[tuple[str, int], simpy.Event] = {}
-        self._met_at: dict[tuple[str, int], float] = {}  # of the told steps
-        self._free_at: dict[str, float] = {}
+        self._free_at = 0.0  # when the links have carried the last exchange
 
     def done(self, name: str, step: int) -> simpy.Event:
         """Return the event that an exchange has ended."""
@@ -128,46 +88,25 @@ class _Events:
         if self._arrived[key] == self.num_classes:
             del self._arrived[key]
             now = self.environment.now
-            begin = max(now, self._free_at.get(exchange.lane, 0.0))
-            end = begin + float(exchange.seconds[step])
-            self._free_at[exchange.lane] = end
-            self.exchanged[step] += end - begin
-            if step < self.told_steps:
-                self._met_at[key] = now
-                self.spans.append(Span(exchange.lane, exchange.name, begin, end))
-            done = self.done(*key)
-            self.environment.process(self._end(done, end - now))
-
-    def tell(self, who: str, operation: Compute | Wait, step: int, begin: float) -> None:
-        """Keep what a worker has done since `begin`."""
-        times = {"computing": (begin, self.environment.now)}
-        if isinstance(operation, Wait):
-            middle = max(begin, self._met_at[operation.name, step - operation.steps_before])
-            times = {"waiting": (begin, middle), "exchange": (middle, self.environment.now)}
-        self.spans += [Span(who, what, *ends) for what, ends in times.items() if ends[0] < ends[1]]
+            self._free_at = max(now, self._free_at) + float(exchange.seconds[step])
+            self.environment.process(self._end(self.done(*key), self._free_at - now))
 
     def _end(self, done: simpy.Event, seconds: float) -> Generator[simpy.Event, Any, None]:
         yield self.environment.timeout(seconds)
         done.succeed()
 
 
-def _work(
-    events: _Events, program: Program, slowest: Array, who: str
-) -> Generator[simpy.Event, Any, None]:
+def _work(events: _Events, program: Program, slowest: Array) -> Generator[simpy.Event, Any, None]:
     """Carry out the program as one class of workers, step by step."""
     environment = events.environment
     for step, seconds in enumerate(slowest):
         for operation in program:
-            begin = environment.now
             if isinstance(operation, Exchange):
                 events.arrive(operation, step)
-                continue
-            if isinstance(operation, Compute):
+            elif isinstance(operation, Compute):
                 yield environment.timeout(operation.share * seconds)
             elif step >= operation.steps_before:
                 yield events.done(operation.name, step - operation.steps_before)
-            if step < events.told_steps and environment.now > begin:
-                events.tell(who, operation, step, begin)
         events.ends[step] = max(events.ends[step], environment.now)
 
 

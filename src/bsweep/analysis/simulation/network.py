@@ -1,9 +1,9 @@
 """The links of a cluster that is simulated: their bandwidths, latencies and who shares them, as a
 user describes them in words such as `25gbit,10us`.
 
-A message between two workers crosses, at most, the link of a node, that of a switch and that of a
-site. All messages of one round start together. Each link carries what all of them send through it,
-in both directions at once, so the round takes as long as the busiest link, plus the latency.
+A message between two workers crosses, at most, the link of a node and that of a site. All messages
+of one round start together. Each link carries what all of them send through it, in both directions
+at once, so the round takes as long as the busiest link, plus the latency.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Network:
     """The links between the workers of a cluster.
 
     `link` is that of a node, which `per_node` workers share. Workers of one node exchange through
-    `inner`. A switch joins `per_switch` nodes, and its link to the other switches is
-    `oversubscription` times narrower than the links of its nodes together. Workers are at `sites`
-    places, each with one link `between` it and the others.
+    `inner`. Workers are at `sites` places, each with one link `between` it and the others.
 
     A worker's host needs `message_seconds` for each message and `byte_seconds` for each byte,
     beside the time on the wire.
@@ -72,8 +70,6 @@ class Network:
     link: Link
     per_node: int = 1
     inner: Link = FREE
-    per_switch: int = 0
-    oversubscription: float = 1.0
     sites: int = 1
     between: Link = FREE
     message_seconds: float = 0.0
@@ -85,21 +81,15 @@ class Network:
         links = (self.link, self.inner, self.between)
         return tuple(dict.fromkeys(one.published for one in links if one.published))
 
-    def seconds(self, messages: Messages | ToAll, hops: int = 1) -> float:
-        """Return how long one round of messages takes until the last has arrived.
-
-        Args:
-            messages: The messages.
-            hops: The latencies that the round takes, if messages travel in many small parts along a
-                chain of workers.
-        """
+    def seconds(self, messages: Messages | ToAll) -> float:
+        """Return how long one round of messages takes until the last has arrived."""
         slowest, latency = 0.0, self.message_seconds * messages.most
         for groups, link in self._levels(messages):
             load, crosses = messages.load(groups)
             slowest = max(slowest, load / link.bytes_per_second)
             latency += link.latency_seconds * crosses
         of_host = self.byte_seconds * messages.load(np.arange(messages.number_of))[0]
-        return slowest + of_host + hops * latency
+        return slowest + of_host + latency
 
     def _levels(self, messages: Messages | ToAll) -> Iterator[tuple[Numbers, Link]]:
         """Yield for each level of links the group of each worker that shares one, and the link.
@@ -111,27 +101,16 @@ class Network:
         yield nodes, self.link
         if self.per_node > 1:  # each worker has links of its own to the others of its node
             yield workers, self.inner
-        if self.per_switch:
-            width = self.per_switch * self.link.bytes_per_second / self.oversubscription
-            yield nodes // self.per_switch, Link(width, self.link.latency_seconds)
         if self.sites > 1:
-            yield self.site_of(messages), self.between
+            yield self._site_of(messages), self.between
 
-    def site_of(self, messages: Messages | ToAll) -> Numbers:
+    def _site_of(self, messages: Messages | ToAll) -> Numbers:
         """Return the site of each of the workers and servers between which messages are. Sites
         divide the workers, and the servers on further nodes.
         """
         workers, servers = messages.num_workers, messages.number_of - messages.num_workers
         of = [np.arange(count) * self.sites // max(1, count) for count in (workers, servers)]
         return np.concatenate(of)
-
-    @property
-    def places(self) -> Array:
-        """The places of the sites on a map, shape (sites, 2): the corners of a regular polygon, as
-        all sites have the same link to the others, which meet in its middle.
-        """
-        angles = np.arange(self.sites) * 2 * np.pi / self.sites + np.pi / 2
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 @dataclass(frozen=True)
@@ -159,16 +138,11 @@ class Messages:
         """Return the most bytes that leave or enter one group of workers, and True if any message
         crosses the border of a group.
         """
-        both = self.loads(groups)
-        crosses = groups[self.sources] != groups[self.targets]
-        return float(max(side.max() for side in both)), bool(crosses.any())
-
-    def loads(self, groups: Numbers) -> tuple[Array, Array]:
-        """Return the bytes that leave each group of workers, and those that enter it."""
         begin, end = groups[self.sources], groups[self.targets]
-        sizes, number_of = np.where(begin != end, self.sizes, 0.0), int(groups.max()) + 1
-        sent, taken = (np.bincount(side, sizes, number_of) for side in (begin, end))
-        return np.asarray(sent, float), np.asarray(taken, float)
+        crosses = begin != end
+        sizes = np.where(crosses, self.sizes, 0.0)
+        most = max(np.bincount(side, sizes).max() for side in (begin, end))
+        return float(most), bool(crosses.any())
 
 
 @dataclass(frozen=True)
@@ -194,15 +168,12 @@ class ToAll:
         """Return the most bytes that leave or enter one group, and True if any message crosses the
         border of a group.
         """
-        most = float(max(side.max() for side in self.loads(groups)))
-        return most, most > 0
-
-    def loads(self, groups: Numbers) -> tuple[Array, Array]:
-        """Return the bytes that leave each group of workers and servers, and that enter it."""
         number_of = int(groups.max()) + 1
         sent = np.bincount(groups[self.sources], self.sizes, number_of)
         taken = np.bincount(groups[self.targets], self.shares, number_of)
-        return sent * (taken.sum() - taken), taken * (sent.sum() - sent)
+        leaving, entering = sent * (taken.sum() - taken), taken * (sent.sum() - sent)
+        most = float(max(leaving.max(), entering.max()))
+        return most, most > 0
 
 
 def parse_network(text: str, option: str = "--network") -> Network:
@@ -210,8 +181,7 @@ def parse_network(text: str, option: str = "--network") -> Network:
 
     Args:
         text: Words joined by commas: the bandwidth and the latency of a node's link, and any of
-            `per_node=8`, `inner=2400gbit/2us`, `per_switch=16`, `oversubscription=4`, `sites=4`
-            and `between=1gbit/20ms`.
+            `per_node=8`, `inner=2400gbit/2us`, `sites=4` and `between=1gbit/20ms`.
         option: The option of the command that has the text, for messages.
 
     Returns:
@@ -237,11 +207,6 @@ def parse_network(text: str, option: str = "--network") -> Network:
             given[key] = _read(f"{told}: {word}", value, _KEYS[key])
     link = _read(told, plain, _link)
     found = Network(link, **given)  # type: ignore[arg-type]
-    if found.oversubscription > 1 and not found.per_switch:
-        raise ValueError(
-            f"{told}: oversubscription is of a switch's link to the other switches. Say "
-            "how many nodes a switch joins, as in per_switch=16."
-        )
     if (found.sites > 1) != (found.between.bytes_per_second < np.inf):
         raise ValueError(
             f"{told}: sites and between belong together, as in sites=4,between=1gbit/20ms."
@@ -305,21 +270,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < np.inf:
-        raise ValueError("give a number from 1, such as 4.")
-    return value
-
-
 _KEYS: Mapping[str, Callable[[str], object]] = {
     "per_node": _count,
     "inner": _link_of,
-    "per_switch": _count,
-    "oversubscription": _factor,
     "sites": _count,
     "between": _link_of,
 }

@@ -15,15 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bsweep.analysis.simulation.engine import Span
 from bsweep.analysis.simulation.network import Array
 
 SHARES = {"F": 1 / 3, "B": 2 / 3, "b": 1 / 3, "W": 1 / 3}
 """The share of a stage's pass of each kind: forward, backward, and the backward pass in two parts,
 for what was fed in and for the weights.
 """
-KINDS = {"F": "forward", "B": "backward", "b": "backward", "W": "backward_weights"}
-"""The name of a pass of each kind, for readers."""
 _PART_SECONDS = {"F": 2, "B": 4, "b": 2, "W": 2}  # whole numbers, so that ties are ties
 
 
@@ -202,7 +199,7 @@ def step_ends(graph: Graph, busy: Array, message_seconds: Array | float) -> Arra
     """
     num_steps, replicas, _ = busy.shape
     done = np.zeros((num_steps, replicas))
-    for one, _, end in _timed(graph, busy, message_seconds):
+    for one, end in _ends(graph, busy, message_seconds):
         if graph.is_endless:
             done[one.microbatch] = np.maximum(done[one.microbatch], end[0])
         else:
@@ -213,10 +210,10 @@ def step_ends(graph: Graph, busy: Array, message_seconds: Array | float) -> Arra
     return np.asarray(done.max(axis=1).cumsum()[:, None] + np.zeros((1, replicas)))
 
 
-def _timed(
+def _ends(
     graph: Graph, busy: Array, message_seconds: Array | float
-) -> Iterator[tuple[Pass, Array, Array]]:
-    """Yield each pass with its beginning and its end, in all steps and replicas.
+) -> Iterator[tuple[Pass, Array]]:
+    """Yield each pass with its end, in all steps and replicas.
 
     `message_seconds` are those of each message, or of a message from each worker to each other.
     """
@@ -237,7 +234,7 @@ def _timed(
         end = begin + seconds
         free[one.worker] = end
         ends[one[:3]] = end, one.worker
-        yield one, begin, end
+        yield one, end
 
 
 def _needed(one: Pass, num_stages: int) -> list[tuple[str, int, int]]:
@@ -250,13 +247,3 @@ def _needed(one: Pass, num_stages: int) -> list[tuple[str, int, int]]:
     if stage == num_stages - 1:
         return [("F", stage, microbatch)]
     return [(back, stage + 1, microbatch) for back in ("B", "b")]
-
-
-def spans(graph: Graph, busy: Array, message_seconds: Array | float) -> Iterator[Span]:
-    """Yield what each worker of the first replica computes in the first step."""
-    most = graph.num_workers * 2 if graph.is_endless else graph.num_microbatches
-    some = np.repeat(busy[:1, :1], graph.num_microbatches, 0) if graph.is_endless else busy[:1, :1]
-    for one, begin, end in _timed(graph, some, message_seconds):
-        if one.microbatch < most:
-            what = f"{one.kind}{one.microbatch}"
-            yield Span(f"stage {one.stage}", what, float(begin[0, 0]), float(end[0, 0]))

@@ -12,12 +12,10 @@ import pandas as pd
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.networks import knee
-from bsweep.analysis.simulation.collectives import Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.engine import LANE, Span
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.spread import P95
-from bsweep.analysis.simulation.strategies import MOST_TOLD, Case, Outcome
+from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.analysis.simulation.words import Way
 from bsweep.core.words import counted
 
@@ -42,18 +40,10 @@ class Simulation:
     - `lost_share`: the part of the time that failures, restarts and checkpoints take.
     - `hours` and `money`: to train on a million examples; NaN without a price.
 
-    `timelines` has what happened in one step, or in one round of local steps: `network`,
-    `strategy`, `num_workers`, `who`, `what` and the times, and `message_rounds`, the number of
-    rounds of messages of all exchanges in it. `sites` has what the link of each site
-    carries in it: `sent_bytes`, `received_bytes` and `link_seconds` without latency, the number of
-    `latencies` between sites that its messages take one after another, the site's numbers of
-    `workers` and of further `servers`, and its place on a map, `x` and `y`. `notes` say what the
-    numbers rest on.
+    `notes` say what the numbers rest on.
     """
 
     cells: pd.DataFrame
-    timelines: pd.DataFrame
-    sites: pd.DataFrame
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -70,12 +60,7 @@ class Simulation:
         Returns:
             Mappings, lists, numbers and texts that JSON can hold.
         """
-        told = {
-            "cells": self.cells.to_dict("records"),
-            "timelines": self.timelines.to_dict("records"),
-            "sites": self.sites.to_dict("records"),
-            "notes": list(self.notes),
-        }
+        told = {"cells": self.cells.to_dict("records"), "notes": list(self.notes)}
         found: dict[str, Any] = plain(told)
         return found
 
@@ -235,57 +220,6 @@ def compared(
     table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
     order = ["network", "strategy", "num_workers", "kind"]
     return table.sort_values(order, ignore_index=True, kind="stable")
-
-
-def timeline(case: Case, found: Outcome) -> pd.DataFrame:
-    """Return a table of what happened in one step of a case: the first workers or stages in order,
-    and then the network.
-    """
-    names = sorted({span.who for span in found.spans} - {LANE}, key=lambda name: (len(name), name))
-    places = {name: place for place, name in enumerate([*names[:MOST_TOLD], LANE])}
-    known = (
-        one for one in found.spans if one.who in places and one.begin_seconds < one.end_seconds
-    )
-    told = sorted(known, key=lambda one: places[one.who])
-    table = pd.DataFrame(told, columns=list(Span._fields))
-    message_rounds = sum(one.repeat for one in found.rounds)
-    return table.assign(
-        strategy=case.way.name, num_workers=case.num_workers, message_rounds=message_rounds
-    )
-
-
-def at_sites(case: Case, rounds: Sequence[Round]) -> pd.DataFrame:
-    """Return a table of the sites of a case, with what their links carry in a step; empty if all
-    workers are at one site.
-    """
-    network = case.network
-    if network.sites == 1:
-        return pd.DataFrame()
-    carried, latencies = np.zeros((2, network.sites)), 0
-    site_of = network.site_of(rounds[0].messages) if rounds else np.zeros(case.num_workers, int)
-    for one in rounds:
-        of = network.site_of(one.messages)
-        site_of = max(site_of, of, key=len)
-        latencies += one.repeat * one.hops * one.messages.load(of)[1]
-        for row, load in zip(carried, one.messages.loads(of), strict=True):
-            row[: len(load)] += one.repeat * load
-    workers, servers = (
-        np.bincount(of, minlength=network.sites)
-        for of in (site_of[: case.num_workers], site_of[case.num_workers :])
-    )
-    return pd.DataFrame({
-        "strategy": case.way.name,
-        "num_workers": case.num_workers,
-        "site": range(network.sites),
-        "x": network.places[:, 0],
-        "y": network.places[:, 1],
-        "workers": workers,
-        "servers": servers,
-        "sent_bytes": carried[0],
-        "received_bytes": carried[1],
-        "link_seconds": carried.max(axis=0) / network.between.bytes_per_second,
-        "latencies": latencies,
-    })  # fmt: skip
 
 
 def knees(cells: pd.DataFrame) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
-from itertools import pairwise, permutations
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from bsweep.analysis.simulation import collectives, engine, passes, servers, uneven
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Span, Wait
+from bsweep.analysis.simulation.engine import Compute, Exchange, Program, Wait
 from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
 from bsweep.analysis.simulation.words import Way
 from bsweep.config.allreduce import AllReduceConfig
@@ -39,9 +39,6 @@ from bsweep.config.strategies import (
     SingleConfig,
 )
 from bsweep.core import uneven as formulas
-
-MOST_TOLD = 16
-"""The most workers of which each has its own row in a timeline."""
 
 FORWARD_SHARE = 1 / 3
 """The forward pass's share of a pass: a backward pass computes about twice as much."""
@@ -188,15 +185,13 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The simulated steps of a case: their seconds, those in which the slowest worker computed and
-    in which a worker computed in the mean, the messages of a step, and what happened in the first.
+    """The simulated steps of a case: their seconds, and those in which the slowest worker computed
+    and in which a worker computed in the mean.
     """
 
     step_seconds: Array
     slowest_seconds: Array
     mean_seconds: Array
-    rounds: Sequence[Round]
-    spans: tuple[Span, ...] = ()
     steps_each: int = 1  # optimizer steps of a worker in what counts as a step above
     examples_factor: float = 1.0  # by what workers train more examples, with more local steps
 
@@ -211,32 +206,26 @@ def outcome(card: StrategyConfig, case: Case) -> Outcome:
     raise ValueError(f"bsweep cannot simulate strategy={card.name}.")
 
 
-def _ran(
-    case: Case, program: Program, busy: Array, rounds: Sequence[Round], steps_each: int = 1
-) -> Outcome:
+def _ran(case: Case, program: Program, busy: Array, steps_each: int = 1) -> Outcome:
     # Workers that do not meet in each round have clocks of their own.
     meets = all(not isinstance(one, Wait) or one.steps_before == 0 for one in program)
     classes = engine.one_class if case.is_folded and meets else engine.unfolded
-    ran = engine.run(program, busy, classes(case.num_workers))
-    spans = ran.spans
-    if case.num_workers <= MOST_TOLD:  # each by its name
-        spans = engine.run(program, busy[:1], engine.unfolded(case.num_workers)).spans
-    return Outcome(ran.step_seconds, busy.max(axis=1), busy.mean(axis=1), rounds, spans, steps_each)
+    seconds = engine.run(program, busy, classes(case.num_workers))
+    return Outcome(seconds, busy.max(axis=1), busy.mean(axis=1), steps_each)
 
 
-def _then_exchange(
-    case: Case, rounds: Sequence[Round], more: float = 0.0, name: str = "gradient"
-) -> Outcome:
+def _then_exchange(case: Case, rounds: Sequence[Round], more: float = 0.0) -> Outcome:
     """Return the outcome of steps that compute, and then exchange. This takes `more` seconds beside
     those of its messages.
     """
-    program = (Compute(1.0), Exchange(name, case.exchange(rounds) + more), Wait(name))
-    return _ran(case, program, case.busy(case.draw_of_step), rounds)
+    exchange = Exchange("gradient", case.exchange(rounds) + more)
+    program = (Compute(1.0), exchange, Wait(exchange.name))
+    return _ran(case, program, case.busy(case.draw_of_step))
 
 
 @outcome.register
 def _(card: SingleConfig, case: Case) -> Outcome:
-    return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step), ())
+    return _ran(case, (Compute(1.0),), case.busy(case.draw_of_step))
 
 
 @outcome.register
@@ -280,7 +269,7 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
         program += [Exchange(f"bucket {number}", exchange)] if case.num_workers > 1 else []
     if case.num_workers > 1:
         program += [Wait(f"bucket {number}") for number in range(number_of)]
-    return _ran(case, program, case.busy(case.draw_of_step), rounds * number_of)
+    return _ran(case, program, case.busy(case.draw_of_step))
 
 
 @outcome.register
@@ -311,7 +300,7 @@ def _in_rounds(
         program = (Compute(1.0), Wait("outer", 1), exchange)
     examples = case.local_steps(sync_every) * case.batches
     more = float(examples.mean() / (sync_every * case.local_batch))
-    return replace(_ran(case, program, busy, rounds, sync_every), examples_factor=more)
+    return replace(_ran(case, program, busy, sync_every), examples_factor=more)
 
 
 def _steps_between(case: Case, sync_every: int, rounds: list[Round], codec_seconds: float) -> int:
@@ -337,7 +326,7 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     places = np.arange(number_of) + (0 if card.colocated else case.num_workers)
     asked = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
     if card.can.in_step:
-        return _then_exchange(case, [Round(asked, 2)], name="push and pull")
+        return _then_exchange(case, [Round(asked, 2)])
     busy = case.busy(case.draw_of_step)
     push = servers.push_seconds(asked, case.network)
     lead = case.num_steps if card.staleness is None else card.staleness
@@ -345,7 +334,7 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     # Each worker has its share of every step, so a step ends with the last worker.
     steps = np.diff(ends.max(axis=1), prepend=0.0)
     slowest = np.diff(busy.cumsum(axis=0).max(axis=1), prepend=0.0)
-    return Outcome(steps, slowest, busy.mean(axis=1), [Round(asked, 2)])
+    return Outcome(steps, slowest, busy.mean(axis=1))
 
 
 def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
@@ -401,8 +390,7 @@ def _gathering(
             if direction == "backward":
                 program += [Exchange(f"scatter {block}", scatter)]
     program += [Wait(f"scatter {block}") for block in range(blocks)]
-    rounds = (gathering * (1 + again) + scattering) * blocks
-    return _ran(case, program, case.busy(case.draw_of_step), rounds)
+    return _ran(case, program, case.busy(case.draw_of_step))
 
 
 @outcome.register
@@ -422,8 +410,7 @@ def _(card: TensorConfig, case: Case) -> Outcome:
     program += [Exchange("gradient", gradient), Wait("gradient")]
     # Each worker computes its part of every layer, so that a pass costs what a pass costs.
     divided = replace(case, local_batch=case.local_batch / parts)
-    rounds = summing * (2 * blocks) + reducing
-    return _ran(case, program, divided.busy(case.draw_of_step), rounds)
+    return _ran(case, program, divided.busy(case.draw_of_step))
 
 
 @outcome.register
@@ -441,10 +428,9 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     whole, same = _groups(case, card)
     # `example_bytes` pass a border between stages, half of them in each direction.
     message_bytes = case.constants.example_bytes * case.local_batch / microbatches / 2
-    messages = _between_parts(case, whole, message_bytes)
     message = np.zeros((whole.shape[1], whole.shape[1]))
-    for ends, one in messages.items():
-        message[ends] = case.network.seconds(one)
+    for ends, messages in _between_parts(case, whole, message_bytes).items():
+        message[ends] = case.network.seconds(messages)
     reducing = case.all_reduce(case.constants.parameter_bytes / whole.shape[1], same)
     exchange = case.exchange(reducing)
     # Each micro-batch is a pass of its own, which costs what a pass costs.
@@ -456,15 +442,7 @@ def _in_stages(card: Any, case: Case, microbatches: int) -> Outcome:
     computed = passes.step_ends(graph, busy, message)
     steps = np.diff(computed, prepend=0.0, axis=0).max(axis=1) + exchange
     useful = busy.mean(axis=(1, 2)) / whole.shape[1]
-    spans = [*passes.spans(graph, busy[:1, :1], message)]
-    if exchange[0] > 0 and not graph.is_endless:
-        end = float(computed[0].max())
-        spans.append(Span(engine.LANE, "gradient", end, end + float(exchange[0])))
-    workers = [card.part_of(stage, case.num_workers) for stage in range(graph.num_stages)]
-    borders = [*pairwise(workers), *pairwise(workers[::-1])]
-    sent = case.passes * microbatches
-    rounds = [Round(messages[ends], sent) for ends in borders if ends in messages]
-    return Outcome(steps, useful, useful, [*rounds, *reducing], tuple(spans))
+    return Outcome(steps, useful, useful)
 
 
 def _between_parts(case: Case, whole: Numbers, num_bytes: float) -> dict[tuple[int, int], Messages]:

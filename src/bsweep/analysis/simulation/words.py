@@ -145,7 +145,7 @@ def way_of(word: str, runs: pd.DataFrame) -> Way:
     _kind("allocation", allocation)
     keys = [one.name for one in fields(kind)]
     algorithm = given.get("algorithm", "")
-    if algorithm and ("algorithm" not in keys or algorithm in ("hierarchical", "double_tree")):
+    if algorithm and ("algorithm" not in keys or algorithm == "hierarchical"):
         if algorithm not in ALGORITHMS:
             raise ValueError(f"unknown algorithm {algorithm!r}. Known: {', '.join(ALGORITHMS)}.")
         given.pop("algorithm")
