@@ -115,7 +115,6 @@ def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
             analysis.idle_table,
             analysis.loss_by_time,
             analysis.equal_time_losses,
-            analysis.rounds_timeline,
         )
         assert all(table(study).empty for table in tables)
         assert report.idle_text(study) == ""
@@ -179,16 +178,15 @@ def test_the_interval_of_a_change_is_that_of_a_ratio(tmp_path: Path) -> None:
     assert half > 0.01
 
 
-def test_other_numbers_of_rounds_are_scaled_to_the_baselines(tmp_path: Path) -> None:
+def test_other_numbers_of_rounds_are_compared_by_the_idle_time_of_a_round(tmp_path: Path) -> None:
     write_rounds(tmp_path / "s", "uniform", num_rounds=10)
     write_rounds(tmp_path / "s", "steps_by_flops", num_rounds=5, seed=7)
     table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s")))
     assert table["rounds"].tolist() == [10, 5]
-    assert table["shown_rounds"].tolist() == [10, 10]
     idle = sum(3.172 - seconds for seconds in round_seconds((4,) * 4, (100, 104, 145, 117)))
     other = table.loc["steps_by_flops"]
     assert other["idle_seconds_per_round"] == pytest.approx(idle * 1.07)
-    assert other["idle_seconds"] == pytest.approx(10 * idle * 1.07)
+    assert other["idle_seconds"] == pytest.approx(5 * idle * 1.07)
     assert other["change"] == pytest.approx(idle * 1.07 / 2.06 - 1)
     assert np.isnan(other["change_ci95"])  # no seed in common
 
@@ -209,7 +207,6 @@ def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1)  # of Horovod, without rounds
     table = analysis.idle_table(bsweep.load(tmp_path / "s"))
     assert len(table) == 4
-    assert table["shown_rounds"].tolist() == table["rounds"].tolist()
     assert table["change"].dropna().nunique() == 1
 
 
@@ -331,15 +328,6 @@ def test_an_exchange_that_overlaps_the_next_round_is_no_time_of_its_own(tmp_path
     times = analysis.round_times(bsweep.load(tmp_path / "s"))
     assert times["seconds"].tolist() == pytest.approx([3.05, 3.05, 3.55])
     assert times["elapsed_seconds"].iloc[-1] == pytest.approx(9.65)
-
-
-def test_the_timeline_skips_the_first_round_and_begins_at_zero(tmp_path: Path) -> None:
-    for seed in (1, 0):
-        write_rounds(tmp_path / "s", "uniform", seed=seed)
-    shown = analysis.rounds_timeline(bsweep.load(tmp_path / "s"))
-    assert shown["round"].unique().tolist() == [2, 3, 4]
-    assert shown["began_seconds"].unique().tolist() == pytest.approx([0, 3.55, 7.1])
-    assert shown["run_id"].str.contains("_s0_").all()
 
 
 def test_the_published_table_adds_up() -> None:

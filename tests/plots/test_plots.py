@@ -49,9 +49,7 @@ BY_PANEL = ("loss_by_epoch", "accuracy_by_epoch", "accuracy_by_time")
 
 OF_SPLITS = {
     "time_by_split",
-    "memory_and_time",
     "memory_by_worker",
-    "bubble_by_microbatches",
     "pipeline_timeline",
 }
 
@@ -396,7 +394,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
 ) -> None:
     of_others = {
         "idle_by_node",
-        "round_timeline",
         "loss_by_time",
         "published_idle",
         "batch_by_epoch",
@@ -405,7 +402,7 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     }
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
     of_courses = {"accuracy_by_time", "loss_by_epoch", "accuracy_by_epoch"}  # of three epochs
-    of_predictions = {"time_surface", "pareto_front", "one_more_worker", "bottlenecks"}
+    of_predictions = {"time_surface", "pareto_front"}
     assert list(plots.figures(sharding)) == [
         name for name in plots.FIGURES if name not in of_others | of_courses | of_predictions
     ], "all its runs reach any target at their first evaluation"

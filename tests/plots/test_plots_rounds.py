@@ -15,9 +15,7 @@ from bsweep.analysis.once import computing_once
 from tests.support.synthetic_study import (
     ALLOCATIONS,
     META,
-    ROUND_EXCHANGE_SECONDS,
     diloco,
-    round_seconds,
     write_run,
 )
 
@@ -26,7 +24,7 @@ NAMES = [
     "FLOP/s (4 each)"),
     "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
 ]  # fmt: skip
-FIGURES = ("idle_by_node", "round_timeline", "loss_by_time", "published_idle")
+FIGURES = ("idle_by_node", "loss_by_time", "published_idle")
 SHOWN = "loss_by_time"  # has lines, bands and a part that is shown larger
 
 
@@ -114,24 +112,6 @@ def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
     assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
     assert "one dot for each node" in plots.caption(figure)
-
-
-def test_a_timeline_has_a_panel_a_method_and_a_row_a_node(uneven: analysis.Study) -> None:
-    figure = plots.round_timeline(uneven)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == NAMES
-    by_flops = figure.axes[3]
-    compute, idle, exchange = (
-        [bar.get_width() for bar in bars][:4] for bars in by_flops.containers
-    )
-    assert compute == pytest.approx(round_seconds((4,) * 4, (100, 104, 145, 117)))
-    assert idle == pytest.approx([max(compute) - seconds for seconds in compute])
-    assert exchange == pytest.approx([ROUND_EXCHANGE_SECONDS] * 4)
-    longest = 3 * (max(round_seconds((4,) * 4, (208, 200, 384, 238))) + ROUND_EXCHANGE_SECONDS)
-    assert by_flops.get_xlim() == pytest.approx((0, 1.01 * longest))
-    assert plots.caption(figure).startswith(
-        "Activity of each node in rounds 2 to 4 of the first seed."
-    )
-    assert legend_texts(figure) == ["4 workers", "computing", "idle", "exchange"]
 
 
 def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(

@@ -25,7 +25,6 @@ from tests.support.split_study import (
     MODEL_BYTES,
     SPLIT,
     STASHED_BYTES,
-    bubble_of,
     seconds_of,
     write_split_run,
     write_split_study,
@@ -34,9 +33,7 @@ from tests.support.synthetic_study import write_study
 
 FIGURES = (
     "time_by_split",
-    "memory_and_time",
     "memory_by_worker",
-    "bubble_by_microbatches",
     "pipeline_timeline",
 )
 
@@ -60,7 +57,7 @@ def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: 
     one = bsweep.load(tmp_path / "one")
     with computing_once():
         drawn = set(plots.figures(one)) & set(FIGURES)
-        assert drawn == {"time_by_split", "memory_and_time", "memory_by_worker"}
+        assert drawn == {"time_by_split", "memory_by_worker"}
         for name in drawn:
             assert_readable(plots.FIGURES[name](one))
 
@@ -68,10 +65,8 @@ def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: 
 def test_a_study_of_pipedream_alone_has_no_micro_batches(tmp_path: Path) -> None:
     study = bsweep.load(write_split_study(tmp_path / "alone", only="pipedream"))
     with computing_once():
-        drawn = set(plots.figures(study)) & set(FIGURES)
-        assert drawn == set(FIGURES) - {"bubble_by_microbatches"}
+        assert set(FIGURES) <= set(plots.figures(study))
         figure = plots.pipeline_timeline(study)
-    assert tables.bubbles(study).empty
     assert [text.get_text() for text in figure.axes[0].texts] == ["21", "20", "21", "21"]
     said = plots.caption(figure)
     assert "PipeDream's numbers are those of the epoch's batches." in said
@@ -134,24 +129,6 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
     assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
 
 
-def test_bubbles_are_beside_their_formula(split: analysis.Study) -> None:
-    figure = plots.bubble_by_microbatches(split)
-    found = [
-        (list(line.get_xdata()), list(line.get_ydata()))  # type: ignore[arg-type]
-        for axes in figure.axes
-        for line in axes.lines
-        if len(line.get_xdata()) > 1  # type: ignore[arg-type]
-    ]
-    gpipe = [100 * bubble_of({"schedule": "gpipe", "microbatches": number}) for number in (4, 8)]
-    assert any(ys == pytest.approx(gpipe) for xs, ys in found if xs == [4, 8])
-    for workers in (2, 4):
-        formula = [100 * (workers - 1) / (number + workers - 1) for number in (4, 8)]
-        assert any(ys == pytest.approx(formula) for xs, ys in found if xs == [4, 8]), workers
-    titles = {axes.get_title(loc="left") for axes in figure.axes}
-    assert titles == {"2 workers", "4 workers"}
-    assert any("zero bubble" in text for text in legend_texts(figure))
-
-
 def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
     figure = plots.pipeline_timeline(split)
     assert len(figure.axes) == 8
@@ -168,27 +145,6 @@ def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
     waits = [bar for bar in bars(axes) if bar.get_hatch()]
     assert [round(bar.get_width(), 3) for bar in waits] == [1.0], "one message, of 1 ms"
     assert "(ms)" in figure.axes[-1].get_xlabel()
-
-
-def test_the_front_has_the_cells_that_no_other_beats(split: analysis.Study) -> None:
-    table = tables.ways(split)
-    for workers in (2, 4):
-        rows = table[table.index.get_level_values("num_workers") == workers]
-        for _, row in rows.iterrows():
-            amounts = ["train_seconds", "peak_bytes"]
-            is_least = (rows[amounts] <= row[amounts]).all(axis="columns")
-            beaten = is_least & (rows[amounts] < row[amounts]).any(axis="columns")
-            assert row["is_on_front"] == (not beaten.any())
-    assert 0 < table["is_on_front"].sum() < len(table)
-    figure = plots.memory_and_time(split)
-    assert "tensor, replicas 2" in legend_texts(figure)
-
-
-def test_panels_are_ordered_by_workers(tmp_path: Path) -> None:
-    study = bsweep.load(write_split_study(tmp_path / "s", workers=(4, 2), only="sharded"))
-    figure = plots.memory_and_time(study)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["2 workers", "4 workers"]
-    assert "front" not in legend_texts(figure), "each front is one cell, without a line"
 
 
 def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     assert report.headlines(study)[0] in html.unescape(first)
     assert "on 4 workers" in first
     assert "s (90 % interval " in first
-    for name in ("time_surface", "pareto_front", "one_more_worker", "bottlenecks"):
+    for name in ("time_surface", "pareto_front"):
         assert f'<figure id="{name}">' in text
         assert (page.parent / f"{name}.pdf").is_file()
     assert "Warnings" in text or not analysis.doubts(study)
@@ -117,40 +117,9 @@ def test_bottlenecks_are_those_of_the_law(cells: pd.DataFrame) -> None:
     assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
 
 
-def test_one_more_worker_is_counted_at_the_best_batch_of_each(study: analysis.Study) -> None:
-    (step,) = analysis.more_workers(study).to_dict("records")
-    assert (step["num_workers"], step["more_workers"], step["verdict"]) == (1, 4, "sooner")
-    before = EXACT.seconds(step["global_batch"], 1)
-    after = EXACT.seconds(step["more_global_batch"], 4)
-    assert step["saved_seconds_low"] < before - after < step["saved_seconds_high"]
-    assert step["added_worker_seconds_low"] < 4 * after - before < step["added_worker_seconds_high"]
-
-
-def test_what_intervals_do_not_tell_is_no_difference(tmp_path: Path) -> None:
-    alike = Truth(example_seconds=1e-6, sync_seconds=1e-6, sync_worker_seconds=1e-7, scatter=0.2)
-    for batch in BATCHES:
-        for workers in (1, 2):
-            write_target_run(
-                tmp_path / "s",
-                alike,
-                batch=batch,
-                workers=workers,
-                settings={"target_accuracy": TARGET},
-            )
-    study = bsweep.load(tmp_path / "s")
-    with computing_once():
-        (step,) = analysis.more_workers(study).to_dict("records")
-        assert step["saved_seconds_low"] < 0 < step["saved_seconds_high"]
-        assert step["verdict"] == analysis.NO_DIFFERENCE
-        assert "no significant difference" in plots.caption(plots.one_more_worker(study))
-        *_, steps = recommended(study)
-        assert list(steps.cells["in time"]) == ["no difference"]
-
-
-@pytest.mark.parametrize("name", ["time_surface", "pareto_front", "one_more_worker", "bottlenecks"])
+@pytest.mark.parametrize("name", ["time_surface", "pareto_front"])
 def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFrame) -> None:
-    table = analysis.more_workers(study) if name == "one_more_worker" else cells
-    figure = plots.FIGURES[name].draw(study, table)
+    figure = plots.FIGURES[name].draw(study, cells)
     assert_readable(figure)
     assert TARGET == 0.9
     assert "a test accuracy of 0.9" in plots.caption(figure)
@@ -159,11 +128,10 @@ def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFr
 def test_a_map_without_room_for_texts_promises_none(
     study: analysis.Study, cells: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, promise in (("time_surface", "90 % interval"), ("bottlenecks", "its share")):
-        assert promise in plots.caption(plots.FIGURES[name].draw(study, cells))
-        with monkeypatch.context() as narrow:
-            narrow.setattr(surface, "_MOST_COLUMNS", 1)
-            assert promise not in plots.caption(plots.FIGURES[name].draw(study, cells))
+    draw = plots.FIGURES["time_surface"].draw
+    assert "90 % interval" in plots.caption(draw(study, cells))
+    monkeypatch.setattr(surface, "_MOST_COLUMNS", 1)
+    assert "90 % interval" not in plots.caption(draw(study, cells))
 
 
 def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(

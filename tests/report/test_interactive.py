@@ -201,7 +201,7 @@ def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, pat
         page.wait_for_timeout(300)
         drawn(page)
         go(page, run="")
-        for chart in ("map", "curves", "parallel"):
+        for chart in ("map", "curves"):
             wide = page.locator(f"#{chart} canvas").bounding_box()["width"]
             assert wide == pytest.approx(page.locator(f"#{chart}").bounding_box()["width"], abs=2)
         assert page.locator("#map canvas").bounding_box()["width"] > 400
@@ -255,7 +255,7 @@ def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) 
         page.wait_for_function("hovered.length > 0")
         names = page.evaluate("hovered")
         assert len(names) == 1 + SEEDS
-        for chart in ("map", "curves", "parallel"):
+        for chart in ("map", "curves"):
             assert page.evaluate("(name) => charts[name].view.signal('hovered')", chart) == names
         assert page.locator("#table tr.hovered").count() == SEEDS
         page.locator("#table tbody tr").first.hover()
@@ -486,7 +486,6 @@ def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
         assert {row["num_workers"] for row in rows(page, "map")} == {4}
         assert page.locator("#table tbody tr").count() == len(shown) == len(BATCHES) * SEEDS
         assert f"Runs shown: {len(shown)} of {len(everything) + 1}" in page.inner_text("#count")
-        assert {row["run"] for row in rows(page, "parallel") if row["run"]} == shown
         page.click("#clear")
         drawn(page)
         assert {row["run"] for row in rows(page, "curves")} == everything

@@ -12,7 +12,6 @@ import pytest
 import bsweep
 from bsweep import analysis
 from bsweep.analysis import splitting as tables
-from bsweep.plots import charts
 from bsweep.report import splits
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
@@ -21,7 +20,7 @@ from tests.support.split_study import SPLIT, write_split_run, write_split_study
 from tests.support.synthetic_study import write_study
 
 PHONE = {"width": 390, "height": 844}
-CHARTS = ("split_times", "split_front", "split_bubbles", "split_memory")
+CHARTS = ("split_times", "split_memory")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_charts_have_the_numbers_of_the_figures(
     browser: Any, path: Path, split: analysis.Study
 ) -> None:
     with opened(browser, path) as page:
-        times, front, bubbles, memory = (rows(page, name) for name in CHARTS)
+        times, memory = (rows(page, name) for name in CHARTS)
         for name in CHARTS:
             assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
     ways = tables.ways(split)
@@ -50,15 +49,6 @@ def test_charts_have_the_numbers_of_the_figures(
         "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
         "PipeDream 1x2, 1x4",
     }  # fmt: skip
-    points = ways[["train_seconds", "peak_bytes", "is_on_front"]].sort_values("train_seconds")
-    drawn = sorted((row["seconds"], row["megabytes"], row["is_on_front"]) for row in front)
-    assert len(drawn) == len(points)
-    assert sum(row[2] for row in drawn) == points["is_on_front"].sum()
-    assert sorted(row[1] for row in drawn) == pytest.approx(sorted(points["peak_bytes"] / 1e6))
-    measured = tables.bubbles(split)
-    for field, column in (("percent", "bubble"), ("percent_by_formula", "textbook_bubble")):
-        known = [row[field] for row in bubbles if row[field] is not None]
-        assert sorted(known) == pytest.approx(sorted(100 * measured[column].dropna()))
     table = tables.worker_memory(split)
     for name, part in (
         ("parameters", "parameter_bytes"),
@@ -70,33 +60,24 @@ def test_charts_have_the_numbers_of_the_figures(
     assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"
 
 
-LOOKS = """(name) => Object.fromEntries(["color", "shape"].map((of) => {
-  const scale = charts[name].view.scale(of);
+LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
+  const scale = charts.split_times.view.scale(of);
   return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
 }))"""
 
 
 def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
-        ways, strategies = (page.evaluate(LOOKS, name) for name in CHARTS[:2])
+        ways = page.evaluate(LOOKS)
         names = {row["way"] for row in rows(page, "split_times")}
     assert names == set(ways["color"])
+    colors: dict[str, set[str]] = {}
     for way in names:
-        (color,) = (color for name, color in strategies["color"].items() if way.startswith(name))
-        assert ways["color"][way] == color, way
-    assert len(set(strategies["color"].values())) == len(strategies["color"])
+        colors.setdefault(way.split(" ")[0], set()).add(ways["color"][way])
+    assert all(len(of_strategy) == 1 for of_strategy in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
     drawn = {(ways["color"][way], str(ways["shape"][way])) for way in names}
     assert len(drawn) == len(names)
-
-
-def test_formulas_are_seen_for_one_number_of_microbatches() -> None:
-    layers = charts.bubbles()["layer"]
-    formula = [
-        layer["mark"]["type"]
-        for layer in layers
-        if layer.get("encoding", {}).get("y", {}).get("field") == "percent_by_formula"
-    ]
-    assert formula == ["line", "point"]
 
 
 def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
@@ -128,7 +109,6 @@ def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
             "tensor 1x2, 1x4",
             "tensor 2x2",
         }
-        assert not page.is_visible("#bubbles")
 
 
 def test_a_runs_page_has_its_timeline(browser: Any, path: Path, split: analysis.Study) -> None:
@@ -176,8 +156,7 @@ def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -
     with opened(browser, tmp_path / "page.html") as page:
         empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
         assert page.eval_on_selector_all("select:visible", empty) == []
-        for name in ("#bar", "#parallels"):
-            assert not page.is_visible(name)
+        assert not page.is_visible("#bar")
         assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
 
 

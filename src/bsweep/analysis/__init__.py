@@ -38,7 +38,6 @@ from bsweep.analysis.idle import (
     loss_by_time,
     node_columns,
     round_times,
-    rounds_timeline,
 )
 from bsweep.analysis.keys import cell_keys, entangled, levels, settings, variant_order, varying
 from bsweep.analysis.learning import (
@@ -50,7 +49,7 @@ from bsweep.analysis.learning import (
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.predicted import NO_DIFFERENCE, larger_clusters, more_workers, surface
+from bsweep.analysis.predicted import larger_clusters, surface
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
@@ -96,7 +95,6 @@ __all__ = [
     "MIN_SEEDS_FOR_INTERVAL",
     "MOST_ANSWERS",
     "NODE",
-    "NO_DIFFERENCE",
     "Comparison",
     "IdleModel",
     "Line",
@@ -141,7 +139,6 @@ __all__ = [
     "loss_by_time",
     "measured_once",
     "modelled_idle",
-    "more_workers",
     "node_columns",
     "noise_scale",
     "predict",
@@ -152,7 +149,6 @@ __all__ = [
     "recommendations",
     "relative_seconds",
     "round_times",
-    "rounds_timeline",
     "scaling",
     "seconds_fits",
     "server_loads",

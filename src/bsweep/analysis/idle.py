@@ -88,17 +88,16 @@ def idle_table(study: Study) -> pd.DataFrame:
     The table has the form of table 3 of the paper on uneven GPUs, which calls a worker a node.
     Rounds that the end of an epoch cuts short do not count if the run has whole ones. The baseline
     of a cell is the allocation `uniform` without lists, everything else being equal. Without a
-    baseline nothing is scaled, and `change` is NaN.
+    baseline `change` is NaN.
 
     Columns:
         `n`: The number of seeds.
         `rounds`: The rounds of a run.
-        `shown_rounds`: The rounds of the baseline; idle seconds are scaled to this number.
         A column `NODE` for each worker, and `idle_seconds`, their total: Each with its interval
-            `<name>_ci95`, summed over `shown_rounds`.
+            `<name>_ci95`, summed over the rounds.
         `idle_seconds_points`: The totals by seed.
-        `change`: The change of the total against the baseline as a fraction, from runs of equal
-            seed if there are any, with `change_ci95`.
+        `change`: The change of the total of one round against the baseline as a fraction, from
+            runs of equal seed if there are any, with `change_ci95`.
         `idle_seconds_per_round`: The total of one round.
         `idle_share` and `exchange_share`: Fractions of the workers' time.
         `examples_per_second`, and `tokens_per_second` for text.
@@ -111,11 +110,7 @@ def idle_table(study: Study) -> pd.DataFrame:
     """
     runs = _by_run(study)
     keys = cell_keys(study.runs)
-    shown = runs["baseline_rounds"].fillna(runs["rounds"])
-    nodes = node_columns(runs)
-    idle = [*nodes, "idle_seconds"]
-    runs[idle] = runs[idle].mul(shown / runs["rounds"], axis="index")
-    runs = runs.assign(shown_rounds=shown)
+    idle = [*node_columns(runs), "idle_seconds"]
     others = [
         "idle_seconds_per_round",
         "idle_share",
@@ -123,10 +118,9 @@ def idle_table(study: Study) -> pd.DataFrame:
         "examples_per_second",
         "tokens_per_second",
     ]
-    means = ["rounds", "shown_rounds", *nodes, "idle_seconds"]
-    whole = over_seeds(runs, keys, [*means, *others])
+    whole = over_seeds(runs, keys, ["rounds", *idle, *others])
     grouped = runs.groupby(keys)
-    table = whole[["n", *means, *(f"{name}_ci95" for name in idle)]]
+    table = whole[["n", "rounds", *idle, *(f"{name}_ci95" for name in idle)]]
     changes = {key: _change(cell, runs) for key, cell in grouped}
     change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
@@ -233,42 +227,6 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     )
 
 
-@once
-def rounds_timeline(study: Study, num_rounds: int = 3) -> pd.DataFrame:
-    """Return when each worker began a round and how long it computed, idled and exchanged, for a
-    few rounds of one completed run of each cell that has timed rounds.
-
-    The run is one with the cell's lowest seed. Begins are counted from the first returned round.
-    The table has the columns of `Study.rounds` and the index of `idle_table`. The first returned
-    round is the run's second, because the first may include warm-up; a run of one round has that
-    round.
-
-    Args:
-        study: The study.
-        num_rounds: The most rounds to return of a run.
-
-    Returns:
-        The table, one row for each round and worker.
-    """
-    runs = _by_run(study)
-    keys = cell_keys(study.runs)
-    first = runs.sort_values("seed", kind="stable").groupby(keys).head(1)
-    rounds = _timed(study).merge(
-        first[["run_id", "policy", "rounds", *keys]].rename(columns=_APART), on="run_id"
-    )
-    after_first = rounds[(rounds["round"] > 1) | (rounds["rounds"] == 1)]
-    shown = after_first[
-        after_first["round"] < after_first.groupby("run_id")["round"].transform("min") + num_rounds
-    ]
-    began = shown["began_seconds"] - shown.groupby("run_id")["began_seconds"].transform("min")
-    table = shown.assign(began_seconds=began).set_index([_APART.get(name, name) for name in keys])
-    table.index.names = keys
-    return _in_order(table.drop(columns=["policy", "rounds"]), table["policy"])
-
-
-_APART = {"local_batch": "cell_batch"}  # rounds have a column `local_batch` of their own
-
-
 _LENGTH = "data.sequence_length"
 
 
@@ -314,13 +272,11 @@ def _by_run(study: Study) -> pd.DataFrame:
     )
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
-    runs = known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
-    of_baseline = runs["rounds"].where(runs["is_baseline"]).groupby(runs["everything_else"])
-    return runs.assign(baseline_rounds=of_baseline.transform("mean"))
+    return known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
-    """Return by what fraction the idle seconds of a cell differ from those of the baseline
+    """Return by what fraction the idle seconds of a cell's rounds differ from those of the baseline
     (otherwise equal cells with the allocation `uniform` without lists), and half the width of this
     fraction's interval.
 
@@ -330,7 +286,9 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     baseline = runs[runs["is_baseline"] & runs["everything_else"].isin(cell["everything_else"])]
     if baseline.empty or cell["is_baseline"].all():
         return float("nan"), float("nan")
-    ours, theirs = (table.groupby("seed")["idle_seconds"].mean() for table in (cell, baseline))
+    ours, theirs = (
+        table.groupby("seed")["idle_seconds_per_round"].mean() for table in (cell, baseline)
+    )
     paired = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
     if paired.empty:
         return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")

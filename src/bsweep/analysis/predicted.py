@@ -1,10 +1,8 @@
-"""Tables of the predicted time to a target for each batch size and worker count, with its cost, its
-bottleneck and the gain of more workers.
+"""Tables of the predicted time to a target for each batch size and worker count, with its cost and
+its bottleneck.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -13,10 +11,8 @@ from bsweep.analysis.answering import answers
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction
-from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import PARTS
 
-NO_DIFFERENCE = "no difference"
 NOT_REACHED = "not reached"
 
 
@@ -112,40 +108,6 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
 
 
 @once
-def more_workers(study: Study) -> pd.DataFrame:
-    """Return, for neighbouring worker counts, how many seconds the larger count is predicted to
-    save, and how many worker-seconds it adds.
-
-    The table has one row for each pair of neighbouring worker counts that have allowed cells. It is
-    empty if no prediction has such a pair. At each count, the batch size is the allowed one with
-    the least median time.
-
-    Columns:
-        `where`, `target`: The part of the study and its target.
-        `num_workers`, `more_workers`: The worker counts before and after.
-        `global_batch`, `more_global_batch`: The batch sizes before and after.
-        `saved_seconds`, `added_worker_seconds`: Medians, with the ends `_low` and `_high` of 90 %
-            intervals for the typical run.
-        `verdict`: `sooner`, `later`, or `NO_DIFFERENCE` where the interval of the saved time
-            contains zero.
-        `is_extrapolated`, `is_simulated`: True if either cell is.
-
-    Args:
-        study: The study.
-
-    Returns:
-        The table with a plain index. Times are in seconds and worker-seconds.
-    """
-    rows = [
-        {"where": answer.where, "target": str(answer.prediction.target), **row}
-        for answer in answers(study)
-        if answer.prediction is not None
-        for row in _steps(answer.prediction)
-    ]
-    return pd.DataFrame(rows)
-
-
-@once
 def larger_clusters(study: Study) -> pd.DataFrame:
     """Return the time and the cost to the target on each number of workers at its best batch size,
     for each network that a study simulates.
@@ -165,33 +127,3 @@ def larger_clusters(study: Study) -> pd.DataFrame:
         if answer.prediction is not None and answer.prediction.network
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def _steps(prediction: Prediction) -> Iterator[dict[str, object]]:
-    cells = prediction.cells[prediction.cells["is_allowed"]]
-    best = cells.loc[cells.groupby("num_workers")["seconds"].idxmin()]
-    seconds = np.exp(prediction.forecast.log_seconds)
-    for (one, before), (more, after) in zip(
-        best.iloc[:-1].iterrows(), best.iloc[1:].iterrows(), strict=True
-    ):
-        saved = seconds[:, int(str(one))] - seconds[:, int(str(more))]
-        added = (
-            seconds[:, int(str(more))] * after["num_workers"]
-            - seconds[:, int(str(one))] * before["num_workers"]
-        )
-        low, high = np.quantile(saved, INTERVAL)
-        yield {
-            "num_workers": before["num_workers"], "more_workers": after["num_workers"],
-            "global_batch": before["global_batch"], "more_global_batch": after["global_batch"],
-            **_quantiles("saved_seconds", saved), **_quantiles("added_worker_seconds", added),
-            "verdict": "sooner" if low > 0 else "later" if high < 0 else NO_DIFFERENCE,
-            **{
-                name: bool(before[name] or after[name])
-                for name in ("is_extrapolated", "is_simulated")
-            },
-        }  # fmt: skip
-
-
-def _quantiles(name: str, values: np.ndarray) -> dict[str, float]:
-    low, high = np.quantile(values, INTERVAL)
-    return {name: float(np.median(values)), f"{name}_low": float(low), f"{name}_high": float(high)}

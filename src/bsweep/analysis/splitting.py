@@ -1,5 +1,5 @@
-"""Tables of studies whose workers hold parts of one model: memory, the bubbles and a step of
-pipelines, and the time and the memory of each way of splitting.
+"""Tables of studies whose workers hold parts of one model: memory, a step of pipelines, and the
+time of each way of splitting.
 
 Each table is indexed by `cell_keys`. It is empty for a study without a completed run of a strategy
 that splits a model. Such a run says how many replicas of the model it trained.
@@ -20,7 +20,7 @@ from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
 from bsweep.core.words import joined
 
-REPLICAS, MICROBATCHES = "strategy.replicas", "strategy.microbatches"
+REPLICAS = "strategy.replicas"
 _OF_STAGES = ("stashed_bytes", "peak_activation_bytes")
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", *_OF_STAGES)
 """The parts of a worker's memory. Older weights (`stashed_bytes`) and activations are known for
@@ -71,68 +71,6 @@ def worker_memory(study: Study) -> pd.DataFrame:
 
 
 @once
-def bubbles(study: Study) -> pd.DataFrame:
-    """Return the bubble of each cell of pipelines that have micro-batches, the idle share of the
-    time in which its workers pass them on.
-
-    Columns: `n`, the number of seeds; `bubble`, `bubble_ci95` and `bubble_points`; see `over_seeds`
-        and `seed_points`; `textbook_bubble`, by the formula; `microbatches`; `line` and `panel`,
-        the names of the other settings that vary: those of the strategy, and all others.
-
-    Args:
-        study: The study.
-
-    Returns:
-        The table, indexed by `cell_keys`.
-    """
-    sums = study.stages.groupby("run_id")[["busy_seconds", "idle_seconds", "exchange_seconds"]]
-    spent = sums.sum(min_count=1)
-    shares = pd.DataFrame({
-        "bubble": spent["idle_seconds"] / spent.sum(axis=1, min_count=1),
-        "textbook_bubble": study.epochs.groupby("run_id")["textbook_bubble"].first()
-        if "textbook_bubble" in study.epochs
-        else np.nan,
-    }).dropna(subset="bubble")  # fmt: skip
-    keys = cell_keys(study.runs)
-    divided = study.runs.reindex(columns=["run_id", MICROBATCHES]).dropna()["run_id"]
-    rows = _completed(study).merge(
-        shares[shares.index.isin(divided)], left_on="run_id", right_index=True
-    )
-    if rows.empty:
-        return pd.DataFrame()
-    table = over_seeds(rows, keys, ["bubble", "textbook_bubble"])
-    table = table.join(seed_points(rows, keys, ["bubble"]))
-    return table.join(_lines(study.runs[study.runs["run_id"].isin(rows["run_id"])], rows, keys))
-
-
-def _lines(runs: pd.DataFrame, rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the micro-batches of each cell of pipelines, and the names of its line and panel."""
-    without = runs.drop(columns=MICROBATCHES)
-    of_line, others = keyed(without), _others(cell_keys(without))
-    table = of_line.set_index([*others, *_SIZES])
-    named = pd.DataFrame({
-        "run_id": of_line["run_id"].to_numpy(),
-        "microbatches": runs[MICROBATCHES].to_numpy(int),
-        "line": [words("variant", name) for name in of_line["variant"]],
-        "panel": names(table, [*others, *_SIZES]),
-    })  # fmt: skip
-    return (
-        rows[["run_id", *keys]]
-        .merge(named, on="run_id")
-        .drop(columns="run_id")
-        .groupby(keys)
-        .first()
-    )
-
-
-_SIZES = ("num_workers", "local_batch")
-
-
-def _others(keys: Sequence[str]) -> list[str]:
-    return [name for name in keys if name not in ("variant", *_SIZES)]
-
-
-@once
 def pipeline_steps(study: Study) -> pd.DataFrame:
     """Return the passes and the waits of one step, for the first seed of each cell of pipelines.
 
@@ -151,14 +89,13 @@ def pipeline_steps(study: Study) -> pd.DataFrame:
 
 @once
 def ways(study: Study) -> pd.DataFrame:
-    """Return the training time and the memory of each cell, with its way of splitting the model.
+    """Return the training time of each cell, with its way of splitting the model.
 
-    Columns: `n`, the number of seeds; `train_seconds` and `peak_bytes`, the peak of the fullest
-        worker, each with its interval and points, see `over_seeds` and `seed_points`; `strategy`
-        in words; `replicas` and `grid`, such as `2x4` for two replicas of four workers; 0 and empty
-        for strategies that split no model; `panel`, the names of those other settings that vary;
-        `is_fastest`, True for the fastest cell of its strategy, grid and batch; `is_on_front`, True
-        if no cell of equal workers and other settings takes less time and at most as much memory.
+    Columns: `n`, the number of seeds; `train_seconds` with its interval and points, see
+        `over_seeds` and `seed_points`; `strategy` in words; `replicas` and `grid`, such as `2x4`
+        for two replicas of four workers; 0 and empty for strategies that split no model; `panel`,
+        the names of those other settings that vary; `is_fastest`, True for the fastest cell of its
+        strategy, grid and batch.
 
     Args:
         study: The study.
@@ -170,9 +107,7 @@ def ways(study: Study) -> pd.DataFrame:
     runs = runs[runs["train_seconds"].notna()]
     if runs.empty:
         return pd.DataFrame()
-    fullest = study.memory.groupby("run_id")["peak_bytes"].max().astype(float)
-    runs = runs.assign(peak_bytes=runs["run_id"].map(fullest))
-    metrics = ["train_seconds", "peak_bytes"]
+    metrics = ["train_seconds"]
     table = over_seeds(runs, keys, metrics).join(seed_points(runs, keys, metrics))
     first = runs.groupby(keys)[["strategy", "asked_replicas", "global_batch"]].first()
     table["strategy"] = [words("variant", name) for name in first["strategy"]]
@@ -183,11 +118,11 @@ def ways(study: Study) -> pd.DataFrame:
         f"{replicas}x{count // replicas}" if replicas else ""
         for replicas, count in zip(table["replicas"], workers, strict=True)
     ]
-    table["panel"] = names(table, _others(keys))
+    apart = {"variant", "num_workers", "local_batch"}
+    table["panel"] = names(table, [name for name in keys if name not in apart])
     alike = ["panel", "num_workers", "local_batch", "strategy", "grid"]
     fastest = table.reset_index().groupby(alike)["train_seconds"].transform("min")
     table["is_fastest"] = (table["train_seconds"].to_numpy() == fastest).to_numpy()
-    table["is_on_front"] = _on_front(table)
     return table
 
 
@@ -207,20 +142,6 @@ def ways_in_words(table: pd.DataFrame) -> dict[Any, str]:
     for strategy, replicas, grid in of_cells:
         grids.setdefault((strategy, replicas), []).append(grid)
     return {key: joined([key[0], ", ".join(dict.fromkeys(of))]) for key, of in grids.items()}
-
-
-def _on_front(table: pd.DataFrame) -> list[bool]:
-    """Return True for each cell that no cell of its panel and its number of workers dominates."""
-    amounts = table[["train_seconds", "peak_bytes"]].to_numpy(float)
-    places = [*zip(table["panel"], table.index.get_level_values("num_workers"), strict=True)]
-    return [
-        bool(np.isfinite(own).all())
-        and not any(
-            place == other and (amount <= own).all() and (amount < own).any()
-            for other, amount in zip(places, amounts, strict=True)
-        )
-        for place, own in zip(places, amounts, strict=True)
-    ]
 
 
 def kind_of_scaling(study: Study) -> str:

@@ -42,22 +42,19 @@ from bsweep.plots import (
 from bsweep.plots.along import timed_cells
 from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
 from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
-from bsweep.plots.rounds import scaled_rounds
 from bsweep.plots.styles import STYLES
-from bsweep.plots.surface import PARTS, targets_in_words
+from bsweep.plots.surface import targets_in_words
 
 # The figures in the order of a report, which begins with the answer to the user's question.
 _FIGURES = (
     StudyFigure("time_surface", analysis.surface, surface.time_surface, charts.time_map),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
-    StudyFigure("one_more_worker", analysis.more_workers, cost.one_more_worker),
     StudyFigure(
         "larger_clusters",
         analysis.larger_clusters,
         larger.larger_clusters,
         charts.larger_clusters,
     ),
-    StudyFigure("bottlenecks", analysis.surface, surface.bottlenecks),
     StudyFigure(
         "accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time, charts.run_curves
     ),
@@ -69,19 +66,10 @@ _FIGURES = (
     StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
     StudyFigure("time_by_split", split_tables.ways, splitting.time_by_split, charts.times_of_ways),
     StudyFigure(
-        "memory_and_time", split_tables.ways, splitting.memory_and_time, charts.memory_and_time
-    ),
-    StudyFigure(
         "memory_by_worker",
         split_tables.worker_memory,
         splitting.memory_by_worker,
         charts.memory_of_workers,
-    ),
-    StudyFigure(
-        "bubble_by_microbatches",
-        split_tables.bubbles,
-        splitting.bubble_by_microbatches,
-        charts.bubbles,
     ),
     StudyFigure(
         "pipeline_timeline",
@@ -100,7 +88,6 @@ _FIGURES = (
     StudyFigure("server_load", analysis.server_loads, exchange.server_load),
     StudyFigure("sharding_gain", analysis.sharding_gains, exchange.sharding_gain),
     StudyFigure("idle_by_node", analysis.idle_table, rounds.idle_by_node),
-    StudyFigure("round_timeline", analysis.rounds_timeline, rounds.round_timeline),
     StudyFigure("loss_by_time", analysis.loss_by_time, rounds.loss_by_time),
     StudyFigure("published_idle", rounds.compared_idle, rounds.published_idle),
 )
@@ -112,14 +99,12 @@ __all__ = [
     "FIGURES",
     "LINES",
     "MARKERS",
-    "PARTS",
     "STYLES",
     "caption",
     "figures",
     "in_order",
     "length_of",
     "save",
-    "scaled_rounds",
     "targets_in_words",
     "words",
 ]

@@ -16,7 +16,6 @@ Spec = dict[str, Any]
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"]
 PICKED = "#D55E00"
 _HOVERED: Spec = {"name": "hovered", "value": []}  # names of runs and cells, which stand out
-_IS_HOVERED = "indexof(hovered, datum.run) >= 0"
 _NUMBER = "format({}, '.3~r')"
 
 _HAS_TIME = "isValid(datum.seconds) && !datum.problem"
@@ -138,22 +137,17 @@ def time_map() -> Spec:
     }
 
 
-def _weight(opacity: float, faint: float, width: float) -> Spec:
-    """Return the encodings by which selected and hovered runs stand out from others, which have
-    this opacity and line width, and the opacity `faint` while some runs are selected.
-    """
-    stands_out = f"datum.strength == 2 || {_IS_HOVERED}"
-    is_behind = {"test": "datum.strength == 0", "value": faint}
-    return {
-        "opacity": {
-            "condition": [{"test": stands_out, "value": 1}, is_behind],
-            "value": opacity,
-        },
-        "strokeWidth": {"condition": {"test": stands_out, "value": 3}, "value": width},
-    }
-
-
-_WEIGHT: Spec = _weight(0.8, 0.12, 1.5)
+_STANDS_OUT = "datum.strength == 2 || indexof(hovered, datum.run) >= 0"
+_WEIGHT: Spec = {
+    "opacity": {
+        "condition": [
+            {"test": _STANDS_OUT, "value": 1},
+            {"test": "datum.strength == 0", "value": 0.12},  # while some runs are selected
+        ],
+        "value": 0.8,
+    },
+    "strokeWidth": {"condition": {"test": _STANDS_OUT, "value": 3}, "value": 1.5},
+}
 _GROUP: Spec = {
     "field": "color",
     "type": "nominal",
@@ -218,71 +212,6 @@ def run_curves() -> Spec:
     }  # fmt: skip
 
 
-_ACROSS: Spec = {
-    "transform": [{"filter": "!datum.is_label"}],
-    "mark": {"type": "line", "cursor": "pointer"},
-    "encoding": {
-        "detail": {"field": "run"},
-        "color": {
-            "field": "color",
-            "type": "nominal",
-            "sort": None,
-            "legend": None,
-            "scale": {"range": PALETTE},
-        },
-        **_weight(0.55, 0.08, 1.3),
-    },
-}
-_TICKS: list[Spec] = [  # a halo, then the text
-    {
-        "transform": [{"filter": "datum.is_label"}],
-        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, **look},
-        "encoding": {"text": {"field": "text"}},
-    }
-    for look in (
-        {"interactive": False, "stroke": {"expr": "page"}, "strokeWidth": 4},
-        {"interactive": False},
-    )
-]
-
-
-def parallel_coordinates() -> Spec:
-    """Return a line for each run across settings and results, each scaled to its own range.
-
-    Fields of its table `places`: `run`, `axis` (the column's heading), `place` (0 to 1), `text`
-    (the value), `color`, `is_label` (a row of a tick: `text` at `place`, without a run) and
-    `strength`, as in `run_curves`.
-    """
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "places"},
-        "params": [{"name": "page", "value": "#fff"}, _HOVERED],
-        "width": "container",
-        "height": 260,
-        "encoding": {
-            "x": {
-                "field": "axis",
-                "type": "nominal",
-                "sort": None,
-                "title": None,
-                "scale": {"type": "point", "padding": 0.35},
-                "axis": {"orient": "top", "labelAngle": 0, "grid": True, "domain": False,
-                         "labelLimit": 170, "labelFontWeight": 600},
-            },
-            "y": {
-                "field": "place",
-                "type": "quantitative",
-                "axis": None,
-                "scale": {"domain": [-0.04, 1.04]},
-            },
-        },
-        "layer": [
-            _ACROSS,
-            *_TICKS,
-        ],
-    }  # fmt: skip
-
-
 def step_anatomy() -> Spec:
     """Return the parts of a step's seconds by epoch, stacked.
 
@@ -339,18 +268,15 @@ def _series(field: str, num_columns: int) -> Spec:
     return {"color": {**shape, "scale": {"range": PALETTE}}, "shape": shape}
 
 
-_WAYS: Spec = _series("way", 4)
-
-
-def _lines(x: str, y: str, series: Spec, *behind: Spec) -> Spec:
-    """Return lines with points over the values of a field, and the layers behind them."""
+def _lines(y: str, series: Spec, *behind: Spec) -> Spec:
+    """Return lines with points over the workers, and the layers behind them."""
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},
         "width": "container",
         "height": 260,
         "encoding": {
-            "x": {"field": x, "type": "ordinal", "axis": {"labelAngle": 0}},
+            "x": {"field": "num_workers", "type": "ordinal", "axis": {"labelAngle": 0}},
             "y": {"field": y, "type": "quantitative"},
             "color": series["color"],
         },
@@ -370,7 +296,7 @@ def times_of_ways() -> Spec:
 
     Fields of its table `cells`: `num_workers`, `seconds` and `way` (a text).
     """
-    return _lines("num_workers", "seconds", _WAYS)
+    return _lines("seconds", _series("way", 4))
 
 
 _ONE_TWO_FIVE = "indexof('125', format(datum.value, '.0e')[0]) < 0 ? '' : format(datum.value, '~g')"
@@ -403,7 +329,7 @@ def larger_clusters() -> Spec:
         "mark": {"type": "rule", "strokeDash": [2, 3], "interactive": False, "strokeWidth": 1.3},
         "encoding": {"y": None},
     }
-    spec = _lines("num_workers", "value", _series("line", 2), band)
+    spec = _lines("value", _series("line", 2), band)
     spec["encoding"]["x"]["axis"]["labelOverlap"] = True
     spec["encoding"]["y"] |= amount
     dashes = {"condition": {"test": "datum.is_dashed", "value": [5, 3]}, "value": [1, 0]}
@@ -412,41 +338,6 @@ def larger_clusters() -> Spec:
     return spec
 
 
-def memory_and_time() -> Spec:
-    """Return the peak memory of the fullest worker against the training time; cells of the front
-    are large and have labels.
-
-    Fields of its table `cells`: `seconds`, `megabytes`, `way`, `grid` (the label), `is_on_front`.
-    """
-    amount: Spec = {
-        "type": "quantitative",
-        "scale": {"zero": False, "padding": 18},
-        "axis": {"tickCount": 6, "format": ",.5~r"},  # One cell has a tick at its own value.
-    }
-    text: Spec = {
-        "transform": [{"filter": "datum.is_on_front"}],
-        "mark": {"type": "text", "interactive": False, "align": "left", "dx": 8, "dy": -7},
-        "encoding": {"text": {"field": "grid"}},
-    }
-    point: Spec = {
-        "mark": {"type": "point", "filled": True},
-        "encoding": {
-            **_WAYS,
-            "size": {"condition": {"test": "datum.is_on_front", "value": 110}, "value": 45},
-            "opacity": {"condition": {"test": "datum.is_on_front", "value": 1}, "value": 0.6},
-        },
-    }
-    return {
-        "$schema": SCHEMA,
-        "data": {"name": "cells"},
-        "width": "container",
-        "height": 260,
-        "encoding": {
-            "x": {"field": "seconds", **amount},
-            "y": {"field": "megabytes", **amount},
-        },
-        "layer": [point, text],
-    }
 
 
 def memory_of_workers() -> Spec:
@@ -471,25 +362,6 @@ def memory_of_workers() -> Spec:
                       "scale": {"range": PALETTE}, "legend": {"orient": "top"}},
         },
     }  # fmt: skip
-
-
-def bubbles() -> Spec:
-    """Return the measured bubble over the number of micro-batches, and dashed that by formula.
-
-    Fields of its table `cells`: `microbatches`, `percent`, `percent_by_formula` (may be null) and
-    `line` (a text).
-    """
-    formula: Spec = {
-        "transform": [{"filter": "isValid(datum.percent_by_formula)"}],
-        "mark": {"type": "line", "strokeDash": [4, 4], "interactive": False, "strokeWidth": 1.2},
-        "encoding": {"y": {"field": "percent_by_formula", "type": "quantitative"}},
-    }
-    # A line has no length if there is one number of micro-batches.
-    dash: Spec = {
-        **formula,
-        "mark": {"type": "point", "shape": "stroke", "size": 200, "interactive": False},
-    }
-    return _lines("microbatches", "percent", _series("line", 3), formula, dash)
 
 
 TIMELINE = {  # the colours of what a worker does

@@ -1,6 +1,4 @@
-"""Figures of what it costs to reach a target: worker-seconds against seconds, and the gain from the
-next larger worker count.
-"""
+"""The figure of what it costs to reach a target: worker-seconds against seconds."""
 
 from __future__ import annotations
 
@@ -11,17 +9,14 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import counted
 from bsweep.plots import drawing
-from bsweep.plots.curves import INK, handle, looks
+from bsweep.plots.curves import handle, looks
 from bsweep.plots.surface import targets_in_words
 
-_MOST_TICKS = 8
-_STEP_INCHES = 0.3
 # A worker count that no run had.
 _PREDICTED: dict[str, Any] = {"color": drawing.GRAY, "marker": "P"}
 _HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 1.2}  # simulated
@@ -124,56 +119,3 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]
         scale("log")
         axes.margins(x=0.12, y=0.1)
         drawing.plain_log_ticks(axis, *drawing.extent(rows[name]))
-
-
-def one_more_worker(study: Study, steps: pd.DataFrame) -> Figure:
-    """Draw, for each step to the next larger worker count, the seconds that the step saves and the
-    worker-seconds that it adds.
-
-    Each worker count has its best batch.
-    """
-    figure = Figure(
-        figsize=(drawing.width(), 0.8 + _STEP_INCHES * (len(steps) + 0.5)), layout="constrained"
-    )
-    panels = figure.subplots(1, 2, sharey=True)
-    places = range(len(steps))
-    names = {"saved_seconds": "Seconds saved", "added_worker_seconds": "Worker-seconds added"}
-    for axes, (name, label) in zip(panels, names.items(), strict=True):
-        off = [steps[name] - steps[f"{name}_low"], steps[f"{name}_high"] - steps[name]]
-        is_open = (steps[f"{name}_low"] <= 0) & (steps[f"{name}_high"] >= 0)
-        colors = ["white" if none else "#CCCCCC" for none in is_open]
-        hatches = ["//" if one else "" for one in steps["is_simulated"]]
-        axes.barh(places, steps[name], 0.6, color=colors, edgecolor=INK, hatch=hatches)
-        axes.errorbar(
-            steps[name], places, xerr=np.abs(off), fmt="none", ecolor="black", elinewidth=1.0
-        )
-        axes.use_sticky_edges = False  # Otherwise the zero line is cut in half at the edge.
-        axes.margins(x=0.06)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel(label)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
-    panels[0].set_yticks(places, [_step_name(step) for step in steps.to_dict("records")])
-    panels[0].set_ylim(len(steps) - 0.4, -0.6)
-    has_open = (steps["verdict"] == analysis.NO_DIFFERENCE).any()
-    is_simulated = bool(steps["is_simulated"].any())
-    simulated = Patch(facecolor="white", edgecolor=INK, hatch="//", label="simulated")
-    drawing.legends(figure, ([simulated] * is_simulated, ""))
-    return drawing.captioned(
-        figure,
-        f"Gain from the next worker count on the way to {targets_in_words(steps)}, each count at "
-        "its best global batch: medians with 90 % intervals of a typical run.",
-        "Open bars have an interval that contains zero, so there is no significant difference."
-        if has_open
-        else "",
-        "Hatched bars are simulated, not measured." if is_simulated else "",
-    )
-
-
-def _step_name(step: dict[Any, Any]) -> str:
-    name = f"{step['num_workers']} to {step['more_workers']} workers"
-    batches = f"batch {step['global_batch']} to {step['more_global_batch']}"
-    if step["global_batch"] == step["more_global_batch"]:
-        batches = f"batch {step['global_batch']}"
-    part_of_study = f"{step['where']}: " if step["where"] else ""
-    return drawing.broken(f"{part_of_study}{name}, {batches}", drawing.letters(36))

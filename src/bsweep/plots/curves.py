@@ -34,8 +34,6 @@ TIMES = {
     "exchange": "#EE8866",
     "waiting": "#999999",
     "coding": "#FFAABB",
-    "fixed": "#EEDD88",
-    "large_batch": "#77AADD",
 }
 # Ordered quantities have colours from a sequential map, between these ends of it.
 _RAMPS = {"local_batch": ("viridis", 0.0, 0.85), "num_workers": ("YlOrBr", 0.4, 0.95)}

@@ -28,20 +28,11 @@ from bsweep.plots.curves import (
     handle,
     in_panels,
     panel_handles,
-    said,
 )
-from bsweep.plots.exchange import PARTS
 from bsweep.plots.rows import few_enough, panels_of_rows
 
 _MAX_METHODS = 16  # cells with bars for each node
-_MAX_TIMELINES = 8
 _MAX_BARS = 7  # nodes in a group of bars
-_MAX_NODES_NAMED = 8
-_PARTS_OF_A_ROUND = {
-    "compute": ("computing", PARTS["compute_seconds"][1]),
-    "idle": ("idle", PARTS["wait_seconds"][1]),
-    "exchange": ("exchange", PARTS["exposed_exchange_seconds"][1]),
-}
 _PUBLISHED_METHODS = {
     "baseline": "Baseline",
     "A": "A: batch by FLOP/s",
@@ -83,8 +74,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
         _beside(axes, -0.62, "total, change" if table["change"].notna().any() else "total")
         axes.set_xlim(0, 1.04 * max(np.nanmax(idle + np.nan_to_num(whiskers)), 1e-9))
     axes.set_xlabel(
-        f"Idle seconds of a node in {drawing.span(table['shown_rounds'].round().astype(int))} "
-        "rounds"
+        f"Idle seconds of a node in {drawing.span(table['rounds'].round().astype(int))} rounds"
     )
     nodes = [Patch(color=color, label=f"node {at + 1}") for at, color in enumerate(shades)]
     drawing.legends(figure, (nodes if are_bars else [], common(table)))
@@ -98,76 +88,8 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
         f"a run's rounds{'' if are_bars else ', with one dot for each node'}.",
         f"On the right: the total over nodes{_and_change(table)}.{interval}",
-        scaled_rounds(table),
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
         left_out,
-    )
-
-
-def scaled_rounds(table: pd.DataFrame) -> str:
-    """Return a sentence for a caption which says that idle times were scaled to the baseline's
-    number of rounds.
-
-    It is empty if no idle time in the table is scaled.
-
-    Args:
-        table: A table of `bsweep.analysis.idle_table`.
-
-    Returns:
-        One sentence, or an empty text.
-    """
-    if (table["rounds"] == table["shown_rounds"]).all():
-        return ""
-    rounds = drawing.span(table["rounds"].round().astype(int))
-    return (
-        f"Runs had {rounds} rounds: idle times are scaled to the number of rounds of the baseline."
-    )
-
-
-def round_timeline(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw a timeline of a few rounds of the first seed of each cell, at most eight cells: when
-    each worker computes, waits and exchanges.
-    """
-    num_cells = len(set(table.index))
-    if num_cells > _MAX_TIMELINES:  # Keep the cells with the most workers, which wait the most.
-        workers = table.index.get_level_values("num_workers")
-        table = table[workers == workers.max()]
-    shown = list(dict.fromkeys(table.index))[:_MAX_TIMELINES]
-    abreast = min(2, len(shown))
-    num_rows, num_nodes = math.ceil(len(shown) / abreast), table["worker"].nunique()
-    height = 0.7 + num_rows * (0.4 + min(2.2, 0.16 * max(4, num_nodes)))
-    figure = Figure(figsize=(drawing.width(), min(9.0, height)), layout="constrained")
-    grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True, sharey=True)
-    varying = analysis.varying(table) or ["variant"]
-    for axes, key in zip(grid.flat, shown, strict=False):
-        named = dict(zip(analysis.levels(table), key, strict=True))
-        axes.set_title(", ".join(said(name, named[name]) for name in varying), loc="left")
-        _draw_rounds(axes, table.loc[[key]])
-    for axes in list(grid.flat)[len(shown) :]:
-        axes.remove()
-    for axes in list(grid.flat)[: len(shown)][-abreast:]:
-        axes.tick_params(labelbottom=True)
-    for axes in grid[-1]:
-        axes.set_xlabel("Seconds")
-    ended = (
-        table[["began_seconds", *(f"{part}_seconds" for part in _PARTS_OF_A_ROUND)]]
-        .loc[shown]
-        .sum(axis="columns")
-    )
-    grid[0, 0].set_xlim(0, 1.01 * ended.max())
-    nodes = sorted(table["worker"].unique())
-    named_nodes = nodes[:: math.ceil(len(nodes) / _MAX_NODES_NAMED)]
-    grid[0, 0].set_yticks(named_nodes, [f"node {worker + 1}" for worker in named_nodes])
-    grid[0, 0].set_ylim(max(nodes) + 0.6, min(nodes) - 0.6)
-    handles = [Patch(label=name, **look) for name, look in _PARTS_OF_A_ROUND.values()]
-    drawing.legends(figure, (handles, common(table)))
-    first, last = table["round"].min(), table["round"].max()
-    rounds = f"rounds {first} to {last}" if first < last else f"round {first}"
-    return drawing.captioned(
-        figure,
-        f"Activity of each node in {rounds} of the first seed.",
-        "Lines mark where rounds begin." if first < last else "",
-        f"Shown for {len(shown)} of {num_cells} cells." if len(shown) < num_cells else "",
     )
 
 
@@ -320,19 +242,6 @@ def _beside(axes: Axes, place: float, text: str) -> None:
 
 
 def _and_change(table: pd.DataFrame) -> str:
-    return " and its change against the uniform allocation" if table["change"].notna().any() else ""
-
-
-def _draw_rounds(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Draw bars for the seconds in which each worker computes, waits and exchanges, round by
-    round.
-    """
-    starts = rounds["began_seconds"].to_numpy(float).copy()
-    for began in rounds.groupby("round")["began_seconds"].min():
-        axes.axvline(began, color="#444444", linewidth=0.7)
-    for part, (_, look) in _PARTS_OF_A_ROUND.items():
-        seconds = rounds[f"{part}_seconds"].to_numpy(float)
-        axes.barh(rounds["worker"], seconds, 0.8, left=starts, **look)
-        starts += seconds
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    if table["change"].isna().all():
+        return ""
+    return ", and the change of that of a round against the uniform allocation"

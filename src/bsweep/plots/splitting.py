@@ -1,12 +1,11 @@
-"""Figures of models split over workers: memory, a step of a pipeline and its bubble, and the time
-and the memory of each way of splitting.
+"""Figures of models split over workers: memory, a step of a pipeline, and the time of each way of
+splitting.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
@@ -53,8 +51,6 @@ _ROW_INCHES = 0.19  # of a worker in a timeline
 _NUMBER_POINTS = 5.5  # the size of a micro-batch's number
 _INCHES_OF_DIGIT = 0.055
 _LABELS_INCHES = 0.75  # beside the axes of a timeline
-_FORMULA: dict[str, Any] = {"linewidth": 1.0, "marker": "x", "markersize": 4.5}
-_FRONT: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 0.9}
 _SPARE = "The tables have all."
 
 
@@ -232,57 +228,6 @@ def _draw_step(axes: Axes, spans: pd.DataFrame, scale: float, inches_of_unit: fl
     axes.tick_params(axis="y", length=0)
 
 
-def bubble_by_microbatches(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the measured bubble over the number of micro-batches, and beside it that of the formula
-    of the textbook, a line for each schedule.
-    """
-    lines = [*dict.fromkeys(table["line"])]
-    looks = {
-        line: {"color": COLORS[at % len(COLORS)], "marker": MARKERS[at % len(MARKERS)]}
-        for at, line in enumerate(lines)
-    }
-    parts, left_out = _panels(table, ["panel"])
-    figure, grid = drawing.grid(len(parts), 1, 2.4)
-    for (axes,), (_, rows) in zip(grid, parts, strict=True):
-        for at, (line, cells) in enumerate(rows.groupby("line", sort=False)):
-            _draw_bubble(axes, cells, looks[str(line)], at)
-        _ticks(axes, table["microbatches"])
-    highest = 100 * max(table["bubble"].max(), table["textbook_bubble"].fillna(0).max())
-    drawing.name_panels([title for title, _ in parts], grid, "Micro-batches", ["Bubble (%)"])
-    for (axes,) in grid:
-        axes.set_ylim(0, min(100.0, 1.12 * highest) or 1.0)
-    handles = [handle(looks[line], line or "measured") for line in lines]
-    has_formula = bool(table["textbook_bubble"].notna().any())
-    dashed = {"color": "#444444", "linestyle": LINES[1], **_FORMULA}
-    handles += [handle(dashed, "by formula, in its line's colour")] * has_formula
-    drawing.legends(figure, (handles, common(table)))
-    return drawing.captioned(
-        figure,
-        "Bubble: the share of the time of a step's passes in which workers are idle, the mean over "
-        "workers.",
-        "The formula (p - 1) / (v m + p - 1) holds for p workers with v stages each and m "
-        "micro-batches, if all stages take the same time and messages none. Schedules that divide "
-        "the backward pass have none."
-        if has_formula
-        else "",
-        drawing.repeats(table["n"]),
-        left_out,
-    )
-
-
-def _draw_bubble(axes: Axes, cells: pd.DataFrame, look: dict[str, Any], at: int) -> None:
-    placed = cells.set_index("microbatches").sort_index()
-    percent = placed[["n"]].assign(
-        bubble=100 * placed["bubble"],
-        bubble_ci95=100 * placed["bubble_ci95"],
-        bubble_points=placed["bubble_points"].map(lambda points: tuple(100 * np.array(points))),
-    )
-    drawing.draw_line(axes, look, percent, "bubble")
-    formula = 100 * placed["textbook_bubble"].dropna()
-    # Dashes of lines that lie on one another alternate.
-    axes.plot(formula, **{**look, "linestyle": (4 * at, (4, 4)), **_FORMULA, "zorder": 4})
-
-
 def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the training time over the number of workers, a line for each strategy and number of
     replicas, at its fastest settings.
@@ -320,91 +265,6 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def memory_and_time(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the peak memory of the fullest worker against the training time, with a point for each
-    cell, and the front of the cells that no other cell beats in both.
-    """
-    parts, left_out = _panels(table, ["panel", "num_workers"])
-    looks = _looks(table)
-    figure, grid = drawing.grid(len(parts), 1, 2.6)
-    on_front = [*dict.fromkeys(_cell_name(table, row) for row in _records(table, "is_on_front"))]
-    letters = dict(zip(on_front, _letters(), strict=False))
-    for (axes,), (_, rows) in zip(grid, parts, strict=True):
-        _draw_front(axes, table, rows, looks, letters)
-    label = ", ".join(filter(None, ("Training time (s)", length_of(study))))
-    names = ["Peak memory of the fullest worker (MB)"]
-    drawing.name_panels([title for title, _ in parts], grid, label, names)
-    for (axes,) in grid:
-        axes.tick_params(labelleft=True, labelbottom=True)
-    points = [
-        handle({**look, "linestyle": ""}, f"{strategy} of several replicas" if n > 1 else strategy)
-        for (strategy, n), look in looks.items()
-    ]
-    marks = [handle(_letter(letter), name) for name, letter in letters.items()]
-    front = [handle(_FRONT, "front")] * any(rows["is_on_front"].sum() > 1 for _, rows in parts)
-    drawing.legends(figure, ([*points, *front, *marks], ""))
-    return drawing.captioned(
-        figure,
-        "Peak memory of the fullest worker against the training time, with a point for each cell. "
-        "Cells of the front have a letter: no cell of as many workers is faster with at most as "
-        "much memory. The peak is that of the process, with Python and its libraries, or that of "
-        "the GPU.",
-        f"n = {drawing.span(table['n'])} per point.",
-        left_out,
-    )
-
-
-def _draw_front(
-    axes: Axes,
-    table: pd.DataFrame,
-    rows: pd.DataFrame,
-    looks: dict[Any, dict[str, Any]],
-    letters: dict[str, str],
-) -> None:
-    for key, cells in rows.groupby(["strategy", "replicas"], sort=False):
-        place = (cells["train_seconds"], cells["peak_bytes"] / MEGA)
-        axes.plot(*place, **{**looks[key], "linestyle": ""}, alpha=0.8)
-    front = rows[rows["is_on_front"]].sort_values("train_seconds")
-    axes.step(front["train_seconds"], front["peak_bytes"] / MEGA, where="post", **_FRONT)
-    named: dict[tuple[float, float], list[str]] = {}
-    for row in _records(front):
-        spot = (row["train_seconds"], row["peak_bytes"] / MEGA)
-        named.setdefault(spot, []).append(letters[_cell_name(table, row)])
-    above: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 4)}
-    for spot, of_spot in named.items():
-        axes.annotate(", ".join(of_spot), spot, **above, size=8, style="italic")
-    axes.margins(x=0.12, y=0.16)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-
-
-def _records(table: pd.DataFrame, where: str = "") -> list[dict[str, Any]]:
-    shown = table[table[where]] if where else table
-    return [
-        {str(name): value for name, value in row.items()}
-        for row in shown.reset_index().to_dict("records")
-    ]
-
-
-def _cell_name(table: pd.DataFrame, row: dict[str, Any]) -> str:
-    """Return the name of a cell without its panel: the variant with its replicas, and the local
-    batch where it is not only the share of one global batch.
-    """
-    has_batch = "local_batch" in analysis.varying(table) and table["global_batch"].nunique() > 1
-    name = str(row["variant"])
-    name += f" {row['grid']}" if row["replicas"] > 1 and "replicas" not in name else ""
-    return ", ".join([name, *[said("local_batch", row["local_batch"])] * has_batch])
-
-
-def _letters() -> Iterator[str]:
-    yield from ascii_lowercase
-    yield from (one + two for one in ascii_lowercase for two in ascii_lowercase)
-
-
-def _letter(letter: str) -> dict[str, Any]:
-    return {"color": "black", "linestyle": "", "marker": f"${letter}$", "markeredgewidth": 0}
-
-
 def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.DataFrame]], str]:
     """Return the titles and the rows of a figure's panels, and a sentence if some are left out."""
     rows = table.copy()
@@ -439,11 +299,3 @@ def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
         }
         for strategy, replicas in zip(table["strategy"], table["replicas"], strict=True)
     }
-
-
-def _ticks(axes: Axes, sizes: pd.Series[int]) -> None:
-    found = sorted(set(sizes))
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(found[0] / 1.3, found[-1] * 1.3)
-    axes.set_xticks(found, [str(size) for size in found])
-    axes.minorticks_off()

@@ -1,6 +1,4 @@
-"""Maps by batch size and worker count: the predicted time to a target, and what takes most of
-it.
-"""
+"""The map of the predicted time to a target by batch size and worker count."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from bsweep.analysis import Study
 from bsweep.plots import drawing
-from bsweep.plots.curves import TIMES, handle
+from bsweep.plots.curves import handle
 
 GLOBAL_BATCH = "Global batch (examples)"
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
@@ -29,27 +27,6 @@ _DARK = 0.45  # Text is white on a colour whose luminance is lower.
 _DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
 _DASHED: dict[str, Any] = {**_FRAME, "linestyle": (0, (3, 2))}  # of a simulated cell
-# For each part of a time: its colour, its description, and its name in a cell.
-PARTS = {
-    "fixed": (TIMES["fixed"], "of a step, independent of its batch", "fixed cost"),
-    "computing": (
-        TIMES["computing"],
-        "on examples that the smallest batch also needs",
-        "computing",
-    ),
-    "large_batch": (
-        TIMES["large_batch"],
-        "computing on the additional examples that a batch this large needs",
-        "large batch",
-    ),
-    "exchange": (
-        TIMES["exchange"],
-        "of gradients, without the part that overlaps with computing",
-        "exchange",
-    ),
-    "bubble": ("#BBCC33", "in which a pipeline leaves workers idle", "bubble"),
-    "waiting": (TIMES["waiting"], "for slower workers", "waiting"),
-}
 
 
 def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
@@ -92,36 +69,6 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
         f"Predicted time ({unit}) to {targets_in_words(cells)} by global batch and workers"
         f"{', with the 90 % interval of one more run below it' * is_told}; a darker cell is "
         f"faster. {_marked(cells)}",
-    )
-
-
-def bottlenecks(study: Study, cells: pd.DataFrame) -> Figure:
-    """Draw for each cell the largest part of the time to the target, such as the exchange, and the
-    fraction that this part takes.
-    """
-    is_told = _has_text(cells)
-    figure, panels = _maps(
-        cells, f"Largest part of the time to {targets_in_words(cells)}{', and its share' * is_told}"
-    )
-    for axes, rows in panels:
-        for x, y, cell in _placed(rows):
-            color, _, short = PARTS[cell["bottleneck"]]
-            _draw_cell(axes, x, y, color, f"{short}\n{100 * cell['bottleneck_share']:.0f} %", cell)
-    found = [name for name in PARTS if (cells["bottleneck"] == name).any()]
-    entries = [
-        Patch(facecolor=PARTS[name][0], label=f"{PARTS[name][2]}: {PARTS[name][1]}")
-        for name in found
-    ]
-    drawing.legends(figure, ([*entries, *_marks(cells)], ""))
-    unmeasured = (
-        ""
-        if cells["waiting_seconds"].notna().any()
-        else "Waiting was not measured and is part of the exchange. "
-    )
-    return drawing.captioned(
-        figure,
-        f"The largest part of the time to {targets_in_words(cells)}{' and its share' * is_told}, "
-        f"from the fitted step time and the critical batch size. {unmeasured}{_marked(cells)}",
     )
 
 
@@ -201,7 +148,7 @@ def _draw_cell(axes: Axes, x: int, y: int, color: Any, text: str, cell: dict[str
     is_dense = columns > _MOST_ROOMY * drawing.width() / 7
     if columns <= _most_columns():
         size = 5.5 if is_dense else 7
-        text = text.replace(" ", "\n", text.count(" ") - text.count(" %")) if is_dense else text
+        text = text.replace(" ", "\n") if is_dense else text
         axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=size, linespacing=1.1)
     if cell["is_recommended"] or cell["is_alternative"]:
         face = ink if cell["is_recommended"] else "none"

@@ -37,7 +37,7 @@ _RESULTS = [
 _CELLS = [
     "global_batch", "num_workers", "local_batch", "seconds", "seconds_low", "seconds_high",
     "joules", "num_runs", "num_reached", "problem", "is_allowed", "is_recommended",
-    "is_alternative", "is_extrapolated", "is_simulated", "bottleneck",
+    "is_alternative", "is_extrapolated", "is_simulated",
 ]  # fmt: skip
 _CURVES = [
     "network", "num_workers", "global_batch", "seconds", "seconds_low", "seconds_high",
@@ -109,9 +109,7 @@ _CHARTS = {  # of the page, with a figure that each is the second drawing of
     "anatomy": "seconds_per_step",
     "along": "batch_by_epoch",
     "split_times": "time_by_split",
-    "split_front": "memory_and_time",
     "split_memory": "memory_by_worker",
-    "split_bubbles": "bubble_by_microbatches",
     "timeline": "pipeline_timeline",
 }
 
@@ -121,7 +119,6 @@ def _charts() -> dict[str, charts.Spec]:
     drawn = {name: chart() for name, chart in found.items() if chart}
     return {
         **drawn,
-        "parallel": charts.parallel_coordinates(),
     }
 
 

@@ -121,20 +121,10 @@ $warnings</div></noscript>
 </section>
 <section id="splits" aria-labelledby="splits-title" hidden>
 <h2 id="splits-title" data-words="splits"></h2>
-<div class="two">
-<div><h3 data-words="split_times"></h3><div class="controls">
+<h3 data-words="split_times"></h3><div class="controls">
 <span class="end" id="save-split_times"></span></div>
 <div id="split_times" class="chart" role="img"></div>
-<p class="note" data-words="split_times_say"></p></div>
-<div><h3 data-words="split_front"></h3><div class="controls">
-<span class="end" id="save-split_front"></span></div>
-<div id="split_front" class="chart" role="img"></div>
-<p class="note" data-words="split_front_says"></p></div>
-</div>
-<div id="bubbles"><h3 data-words="split_bubbles"></h3><div class="controls">
-<span class="end" id="save-split_bubbles"></span></div>
-<div id="split_bubbles" class="chart" role="img"></div>
-<p class="note" data-words="split_bubbles_say"></p></div>
+<p class="note" data-words="split_times_say"></p>
 <h3 data-words="split_memory"></h3><div class="controls">
 <span class="end" id="save-split_memory"></span></div>
 <div id="split_memory" class="chart" role="img"></div>
@@ -151,12 +141,6 @@ $warnings</div></noscript>
 <button id="csv" type="button">CSV</button></span>
 </div>
 <div id="table" class="wide" tabindex="0" role="group" aria-labelledby="runs-title"></div>
-</section>
-<section id="parallels" aria-labelledby="parallel-title">
-<h2 id="parallel-title" data-words="parallel"></h2>
-<div class="controls"><span class="note" id="parallel-says"></span>
-<span class="end" id="save-parallel"></span></div>
-<div id="parallel" class="chart" role="img"></div>
 </section>
 </div>
 <div id="run" hidden></div>

@@ -1,5 +1,5 @@
-"""The report's tables of predictions (the time of each cell, the gain from more workers) and of the
-best learning rates.
+"""The report's tables of predictions (the time of each cell, larger clusters) and of the best
+learning rates.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ _LARGER = (
     "are on the study's own links. Knee: from there on, more workers bring less than half of the "
     "speed that they cost."
 )
+_PARTS = {  # in words, each part of a predicted time
+    "fixed": "fixed cost",
+    "computing": "computing",
+    "large_batch": "large batch",
+    "exchange": "exchange",
+    "bubble": "bubble",
+    "waiting": "waiting",
+}
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
     "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
     "mean. Cells without a score at any rate are left out. If the best rate is the lowest or the "
     "highest of the runs, a better rate may lie beyond it."
 )
-_STEPS = (
-    "Gain from the next worker count on the way to {}, each count at its best global batch: "
-    "medians with 90 % intervals of a typical run. If the interval of the seconds contains zero, "
-    "there is no significant difference."
-)
 
 
 def recommended(study: Study) -> Iterator[Table]:
-    """Yield the tables of a study's predicted cells, of the gain from more workers, and of the best
-    learning rates; each only if the study has numbers for it.
+    """Yield the tables of a study's predicted cells, of larger clusters, and of the best learning
+    rates; each only if the study has numbers for it.
     """
     if len(cells := analysis.surface(study)):
         simulated = study.larger.networks[0] if study.larger and cells["is_simulated"].any() else ""
@@ -53,9 +56,6 @@ def recommended(study: Study) -> Iterator[Table]:
     if len(curves := analysis.larger_clusters(study)):
         caption = _LARGER.format(plots.targets_in_words(curves))
         yield Table(caption, _table(curves, _of_curve), "larger-clusters", 2)
-    if len(steps := analysis.more_workers(study)):
-        caption = _STEPS.format(plots.targets_in_words(steps))
-        yield Table(caption, _table(steps, _step), "more-workers", 2)
     if len(rows := tuning.rates(study)):
         yield _rates(study, rows[rows["num_rates"] > 1])
 
@@ -120,8 +120,7 @@ def _cell(cell: dict[str, Any]) -> dict[str, str]:
         "worker-seconds": number(cell["worker_seconds"]),
         "steps": f"{cell['steps']:.0f}",
         "step (s)": number(cell["step_seconds"]),
-        "bottleneck": f"{plots.PARTS[cell['bottleneck']][2]}, {100 * cell['bottleneck_share']:.0f} "
-        f"%",
+        "bottleneck": f"{_PARTS[cell['bottleneck']]}, {100 * cell['bottleneck_share']:.0f} %",
         "on the front": f"{cell['probability_on_front']:.2f}",
         "best": f"{cell['probability_best']:.2f}",
         "runs": "; ".join([runs, *notes]),
@@ -141,18 +140,6 @@ def _of_curve(cell: dict[str, Any]) -> dict[str, str]:
         "worker-hours": number(cell["worker_hours"]),
         **money,
         "notes": "; ".join(notes),
-    }
-
-
-def _step(step: dict[str, Any]) -> dict[str, str]:
-    return {
-        "workers": f"{step['num_workers']} to {step['more_workers']}",
-        "global batch": f"{step['global_batch']} to {step['more_global_batch']}",
-        **_with_interval("time saved (s)", step, "saved_seconds"),
-        **_with_interval("worker-seconds added", step, "added_worker_seconds"),
-        "in time": step["verdict"]
-        + "; simulated" * step["is_simulated"]
-        + "; extrapolated" * step["is_extrapolated"],
     }
 
 

@@ -27,11 +27,11 @@ def splits(study: Study) -> dict[str, Any]:
         study: The study.
 
     Returns:
-        `ways`, `memory` and `bubbles`, each with a column `cell`, the name of the row's cell, and
+        `ways` and `memory`, each with a column `cell`, the name of the row's cell, and
         `cell_of_run`, the name of each run's cell. Empty for a study whose workers hold whole
         models.
     """
-    found = {"ways": _ways(study), "memory": _memory(study), "bubbles": _bubbles(study)}
+    found = {"ways": _ways(study), "memory": _memory(study)}
     if not any(map(len, found.values())):
         return {}
     of_runs = keyed(study.runs).set_index(cell_keys(study.runs))
@@ -69,17 +69,12 @@ def _ways(study: Study) -> pd.DataFrame:
         "cell": _cells(study, table),
         "num_workers": workers,
         "seconds": table["train_seconds"].to_numpy(),
-        "megabytes": table["peak_bytes"].to_numpy() / MEGA,
         "strategy": [*table["strategy"]],
         "way": [
             joined([named[pair], batch, panel], ", ")
             for pair, batch, panel in zip(pairs, batch_words, table["panel"], strict=True)
         ],
-        "grid": [
-            grid or str(count) for grid, count in zip(table["grid"], workers, strict=True)
-        ],
         "is_fastest": table["is_fastest"].to_numpy(),
-        "is_on_front": table["is_on_front"].to_numpy(),
     })  # fmt: skip
 
 
@@ -92,21 +87,6 @@ def _memory(study: Study) -> pd.DataFrame:
     workers = table.index.get_level_values("worker")
     megabytes = {name.replace("_bytes", ""): values for name, values in amounts.items()}
     return pd.DataFrame({"cell": _cells(study, table), "worker": workers, **megabytes})
-
-
-def _bubbles(study: Study) -> pd.DataFrame:
-    table = tables.bubbles(study)
-    if table.empty:
-        return table
-    table = in_order(study, table)
-    lines = zip(table["line"], table["panel"], strict=True)
-    return pd.DataFrame({
-        "cell": _cells(study, table),
-        "microbatches": table["microbatches"].to_numpy(),
-        "percent": 100 * table["bubble"].to_numpy(),
-        "percent_by_formula": 100 * table["textbook_bubble"].to_numpy(),
-        "line": [joined(pair, ", ") for pair in lines],
-    })  # fmt: skip
 
 
 def timelines(study: Study) -> dict[str, dict[str, list[Any]]]:

@@ -226,7 +226,7 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
     if table["change"].notna().any():
         changes = zip(100 * table["change"], 100 * table["change_ci95"], strict=True)
         cells["change"] = [fixed(change, 1, half) for change, half in changes]
-    if (table["rounds"] != table["shown_rounds"]).any():
+    if table["rounds"].nunique() > 1:
         cells["idle_seconds_per_round"] = [
             fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]
         ]
@@ -242,18 +242,14 @@ def _idle_caption(table: pd.DataFrame) -> str:
         "short do not count in a run that has whole ones."
     )
     change = (
-        "The change of the total is relative to the uniform allocation without given lists, from "
-        "runs of equal seeds if there are any."
+        "The change of the total of a round is relative to the uniform allocation without given "
+        "lists, from runs of equal seeds if there are any."
     )
     is_compared = table["change"].notna().any()
     intervals = (
         "± is the half-width of the 95 % t-interval over seeds." if table["n"].max() > 2 else ""
     )
-    return " ".join(
-        filter(
-            None, (caption, change if is_compared else "", intervals, plots.scaled_rounds(table))
-        )
-    )
+    return " ".join(filter(None, (caption, change if is_compared else "", intervals)))
 
 
 def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:

@@ -3,7 +3,7 @@
 // newer document while somebody reads. Names and values of a study reach the page as text only, never as HTML.
 "use strict";
 
-const MAX_CURVES = 100, MAX_LINES = 100, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
+const MAX_CURVES = 100, MAX_POINTS = 60, PAGE_ROWS = 50, MAX_CHOICES = 14;
 const OBJECTIVES = ["seconds", "worker_seconds", "money", "joules"];
 const AMOUNTS = ["seconds", "steps", "epochs", "examples"];
 const DEFAULTS = {
@@ -13,8 +13,8 @@ const DEFAULTS = {
 };
 const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
 const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle-right", "triangle-down", "triangle-left"];
-const SPLIT_CHARTS = ["split_times", "split_front", "split_bubbles", "split_memory"];
-const SAVED = ["map", "curves", "parallel", ...LARGER_CHARTS, ...SPLIT_CHARTS];
+const SPLIT_CHARTS = ["split_times", "split_memory"];
+const SAVED = ["map", "curves", ...LARGER_CHARTS, ...SPLIT_CHARTS];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, scale;
 
@@ -307,7 +307,6 @@ function tipText(datum) {
   if (datum.global_batch && "num_runs" in datum) return cellReading(datum).join("\n");
   if (datum.part && "seconds" in datum) return `${datum.part}: ${number(datum.seconds)} s`;
   if (!datum.run) return "";
-  if ("place" in datum) return datum.run;
   return `${datum.run}\n${words(state.x)}: ${number(datum.x)}\n${words(yName(), { part: words("part_" + study.part) })}: ${number(datum.y)}`;
 }
 function saveButtons(name, heading = name) {
@@ -643,37 +642,6 @@ function chooseColumn(name, isOn) {
   go({ hidden: (isOn ? hidden : [...hidden, name]).join("\n"), shown: (isOn ? [...also, name] : also).join("\n") });
 }
 
-// Parallel coordinates
-
-async function renderParallel(shown) {
-  const axes = [...study.filters.map((one) => one.name).filter((name) => !["status", "seed"].includes(name)).slice(0, 6),
-    ...["train_seconds", "images_per_second", "test_accuracy", "test_loss", "to_target"].filter((name) => new Set(rows.map((row) => row[name])).size > 1)];
-  const most = Math.min(9, Math.max(4, Math.floor(innerWidth / 110))), used = axes.length > most ? [...axes.slice(0, most - 1), axes.at(-1)] : axes;
-  const drawn = nearest(shown, MAX_LINES), isSome = drawn.some((row) => row.isPicked), color = colorName();
-  const places = [], of = {};
-  for (const name of used) {
-    const found = [...new Set(drawn.map((row) => row[name]).filter((value) => value !== null && value !== undefined && value !== ""))].sort(compare);
-    const isNumeric = found.every(isNumber), [low, high] = [found[0], found.at(-1)], isLevels = !isNumeric || found.length <= 8;
-    const put = (value) => found.length < 2 ? 0.5 : isLevels ? found.indexOf(value) / (found.length - 1) : (value - low) / (high - low);
-    of[name] = (value) => (value === null || value === undefined || value === "" ? null : put(value));
-    const told = isLevels ? found.filter((_, at) => found.length <= 12 || at % Math.ceil(found.length / 8) === 0) : [low, high];
-    for (const value of told) places.push({ axis: title(name), place: put(value), text: shownValue(value).slice(0, 16), is_label: true, run: "", color: "", strength: 1 });
-  }
-  for (const row of drawn) {
-    for (const name of used) {
-      const place = of[name](row[name]);
-      if (place !== null) places.push({ run: row.run_id, axis: title(name), place, text: shownValue(row[name]), is_label: false, color: group(row[color], study.values[color]), strength: strength(row, isSome) });
-    }
-  }
-  byId("parallel-says").textContent = words("parallel_hint", { n: MAX_LINES });
-  byId("parallel").setAttribute("aria-label", words("parallel"));
-  byId("parallels").hidden = used.length < 2;
-  const spec = structuredClone(study.charts.parallel);
-  spec.params.find((one) => one.name === "page").value = scale.config.background;
-  spec.encoding.x.axis.labelLimit = Math.floor(byId("parallel").clientWidth / Math.max(1, used.length)) - 6;
-  if (used.length >= 2) await draw("parallel", spec, places, (place) => place.run && toggle(place.run));
-}
-
 // Larger clusters: simulated networks over workers
 
 async function renderLarger() {
@@ -712,30 +680,18 @@ async function renderSplits(shown) {
   const cells = new Set(shown.map((row) => String(splits.cell_of_run[row.at])));
   const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).filter((row) => cells.has(row.cell)) : [];
   const legend = { orient: "bottom", columns: innerWidth < 700 ? 1 : 3, labelLimit: 300 };
-  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}\n${words("peak_megabytes")}: ${number(row.megabytes)}` }));
-  const times = structuredClone(study.charts.split_times), front = structuredClone(study.charts.split_front);
+  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}` }));
+  const times = structuredClone(study.charts.split_times);
   Object.assign(times.encoding.x, { title: words("workers") });
   Object.assign(times.encoding.y, { title: words("split_seconds") });
-  front.encoding.x.title = words("split_seconds");
-  front.encoding.y.title = words("peak_megabytes");
-  // A strategy has one colour in both charts, and the shape of its first way.
+  // A strategy has one colour, and each of its ways a shape.
   const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, row.strategy]);
   const strategies = [...new Set(lines.map(([, strategy]) => strategy))], palette = times.encoding.color.scale.range;
-  const shapes = lines.map((_, at) => SHAPES[at % SHAPES.length]), of_first = (strategy) => shapes[lines.findIndex((line) => line[1] === strategy)];
+  const shapes = lines.map((_, at) => SHAPES[at % SHAPES.length]);
   const colors = strategies.map((_, at) => palette[at % palette.length]);
   Object.assign(times.encoding.color, { legend, scale: { domain: lines.map(([way]) => way), range: lines.map(([, strategy]) => colors[strategies.indexOf(strategy)]) } });
   Object.assign(times.layer[1].encoding.shape, { legend, scale: { domain: lines.map(([way]) => way), range: shapes } });
-  Object.assign(front.layer[0].encoding.color, { legend, scale: { domain: strategies, range: colors } });
-  Object.assign(front.layer[0].encoding.shape, { legend, scale: { domain: strategies, range: strategies.map(of_first) } });
   await drawIfAny("split_times", times, ways.filter((row) => row.is_fastest));
-  await drawIfAny("split_front", front, ways.filter((row) => isNumber(row.megabytes)).map((row) => ({ ...row, way: row.strategy })));
-  const bubbles = structuredClone(study.charts.split_bubbles);
-  bubbles.encoding.x.title = words("microbatches");
-  for (const one of [bubbles, bubbles.layer[0], bubbles.layer[1]]) one.encoding.y.title = words("bubble_percent");
-  bubbles.encoding.color.legend = bubbles.layer.at(-1).encoding.shape.legend = legend;
-  const found = of("bubbles").map((row) => ({ ...row, tip: `${row.cell}\n${words("bubble_percent")}: ${number(row.percent)}\n${words("by_formula")}: ${number(row.percent_by_formula)}` }));
-  byId("bubbles").hidden = !found.length;
-  await drawIfAny("split_bubbles", bubbles, found);
   const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
   memory.encoding.x.title = words("megabytes");
   const isNarrow = innerWidth < 700;
@@ -873,7 +829,7 @@ async function render() {
     renderTable(shown);
     await renderMap(cells);
     document.body.dataset.answered = "yes";
-    for (const draw of [renderLarger, renderCurves, renderSplits, renderParallel]) {  // the browser shows what is there, and takes what is typed
+    for (const draw of [renderLarger, renderCurves, renderSplits]) {  // the browser shows what is there, and takes what is typed
       await new Promise((resolve) => setTimeout(resolve));
       if (mine === drawing) await draw(shown);
     }
