@@ -17,6 +17,7 @@ import tarfile
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -24,10 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis import load, published_idle
-from bsweep.analysis.geo_distributed import idle_model
+from bsweep.analysis import load
 from bsweep.analysis.published import published
-from bsweep.analysis.sharding import VGG16_LAYERS, published_gains
 from bsweep.analysis.simulation import engine, simulate_from
 from bsweep.analysis.simulation.constants import (
     BEYOND,
@@ -43,7 +42,17 @@ from bsweep.analysis.simulation.strategies import FORWARD_SHARE
 from bsweep.analysis.simulation.words import ways_of
 
 MEASURED = Path(__file__).parents[1] / "results/measured"
+PUBLISHED = Path(__file__).parents[1] / "results/published"
 NO_RUNS = pd.DataFrame()
+_CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+_FEATURES = (7 * 7 * 512, 4096, 4096, 1000)
+VGG16_LAYERS = (
+    *((9 * before + 1) * after for before, after in pairwise(_CHANNELS)),
+    *((before + 1) * after for before, after in pairwise(_FEATURES)),
+)
+"""The number of parameters in each layer of VGG-16, weights and biases: 13 convolutions of 3x3,
+then 3 linear layers.
+"""
 VGG16_BYTES = 4.0 * sum(VGG16_LAYERS)
 VGG16_SHARES = tuple(size / sum(VGG16_LAYERS) for size in VGG16_LAYERS)
 VGG16_SIDES = (224, 224, 112, 112, 56, 56, 56, 28, 28, 28, 14, 14, 14, 1, 1, 1)
@@ -321,12 +330,15 @@ def first_document() -> Iterator[Row]:
 def second_document() -> Iterator[Row]:
     """Compare idle seconds of four uneven nodes under DiLoCo: the baseline and the method C.
 
-    Speeds are those of the baseline's row, with the slowest node's time fitted to method C.
+    Speeds are those of the baseline's row, with the slowest node's time fitted to method C
+    (`results/published/papers.ipynb`).
     """
-    idle, model = published_idle(), idle_model()
+    nodes = pd.read_csv(PUBLISHED / "geo_distributed.csv")
+    baseline = nodes.loc[nodes["method"] == "baseline", "idle_seconds"]
+    hundred_steps = 30.5037 - baseline.to_numpy(float)
     for method in ("baseline", "C"):
-        row = idle.loc[method]
-        seconds = model.compute_seconds(row["local_batch"], row["local_steps"])
+        row = nodes[nodes["method"] == method]
+        seconds = hundred_steps * row["local_steps"].to_numpy(float) / 100
         speeds = tuple(float(seconds.max() / one) for one in seconds)
         constants = _known(float(seconds.max()), 6e8, speeds=speeds, local_batch=4)
         found = simulate_from(
@@ -345,7 +357,8 @@ def third_document() -> Iterator[Row]:
 
     The computing time is unknown, and fitted to the gain on four workers.
     """
-    gains = published_gains()["gain"]
+    published_speeds = pd.read_csv(PUBLISHED / "parameter_sharding.csv", index_col="num_workers")
+    gains = published_speeds["memory_over_layer"] - 1
 
     def gain(seconds: float, workers: int) -> float:
         constants = _known(seconds, VGG16_BYTES, layer_shares=VGG16_SHARES)

@@ -21,7 +21,6 @@ from bsweep import analysis, report
 from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.naming import words
-from bsweep.analysis.sharding import largest_share
 from bsweep.analysis.statistics import differ_by_chance
 from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
@@ -889,66 +888,6 @@ def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
     assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == [
         "cores are shared"
     ]
-
-
-def test_the_sharding_model_is_within_five_points_of_the_published_gains() -> None:
-    published = analysis.published_gains()["gain"]
-    assert published.to_dict() == {1: 0, 2: 0, 4: pytest.approx(0.2), 8: pytest.approx(0.66)}
-    ratio = analysis.fit_ratio(published)
-    assert 1.43 < ratio < 1.99
-    for workers in (1, 2, 4, 8):
-        assert analysis.predicted_gain(workers, ratio) == pytest.approx(
-            published[workers], abs=0.05
-        )
-    assert analysis.predicted_gain(8, 1.43) == pytest.approx(0.81, abs=0.005)
-    assert analysis.predicted_gain(4, 1.99) == pytest.approx(0.16, abs=0.005)
-
-
-@pytest.mark.parametrize("num_servers", [2, 4, 8])
-def test_layers_leave_three_quarters_of_vgg16_on_one_server(num_servers: int) -> None:
-    assert largest_share("layer", num_servers) == pytest.approx(0.7427, abs=1e-4)
-    assert largest_share("memory", num_servers) == 1 / num_servers
-
-
-def sharding_study(
-    folder: Path, shardings: tuple[str, ...] = ("layer", "memory")
-) -> analysis.Study:
-    for sharding in shardings:
-        write_study(folder, local_batches=(50,), num_workers=(1, 4, 8), settings=server(sharding))
-    return bsweep.load(folder)
-
-
-def test_measured_sharding_gains_and_the_times_they_imply(tmp_path: Path) -> None:
-    study = sharding_study(tmp_path / "s")
-    gains = analysis.sharding_gains(study).droplevel(["variant", "local_batch"])
-    assert gains["gain"].to_dict() == {
-        1: 0,
-        4: pytest.approx(0.972 / 6),
-        8: pytest.approx(3.944 / 6),
-    }
-    assert gains["published_gain"].tolist() == pytest.approx([0, 0.2, 0.66])
-    assert gains["layer_share"].tolist() == [1, 0.743, 0.743]
-    assert gains["predicted_gain"].tolist() == pytest.approx([0, 0.165, 0.669], abs=1e-3)
-    fit = analysis.sharding_fit(study)
-    assert fit is not None
-    assert [fit.intercept, fit.slope, fit.r_squared] == pytest.approx([4, 1, 1])
-
-
-def test_one_sharding_has_no_gain_and_other_studies_no_fit(tmp_path: Path) -> None:
-    assert analysis.sharding_gains(sharding_study(tmp_path / "s", ("layer",))).empty
-    write_run(tmp_path / "plain", local_batch=8)
-    plain = bsweep.load(tmp_path / "plain")
-    assert analysis.sharding_gains(plain).empty
-    assert analysis.sharding_fit(plain) is None
-    assert analysis.computing_seconds(plain) is None
-
-
-def test_the_fits_intercept_is_no_measured_computing_time() -> None:
-    study = bsweep.load(MEASURED / "parameter_sharding_1gbit")
-    fit, computing = analysis.sharding_fit(study), analysis.computing_seconds(study)
-    assert fit is not None
-    assert fit.intercept == pytest.approx(10.4, abs=0.05)
-    assert computing == pytest.approx((2.76, 4.24), abs=0.01)
 
 
 def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:

@@ -395,7 +395,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     of_others = {
         "idle_by_node",
         "loss_by_time",
-        "published_idle",
         "batch_by_epoch",
         "larger_clusters",
         *OF_SPLITS,
@@ -408,7 +407,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     ], "all its runs reach any target at their first evaluation"
     assert set(plots.FIGURES) - set(plots.figures(grid)) == {
         "server_load",
-        "sharding_gain",
         *of_others,
     }
     assert "seconds_per_step" not in plots.figures(analysis.published())
@@ -465,19 +463,6 @@ def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.S
     figure = plots.server_load(lone)
     assert {axes.get_xlabel()[:4] for axes in figure.axes} <= {"", "Busy"}
     assert plots.caption(figure).startswith("The part of the training time during which")
-
-
-def test_the_gain_of_memory_sharding_is_published_modelled_and_measured(
-    sharding: analysis.Study,
-) -> None:
-    figure = plots.sharding_gain(sharding)
-    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
-    model, published, measured = drawn
-    assert published == pytest.approx([0, 0, 20, 66])
-    assert model == pytest.approx(published, abs=5)
-    assert measured == pytest.approx([0, 16.2, 65.7], abs=0.1)
-    fit = "fit to the published values (computing = 1.95 x exchange)"
-    assert legend_texts(figure) == ["", "published", fit, "measured here"]
 
 
 def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:

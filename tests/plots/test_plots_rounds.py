@@ -1,4 +1,4 @@
-"""Figures over rounds show who waits for whom, and the published numbers beside their model."""
+"""Figures over rounds show who waits for whom, and the loss over time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [
     "FLOP/s (4 each)"),
     "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
 ]  # fmt: skip
-FIGURES = ("idle_by_node", "loss_by_time", "published_idle")
+FIGURES = ("idle_by_node", "loss_by_time")
 SHOWN = "loss_by_time"  # has lines, bands and a part that is shown larger
 
 
@@ -62,8 +62,7 @@ def test_figures_of_rounds_are_drawn_where_there_are_rounds(
     alone = bsweep.load(tmp_path / "s")
     with computing_once():
         drawn = plots.figures(alone)
-        assert set(FIGURES) - set(drawn) == {"published_idle"}  # nothing is compared
-        for name in set(FIGURES) & set(drawn):
+        for name in FIGURES:
             drawn[name](alone).draw_without_rendering()
 
 
@@ -132,17 +131,3 @@ def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     assert list(end.get_xdata()) == pytest.approx([middle] * 2)  # type: ignore[arg-type]
     assert legend_texts(figure) == ["4 workers", *NAMES, "the same time for all"]
     assert "n = 3 seeds" in plots.caption(figure)
-
-
-def test_published_idle_times_stand_beside_the_model_with_a_caption(
-    uneven: analysis.Study,
-) -> None:
-    figure = plots.published_idle(uneven)
-    published, modelled = ([bar.get_height() for bar in bars] for bars in figure.axes[3].containers)
-    assert published == [2.1, 0, 8.6, 1.9]
-    assert modelled == pytest.approx(published, abs=0.3)
-    assert figure.axes[1].get_title(loc="left") == "A: batch by FLOP/s\n40.4 s, model 17.0 s"
-    assert (
-        "must differ by 1.1 s, as in the baseline: 11.9 and 0.0 s are published"
-        in plots.caption(figure)
-    )

@@ -1,4 +1,6 @@
-"""`results/figures.ipynb` runs from top to bottom, and what one types beside it shows itself."""
+"""The notebooks of `results/` run from top to bottom, and what one types beside them shows
+itself.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +81,26 @@ def test_github_shows_the_pictures_of_a_tour_that_was_run() -> None:
     assert "iframe" not in text
     assert '"output_type": "error"' not in text
     assert str(Path.home()) not in text
+
+
+def texts(notebook: Any) -> list[str]:
+    """Return what the cells of a notebook print and show, as plain text."""
+    return [
+        output.get("text") or output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+    ]
+
+
+@pytest.mark.nightly
+def test_the_papers_beside_our_measurements_are_as_kept() -> None:
+    path = RESULTS / "published" / "papers.ipynb"
+    notebook, kept = (nbformat.read(path, as_version=4) for _ in range(2))  # type: ignore[no-untyped-call]
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    ).execute()
+    assert texts(notebook) == texts(kept)
+    assert str(Path.home()) not in path.read_text()
 
 
 def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:

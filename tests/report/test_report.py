@@ -580,7 +580,7 @@ def test_different_data_have_their_own_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> None:
+def test_a_sharding_study_has_the_loads_of_its_servers(tmp_path: Path) -> None:
     warning = "compression=qsgd saves no traffic with 8 workers"
     for name in ("layer", "memory"):
         for workers in (1, 4, 8):
@@ -595,15 +595,7 @@ def test_a_sharding_study_is_held_against_the_published_one(tmp_path: Path) -> N
     page = report.write(tmp_path / "s")
     text, markdown = page.read_text(), page.with_name("table.md").read_text()
     assert text.count(warning) == 1
-    assert "VGG-16 trains 66 % faster than with whole layers on each server, on 8 workers." in text
-    assert "gives x = 1.000 s, the time to move all parameters" in text
-    assert (
-        "the intercept C = 4.000 s (R² = 1.000). C is not a measured time: the computation of a "
-        "step took" in text
-    )
-    assert "ResNet-18" not in text
-    assert "| 8 | 0.7430 | 0.2500 | 0.6573 | 0.6600 | 0.6690 |" in markdown
-    assert "gain by the fitted formula" in markdown
+    assert "Not drawn: the published study trained ResNet-18" in text
     assert (
         f"| {plots.words('variant', 'memory')} | 8 | 4 | 0.2500 | 0.1667 | 0.0625 | 0 |" in markdown
     )

@@ -23,16 +23,8 @@ from bsweep.analysis.answering import (
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.comparison import Comparison, compare
-from bsweep.analysis.geo_distributed import (
-    CONTRADICTIONS,
-    IdleModel,
-    idle_model,
-    modelled_idle,
-    published_idle,
-)
 from bsweep.analysis.idle import (
     NODE,
-    compares_allocations,
     equal_time_losses,
     idle_table,
     loss_by_time,
@@ -53,19 +45,10 @@ from bsweep.analysis.predicted import larger_clusters, surface
 from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
-from bsweep.analysis.sharding import (
-    computing_seconds,
-    fit_ratio,
-    predicted_gain,
-    published_gains,
-    sharding_fit,
-    sharding_gains,
-)
 from bsweep.analysis.simulation import Simulation, simulate
 from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tables import (
     METRICS,
-    Line,
     batch_ratios,
     best_medians,
     by_cell,
@@ -73,7 +56,6 @@ from bsweep.analysis.tables import (
     cells,
     epoch_curves,
     failures,
-    fit_line,
     measured_once,
     scaling,
     seconds_fits,
@@ -90,14 +72,11 @@ from bsweep.config.target import Target, target_of
 __all__ = [
     "ACCURACY_MARGIN",
     "CHANCE_ALPHA",
-    "CONTRADICTIONS",
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
     "MOST_ANSWERS",
     "NODE",
     "Comparison",
-    "IdleModel",
-    "Line",
     "Prediction",
     "Simulation",
     "Study",
@@ -115,8 +94,6 @@ __all__ = [
     "common_target",
     "comparable",
     "compare",
-    "compares_allocations",
-    "computing_seconds",
     "differences",
     "doubts",
     "ends_in_rounds",
@@ -126,10 +103,7 @@ __all__ = [
     "failures",
     "fastest_accurate",
     "first_place",
-    "fit_line",
-    "fit_ratio",
     "headlines",
-    "idle_model",
     "idle_table",
     "in_short",
     "larger_clusters",
@@ -138,14 +112,10 @@ __all__ = [
     "load",
     "loss_by_time",
     "measured_once",
-    "modelled_idle",
     "node_columns",
     "noise_scale",
     "predict",
-    "predicted_gain",
     "published",
-    "published_gains",
-    "published_idle",
     "recommendations",
     "relative_seconds",
     "round_times",
@@ -155,8 +125,6 @@ __all__ = [
     "server_shares",
     "setting_text",
     "settings",
-    "sharding_fit",
-    "sharding_gains",
     "simulate",
     "step_parts",
     "step_times",

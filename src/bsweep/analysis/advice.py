@@ -1,5 +1,5 @@
 """Sentences that summarise a study: which cells are best, which cells have a test accuracy no
-better than chance, and how the study compares with published ones.
+better than chance, and how the study compares with a published one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from typing import Any
 import pandas as pd
 
 from bsweep.analysis import columns, tables
-from bsweep.analysis.geo_distributed import CONTRADICTIONS, idle_model, modelled_idle
-from bsweep.analysis.idle import compares_allocations, equal_time_losses
+from bsweep.analysis.idle import equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.naming import applies, evaluated_part, length_of, words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
-from bsweep.analysis.sharding import computing_seconds, sharding_fit, sharding_gains
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
 from bsweep.config.target import score_said
@@ -44,7 +42,6 @@ def headlines(study: Study) -> list[str]:
     lines = [*_on_pending(study, measured)]
     if measured.empty:
         return lines
-    lines += _gains(study)
     for group_name, group in _groups(measured):
         lines += _named_conclusions(study, group_name, group)
     return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
@@ -66,7 +63,7 @@ def winner(study: Study) -> list[str]:
     if measured.empty:
         return lines
     group_name, group = max(_groups(measured), key=lambda of: len(of[1]))
-    best = [*_named_conclusions(study, group_name, group), *_gains(study)][:1]
+    best = [*_named_conclusions(study, group_name, group)][:1]
     return [*best, *lines, *_on_repeats(measured["n"])]
 
 
@@ -195,21 +192,6 @@ def _for(study: Study) -> str:
     """Return in words how long the runs of a study train; empty if their lengths differ."""
     trained = length_of(study)
     return f" for {trained}" if trained else ""
-
-
-def _gains(study: Study) -> Iterator[str]:
-    """Yield sentences on the speed of VGG-16 on parameter servers with equal parts of the
-    parameters (`memory`), compared with servers that hold whole layers (`layer`).
-
-    Speed does not depend on learning, so cells that have not learned count as well.
-    """
-    for row in sharding_gains(study).reset_index().to_dict("records"):
-        difference = "faster" if row["gain"] > 0 else "slower"
-        yield (
-            "With an equal part of the parameters on each server, VGG-16 trains "
-            f"{100 * abs(row['gain']):.0f} % {difference} than with whole layers on each server, "
-            f"on {counted(row['num_workers'], 'worker')}."
-        )
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
@@ -382,102 +364,24 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def against_published(study: Study) -> list[str]:
-    """Return a list of texts: one on each published study that can be compared with the given
-    study, out of three (of batch sizes, of sharding and of uneven GPUs).
-
-    Where the given study can be compared with none, the only text says so.
+def against_published(study: Study) -> str:
+    """Return a text on how a study differs from the published study of batch sizes (ResNet-18 on
+    CIFAR-10), or that the two cannot be compared.
 
     Args:
         study: The study.
 
     Returns:
-        The sentences, at least one.
-    """
-    texts = (
-        _on_batches(study),
-        _on_sharding(study),
-        _on_uneven_nodes() if compares_allocations(study) else "",
-    )
-    return [text for text in texts if text] or [_NOTHING_ALIKE]
-
-
-_NOTHING_ALIKE = (
-    "Not drawn: the published studies trained ResNet-18 on all 50,000 training images of CIFAR-10, "
-    "VGG-16 on parameter servers sharded by layer and by memory, and a language model on uneven "
-    "nodes with even and uneven shares of work. These runs did none of these."
-)
-
-
-def _on_batches(study: Study) -> str:
-    """Return a text on how the given study differs from the published study of batch sizes
-    (ResNet-18 on CIFAR-10). It is empty if the given study cannot be compared with the published
-    one.
+        One or more sentences.
     """
     if not comparable(study):
-        return ""
+        return (
+            "Not drawn: the published study trained ResNet-18 on all 50,000 training images of "
+            "CIFAR-10. These runs did not."
+        )
     return (
-        "The batch-size study is drawn in grey. Its accuracy and loss are training accuracy and "
+        "The published study is drawn in grey. Its accuracy and loss are training accuracy and "
         "loss. With another number of workers, an equal local batch is a different global batch "
         "and, by most learning-rate rules, a different rate. Other differences: "
         f"{'; '.join(differences(study)) or 'none on record'}."
-    )
-
-
-def _on_sharding(study: Study) -> str:
-    """Return a text on a published study of parameter servers that hold equal parts of the
-    parameters or whole layers. It is empty if `sharding_gains` has no row for the given study.
-    """
-    if sharding_gains(study).empty:
-        return ""
-    return (
-        "The parameter-sharding study (ImageNet on NVIDIA RTX 2080 Ti, 10 Gbit/s Ethernet, a "
-        "server for two workers) gives only the gain of memory over layer "
-        f"sharding.{_implied(study)}"
-    )
-
-
-def _on_uneven_nodes() -> str:
-    """Return a text on a published study of uneven GPUs: its idle times, and the idle time that
-    would be left if local steps followed measured speeds. Some published times contradict the
-    settings of that study.
-    """
-    idle, model = modelled_idle(), idle_model()
-    totals = idle.groupby(level="method")["published_seconds"].sum()
-    changes = ", ".join(
-        f"{method} {100 * (totals[method] / totals['baseline'] - 1):+.0f} %" for method in "ABC"
-    )
-    steps = model.steps_by_speed()
-    left = model.idle_seconds(model.baseline["local_batch"], steps).sum()
-    return (
-        "The study of uneven GPUs (a LLaMA of 150 million parameters under DiLoCo, four nodes of "
-        "four GPUs, 1 Gbit/s Ethernet) gives idle times of its baseline (uniform here) and of its "
-        "methods A, B and C (batches by FLOP/s, batches by memory and steps by FLOP/s here); their "
-        f"totals change by {changes}. {CONTRADICTIONS} The model that explains its baseline and C "
-        f"would leave {left:.1f} s of C's {totals['C']:.1f} s idle with steps by measured speed "
-        f"({', '.join(map(str, steps))})."
-    )
-
-
-def _implied(study: Study) -> str:
-    """Return a text with estimates of the computing time and the transfer time of a step on
-    parameter servers. The estimates come from a line through measured step times; the text is empty
-    if no line can be fitted.
-
-    Neither measured nor published runs give these times directly.
-    """
-    line, computing = sharding_fit(study), computing_seconds(study)
-    if line is None:
-        return ""
-    text = (
-        " By its formula a step takes C + max(1, w s) x seconds, with w workers and the share s on "
-        "the fullest server. A line through the steps measured here gives x = "
-        f"{number(line.slope)} s, the time to move all parameters through one link and back, and "
-        f"the intercept C = {number(line.intercept)} s (R² = {line.r_squared:.3f})."
-    )
-    if computing is None:
-        return text
-    return (
-        f"{text} C is not a measured time: the computation of a step took "
-        f"{' to '.join(map(number, computing))} s."
     )

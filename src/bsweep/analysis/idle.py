@@ -65,21 +65,6 @@ def _timed(study: Study) -> pd.DataFrame:
     return study.rounds.dropna(subset="compute_seconds")
 
 
-def compares_allocations(study: Study) -> bool:
-    """Return True if a study has completed runs of at least two allocations, counting only runs
-    that recorded rounds.
-
-    The allocation `uniform` counts as two if it was run both without and with given lists.
-
-    Args:
-        study: The study.
-
-    Returns:
-        False also if no run with rounds completed.
-    """
-    return len(_by_run(study)[["policy", "is_baseline"]].drop_duplicates()) > 1
-
-
 @once
 def idle_table(study: Study) -> pd.DataFrame:
     """Return the idle seconds of each worker and of all workers together, as means over those

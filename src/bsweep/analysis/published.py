@@ -33,8 +33,11 @@ def published() -> Study:
     Returns:
         The study, whose runs are all completed and have seed 0.
     """
-    path = published_csv("batch_size_horovod")
-    runs = pd.read_csv(path)
+    here = Path(__file__).resolve()
+    # The folder in an installed wheel, then the one in a checkout.
+    candidates = (here.parents[1] / "published", here.parents[3] / "results" / "published")
+    folder = next(path for path in candidates if path.is_dir())
+    runs = pd.read_csv(folder / "batch_size_horovod.csv")
     runs = runs.assign(
         status="completed",
         seed=0,
@@ -42,7 +45,7 @@ def published() -> Study:
         images_per_second=runs["epochs"] * runs["num_train"] / runs["train_seconds"],
         is_cifar10=True,
     )
-    return study_of(path.parent, runs[["run_id"]], {"runs": runs})
+    return study_of(folder, runs[["run_id"]], {"runs": runs})
 
 
 def comparable(study: Study) -> bool:
@@ -114,13 +117,3 @@ def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[flo
         cells.index.get_level_values("local_batch") == reference_batch
     )
     return cells["train_seconds"] / at_reference.groupby(level=series).transform("first")
-
-
-def published_csv(name: str) -> Path:
-    here = Path(__file__).resolve()
-    # The folder in an installed wheel, then the one in a checkout.
-    candidates = (
-        here.parents[1] / "published",
-        here.parents[3] / "results" / "published",
-    )
-    return next(folder for folder in candidates if folder.is_dir()) / f"{name}.csv"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,17 +38,6 @@ METRICS = [
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 EXAMPLES_OF_A_UNIT = 1_000
 _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
-
-
-@dataclass(frozen=True)
-class Line:
-    """A fitted line `y = intercept + slope * x`; its coefficient of determination `r_squared` is
-    NaN if all y are equal.
-    """
-
-    intercept: float
-    slope: float
-    r_squared: float
 
 
 @once
@@ -243,21 +231,15 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     return f"No speed-up between unequal threads: {', '.join(had)}."
 
 
-def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
-    """Return the least-squares line through points.
-
-    Args:
-        x: Places, at least two of them different, shape (n,).
-        y: Values, shape (n,).
-
-    Returns:
-        The line with its `r_squared`.
+def _fit_line(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
+    """Return the intercept and the slope of the least-squares line through points, and its
+    coefficient of determination, which is NaN if all y are equal.
     """
     places, values = np.asarray(x, float), np.asarray(y, float)
     slope, intercept = np.polyfit(places, values, 1)
     unexplained = float(np.sum((values - intercept - slope * places) ** 2))
     total = float(np.sum((values - values.mean()) ** 2))
-    return Line(float(intercept), float(slope), 1 - unexplained / total if total else float("nan"))
+    return float(intercept), float(slope), 1 - unexplained / total if total else float("nan")
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
@@ -290,15 +272,14 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
         num_batches = group["local_batch"].nunique()
         if num_batches < _MIN_BATCHES_FOR_FIT:
             continue
-        line = fit_line(1 / group["local_batch"], group["train_seconds"])
-        missed = 1 - (line.intercept + line.slope / group["local_batch"]) / group["train_seconds"]
+        intercept, slope, r_squared = _fit_line(1 / group["local_batch"], group["train_seconds"])
+        missed = 1 - (intercept + slope / group["local_batch"]) / group["train_seconds"]
         images = float(
             (group["images_per_second"] * group["train_seconds"] / group["num_workers"]).mean()
         )
-        per_image = (line.slope / images, line.intercept / images)
         rows[key] = (
-            line.intercept, line.slope, line.r_squared, missed.min(), missed.max(), num_batches,
-            *per_image,
+            intercept, slope, r_squared, missed.min(), missed.max(), num_batches,
+            slope / images, intercept / images,
         )  # fmt: skip
     columns = [
         "fixed_seconds", "batch_seconds", "r_squared", "lowest_residual", "highest_residual",

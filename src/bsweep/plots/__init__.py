@@ -86,10 +86,8 @@ _FIGURES = (
         "seconds_per_step", exchange.exchange_times, exchange.seconds_per_step, charts.step_anatomy
     ),
     StudyFigure("server_load", analysis.server_loads, exchange.server_load),
-    StudyFigure("sharding_gain", analysis.sharding_gains, exchange.sharding_gain),
     StudyFigure("idle_by_node", analysis.idle_table, rounds.idle_by_node),
     StudyFigure("loss_by_time", analysis.loss_by_time, rounds.loss_by_time),
-    StudyFigure("published_idle", rounds.compared_idle, rounds.published_idle),
 )
 FIGURES: dict[str, StudyFigure] = {figure.name: figure for figure in _FIGURES}
 

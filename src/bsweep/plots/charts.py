@@ -338,8 +338,6 @@ def larger_clusters() -> Spec:
     return spec
 
 
-
-
 def memory_of_workers() -> Spec:
     """Return the memory of each worker of each cell by part, as stacked bars.
 

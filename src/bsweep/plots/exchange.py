@@ -14,12 +14,11 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.numbers import spread
 from bsweep.plots import drawing
-from bsweep.plots.along import PUBLISHED
-from bsweep.plots.curves import TIMES, common, curves, handle, readable
+from bsweep.plots.curves import TIMES, common, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
 # The name in the legend and the look of each column of `analysis.step_times`, in a bar's order.
-PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": TIMES["computing"]}),
     "codec_seconds": ("coding", {"facecolor": TIMES["coding"]}),
     "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": TIMES["exchange"]}),
@@ -45,7 +44,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     times, left_out = few_enough(table)
     figure, panels = panels_of_rows(times, 1, sorted_by="total_seconds")
     parts = {
-        name: part for name, part in PARTS.items() if name in times and times[name].gt(0).any()
+        name: part for name, part in _PARTS.items() if name in times and times[name].gt(0).any()
     }
     is_split = times["compute_seconds"].notna()
     for (axes,), rows in panels:
@@ -134,39 +133,3 @@ def _draw_shares(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
         held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
         colors = ["#555555", *["#CCCCCC"] * (len(held) - 1)]
         axes.barh([place] * len(held), held, left=np.cumsum(held) - held, color=colors, **edge)
-
-
-def sharding_gain(study: Study, measured: pd.DataFrame) -> Figure:
-    """Draw by how much training is faster if parameters are sharded by memory instead of by layer,
-    over the number of workers.
-
-    The gains are published, modelled and measured.
-    """
-    published = analysis.published_gains()["gain"]
-    ratio = analysis.fit_ratio(published)
-    figure, [(axes,)] = drawing.grid(1, 1, 2.6)
-    workers = sorted({*published.index, *measured.index.get_level_values("num_workers")})
-    fitted: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (4, 2))}
-    axes.plot(workers, [100 * analysis.predicted_gain(count, ratio) for count in workers], **fitted)
-    stars: dict[str, Any] = {**PUBLISHED, "linestyle": "", "markersize": 8}
-    axes.plot(100 * published, **stars)
-    found = curves(study, measured, "num_workers", "local_batch")
-    for curve in found:
-        axes.plot(100 * curve.cells["gain"], **curve.look)
-    drawing.log_axis(axes, measured, "num_workers", also=published.index)
-    axes.set_ylabel("Memory over layer sharding:\ngain in images per second (%)")
-    names = [
-        f"measured here, {curve.label}" if len(found) > 1 else "measured here" for curve in found
-    ]
-    entries = [
-        handle(stars, "published"),
-        handle(fitted, f"fit to the published values (computing = {ratio:.2f} x exchange)"),
-        *(handle(curve.look, name) for curve, name in zip(found, names, strict=True)),
-    ]
-    drawing.legends(figure, (entries, ""))
-    return drawing.captioned(
-        figure,
-        "Gain from sharding VGG-16 by memory instead of by layer. The line has one constant, the "
-        "time to compute divided by the time of an exchange with evenly loaded servers. It is "
-        "fitted to the published gains, not to those measured here.",
-    )

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
@@ -33,12 +32,6 @@ from bsweep.plots.rows import few_enough, panels_of_rows
 
 _MAX_METHODS = 16  # cells with bars for each node
 _MAX_BARS = 7  # nodes in a group of bars
-_PUBLISHED_METHODS = {
-    "baseline": "Baseline",
-    "A": "A: batch by FLOP/s",
-    "B": "B: batch by memory",
-    "C": "C: steps by FLOP/s",
-}
 
 
 _BARS: dict[str, Any] = {"ecolor": "#444444", "error_kw": {"elinewidth": 0.8, "capsize": 1.5}}
@@ -159,60 +152,6 @@ def _zoom(axes: Axes, losses: Sequence[pd.Series[float]], first: float, last: fl
     ]
     low, high = np.nanmin(seen), np.nanmax(seen)
     axes.set(xlim=(first, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)))
-
-
-def compared_idle(study: Study) -> pd.DataFrame:
-    table = analysis.modelled_idle()
-    return table if analysis.compares_allocations(study) else table[:0]
-
-
-def published_idle(study: Study, idle: pd.DataFrame) -> Figure:
-    """Draw the idle seconds that a paper published for each worker, beside those that a model
-    predicts.
-    """
-    model, published = analysis.idle_model(), analysis.published_idle()
-    figure = Figure(figsize=(drawing.width(), 2.6), layout="constrained")
-    panels: Sequence[Axes] = figure.subplots(1, len(_PUBLISHED_METHODS), sharey=True)
-    looks: dict[str, Any] = {
-        "published": {"color": drawing.GRAY},
-        "modelled": {"facecolor": "white", "edgecolor": INK},
-    }
-    for axes, (method, title) in zip(panels, _PUBLISHED_METHODS.items(), strict=True):
-        rows = idle[idle.index.get_level_values("method") == method].droplevel("method")
-        told = published.loc[[method], ["local_batch", "local_steps"]].to_numpy()
-        for at, (kind, look) in enumerate(looks.items()):
-            axes.bar(rows.index + 0.4 * (at - 0.5), rows[f"{kind}_seconds"], 0.4, **look)
-        totals = rows.sum()
-        seconds = f"{totals['published_seconds']:.1f} s, model {totals['modelled_seconds']:.1f} s"
-        axes.set_title(f"{title}\n{seconds}", loc="left")
-        settings = (
-            f"{node}\n{batch}\n{steps}"
-            for node, (batch, steps) in zip(rows.index, told, strict=True)
-        )
-        axes.set_xticks(rows.index, list(settings))
-        axes.tick_params(axis="x", length=0)
-        axes.grid(visible=False, axis="x")
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-    panels[0].set_ylabel("Idle seconds of a node")
-    frame: Any = "axes fraction"
-    below: dict[str, Any] = {
-        "xycoords": frame,
-        "textcoords": "offset points",
-        "va": "top",
-        "ha": "right",
-        "size": 8,
-    }
-    panels[0].annotate("node\nbatch\nsteps", (0, 0), (2, -3.5), **below)
-    drawing.legends(figure, ([Patch(label=kind, **look) for kind, look in looks.items()], ""))
-    return drawing.captioned(
-        figure,
-        "Published idle seconds by node and their totals, beside a model with two constants: node "
-        f"2 computes for {model.slowest_seconds:.1f} s in the baseline (fitted to C), and a share "
-        f"of {model.fixed_share:.2f} of a step's time at batch 4 does not depend on the batch "
-        "(fitted to B).",
-        "No values of these constants give the published rows of A and B.",
-        analysis.CONTRADICTIONS,
-    )
 
 
 def _name_total(axes: Axes, place: int, row: pd.Series[float]) -> None:

@@ -270,8 +270,8 @@ def _page(
         ""
         if failures.empty
         else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
-        "<h2>Comparison with the published studies</h2>",
-        *(f"<p>{html.escape(text)}</p>" for text in analysis.against_published(study)),
+        "<h2>Comparison with the published study</h2>",
+        f"<p>{html.escape(analysis.against_published(study))}</p>",
         "<h2>Provenance</h2>",
         _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
         (

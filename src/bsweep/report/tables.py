@@ -39,7 +39,6 @@ def tables(study: Study) -> Iterator[Table]:
         ("fits", _FIT, _fits(study)),
         ("steps", _steps_caption(study), _steps(study)),
         ("servers", _SERVERS, analysis.server_loads(study)),
-        ("sharding", _SHARDING, analysis.sharding_gains(study)),
         ("equal-time", _EQUAL_TIME, _equal_time(study)),
     ]
     yield from (_table(study, name, caption, rows) for name, caption, rows in others if len(rows))
@@ -128,11 +127,6 @@ _RING = (
     "measurement there. Other exchanges count their messages."
 )
 _SERVERS = "Parameter servers: how evenly they share model and work."
-_SHARDING = (
-    "Gain in images per second from sharding VGG-16 by memory instead of by layer, as a fraction. "
-    "The fitted formula has one constant, which is fitted to the gains of the published study, and "
-    "takes the shares recorded here."
-)
 _EQUAL_TIME = (
     "Training loss after equal time, half a round before the end of the shortest compared run, and "
     "the number of examples until then. A round's mean loss counts for its midpoint in time; "
