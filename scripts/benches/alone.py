@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from bsweep import batching
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
-from bsweep.runlog import calibration_file, profile_file
+from bsweep.runlog import profile_file
 from bsweep.study import attempts
 from bsweep.train import step, worker
 from bsweep.train.job import Job
@@ -85,7 +84,7 @@ def steps_alone(grid: Grid) -> dict[str, Any]:
     for case in grid.cases:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "book.txt", 200_000)
-            same, default = prepare(case, Path(folder), grid.batches)
+            same, default = prepare(case, Path(folder))
             model = plain_model(default)
             optimizer = plain_optimizer(default, model)
             for size in grid.batches:
@@ -97,7 +96,7 @@ def steps_alone(grid: Grid) -> dict[str, Any]:
                     "default": of_job(default, size),
                 }
                 print(
-                    f"{case.name}, batch {size}, default is {default.numerics}: ",
+                    f"{case.name}, batch {size}, default is {numerics(default)}: ",
                     end="",
                     flush=True,
                 )
@@ -109,21 +108,19 @@ def steps_alone(grid: Grid) -> dict[str, Any]:
     return found
 
 
-def prepare(case: Case, folder: Path, batches: Sequence[int]) -> tuple[Job, Job]:
-    """This worker in plain fp32, and as by default: as a long study of such batches would calibrate
-    it.
-    """
+def prepare(case: Case, folder: Path) -> tuple[Job, Job]:
+    """This worker in plain fp32, and as by default."""
     torch.set_num_threads(os.cpu_count() or 1)
-    config = case.config(folder, "strategy=single", "launch=inline")
-    calibrate([replace(config, local_batch=batch) for batch in batches])
-    same = case.config(folder, "strategy=single", "launch=inline", *FP32)
-    return job_of(same, Place()), job_of(config, Place())
+    same, default = (
+        job_of(case.config(folder, "strategy=single", "launch=inline", *words), Place())
+        for words in (FP32, ())
+    )
+    return same, default
 
 
-def calibrate(points: Sequence[RunConfig]) -> None:
-    """Have the first worker that is prepared measure for all of them."""
-    points[0].study_dir.mkdir(parents=True, exist_ok=True)
-    calibration_file.request(points, calibration_file.LEAST_STEPS)
+def numerics(job: Job) -> str:
+    is_channels_last = job.inputs.layout == torch.channels_last
+    return f"{job.precision}, {'channels_last' if is_channels_last else 'contiguous'}"
 
 
 def job_of(config: RunConfig, place: Place) -> Job:
@@ -142,7 +139,7 @@ def accumulation(grid: Grid) -> dict[str, Seconds]:
     case = grid.cases[0]
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder) / "book.txt", 200_000)
-        same, default = prepare(case, Path(folder), (16,))
+        same, default = prepare(case, Path(folder))
         model = plain_model(default)
         batch = ready(default.dataset, default.device, 64)
         programs = {
@@ -162,7 +159,7 @@ def parts(grid: Grid) -> dict[str, Any]:
     for case in grid.cases:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "book.txt", 200_000)
-            _, job = prepare(case, Path(folder), sizes)
+            _, job = prepare(case, Path(folder))
             for size in sizes:
                 found[f"{case.name}, batch {size}"] = dissected(
                     job, size, f"{case.name}, batch {size}"

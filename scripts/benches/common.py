@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -71,9 +72,8 @@ def compared(seconds: Seconds, reference: str, targets: Mapping[str, float]) -> 
 
 def plain_model(job: Job) -> torch.nn.Module:
     """The job's model as its library has it: fp32, contiguous."""
-    return models.initial(
-        job.config, job.dataset, job.device, torch.float32, torch.contiguous_format
-    ).train()
+    config = replace(job.config, channels_last=False)
+    return models.initial(config, job.dataset, job.device, torch.float32).train()
 
 
 def plain_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:

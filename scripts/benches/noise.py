@@ -33,7 +33,6 @@ def noise(grid: alone.Grid) -> dict[str, Seconds]:
         with tempfile.TemporaryDirectory() as folder:
             words = ("strategy=single", "launch=inline", "measure.noise_scale=true")
             config = case.config(Path(folder), *words)
-            alone.calibrate([config])
             job = alone.job_of(config, Place())
             found[case.name] = of_job(job, case.name, grid.rounds)
     return found
@@ -67,7 +66,8 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
     }
     told = ", ".join(f"{share:.2%} for {who}" for who, share in shares.items())
     print(
-        f"noise scale, {name}, batch {SIZE} ({job.numerics}): {told} (target: under {MOST:.0%})",
+        f"noise scale, {name}, batch {SIZE} ({alone.numerics(job)}): {told} "
+        f"(target: under {MOST:.0%})",
         flush=True,
     )
     print(

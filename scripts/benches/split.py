@@ -90,9 +90,7 @@ def of_job(job: Job, size: int) -> Program:
 
 
 def whole_model(job: Job) -> Llama:
-    model = models.initial(
-        job.config, job.dataset, job.device, torch.float32, torch.contiguous_format
-    )
+    model = models.initial(job.config, job.dataset, job.device, torch.float32)
     for tensor in model.state_dict().values():
         dist.broadcast(tensor, src=0)
     return cast("Llama", model.train())

@@ -46,10 +46,9 @@ def steps_together(grid: alone.Grid) -> dict[str, Any]:
     bench = str(Path(__file__).parents[1] / "bench.py")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _GRID).write_bytes(pickle.dumps(grid))
-        for case, size, own_folder in compared_in(Path(folder), grid):
+        for _, _, own_folder in compared_in(Path(folder), grid):
             own_folder.mkdir()
             write_text(own_folder / "book.txt", 200_000)
-            alone.calibrate([configs(case, size, own_folder)["default"]])
         python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
         command = [
             tool("horovodrun"),
@@ -124,7 +123,7 @@ def compare(
             targets = (
                 dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
             )
-            numerics = jobs[group[0]].numerics
+            numerics = alone.numerics(jobs[group[0]])
             print(f"{name}{label}, {numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
         found["steps"][name + label] = seconds
         for kind in () if label else ("horovod", "allreduce"):
@@ -138,7 +137,7 @@ BY_DEFAULT = ("default", "allreduce by default")
 
 
 def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
-    """Bsweep in plain fp32 over each exchange, and two of these as a study would calibrate them."""
+    """Bsweep in plain fp32 over each exchange, and two of these by default."""
     device = "auto" if torch.cuda.device_count() > 1 else "cpu"
     point = (f"local_batch={size}", "num_workers=2", f"device={device}")
     return {

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from bsweep.config.run import RunConfig
 from bsweep.config.strategies import SingleConfig
 from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker, timed_steps
-from bsweep.runlog import calibration_file
-from bsweep.runlog.calibration_file import Calibration, Numerics, Timed
+from bsweep.numerics import precision
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
-from bsweep.train import choose_numerics, lone, step, worker
+from bsweep.train import step, worker
 from bsweep.train.job import Job
 from tests.support.running import TINY, compose
 
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "launch=inline", "strategy=single", "study=s")
-COMPILED = Numerics("fp32", channels_last=False, compiled=True)
 
 
 @pytest.fixture
@@ -50,15 +49,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
-def answer(compiled: float) -> Calibration:
-    """Of the study: the compiled steps take so many times the seconds of others."""
-    each = (Timed(Numerics("fp32", False), (0.1,)), Timed(COMPILED, (0.1 * compiled,)))
-    return Calibration(1, (8,), measured_batches=(8,), timed=each)
-
-
 @pytest.mark.parametrize(
-    ("word", "is_compiled", "limit"),
-    [("true", True, None), ("auto", True, 1e5), ("auto", False, None), ("false", False, 1e5)],
+    ("word", "is_compiled", "limit"), [("true", True, None), ("false", False, 1e5)]
 )
 def test_a_probe_times_steps_compiled_as_those_of_the_run(
     tmp_path: Path,
@@ -81,10 +73,6 @@ def test_a_probe_times_steps_compiled_as_those_of_the_run(
     monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 8)
     words = (*POINT, "precision=fp32", "channels_last=false", f"results_dir={tmp_path}")
     config = compose(*words, "data.num_train=10", f"compile={word}")
-    config.study_dir.mkdir()
-    calibration_file.write_calibration(
-        calibration_file.path_of(config), answer(0.5 if is_compiled else 2.0)
-    )
     paths = RunPaths(tmp_path / "probe")
     paths.folder.mkdir()
     probe_worker.measure(config, paths, Place())
@@ -97,37 +85,20 @@ def test_a_probe_times_steps_compiled_as_those_of_the_run(
     }
 
 
-def test_a_gpus_calibration_compiles_for_each_batch_anew(
-    tmp_path: Path, timed: list[tuple[int, bool]]
+def test_another_strategy_in_its_place_leaves_the_runs_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the sizes of last steps, these are nine; torch compiles the same code for eight."""
-    words = (*POINT, "data.num_train=10", "compile=true", "precision=fp32", "channels_last=false")
-    job = worker.set_up(compose(*words), RunPaths(tmp_path), Place())
-    for batch in range(4, 9):
-        assert len(choose_numerics._rounds_of_graph(job, batch, 0.0)) == 2
-    assert {*timed} == {(batch, True) for batch in range(4, 9)}
+    config = compose(*POINT, "launch=torchrun", "strategy=ddp", "strategy.hook=powersgd")
+    chosen: list[RunConfig] = []
 
+    def choose(of_run: RunConfig, device: object) -> str:
+        chosen.append(of_run)
+        return "fp32"
 
-@pytest.mark.parametrize(
-    ("words", "precision", "compiled"),
-    [
-        (("strategy=ddp",), "fp16", False),
-        (("strategy=ddp", "strategy.hook=powersgd"), "fp32", False),
-        (("strategy=allreduce",), "fp16", True),
-    ],
-)
-def test_another_strategy_in_its_place_leaves_the_runs_numerics(
-    tmp_path: Path, words: tuple[str, ...], precision: str, compiled: bool, timed: object
-) -> None:
-    config = compose(*POINT, "launch=torchrun", *words, "compile=auto", f"results_dir={tmp_path}")
-    config.study_dir.mkdir()
-    fastest = Timed(Numerics("fp16", False, compiled=True), (0.1,))
-    found = Calibration(1, (8,), measured_batches=(8,), timed=(fastest,))
-    calibration_file.write_calibration(calibration_file.path_of(config), found)
+    monkeypatch.setattr(precision, "choose", choose)
     in_place = SingleConfig(name="single")
     job = worker.set_up(config, RunPaths(tmp_path), Place(), in_place=in_place)
-    assert job.numerics == Numerics(precision, False, compiled)
-    assert (job.compiled is not None) == compiled
+    assert chosen == [config]
     assert job.config.strategy == in_place
 
 
@@ -150,4 +121,3 @@ def test_a_probe_has_graphs_where_the_run_has_them(
     job = replace(job, config=replace(of_run, strategy=in_probe))
     found = timed_steps.alone(probe_worker._with_passes_of(of_run, job))
     assert found.config.graph == graph
-    assert lone.config_of(of_run, 0).graph == graph, "in a calibration, too"

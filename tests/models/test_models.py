@@ -27,6 +27,30 @@ def vgg16(num_classes: int = 1000, in_channels: int = 3) -> torch.nn.Module:
         return models.build(config, num_classes=num_classes, shape=(in_channels, 32, 32))
 
 
+TEXT = ("data=text", "data.path=book.txt", "model=llama_tiny")
+SPLIT = ("num_workers=2", "strategy=sharded", "launch=torchrun")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), torch.channels_last),
+        (("channels_last=false",), torch.contiguous_format),
+        (SPLIT, torch.contiguous_format),
+        (TEXT, torch.contiguous_format),
+        ((*TEXT, "channels_last=true"), torch.channels_last),
+    ],
+)
+def test_models_with_convolutions_are_stored_channels_last(
+    words: tuple[str, ...], expected: torch.memory_format
+) -> None:
+    config = compose("local_batch=8", "channels_last=auto", *words)
+    model = models.build(
+        config.model, num_classes=9, shape=(16,) if TEXT[0] in words else (3, 8, 8)
+    )
+    assert models.memory_format(config, model) == expected
+
+
 @pytest.mark.parametrize("side", [32, 64, 224])
 def test_vgg16_has_its_published_parameters_whatever_the_side(side: int) -> None:
     model = vgg16()

@@ -325,9 +325,7 @@ def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -
         config = with_weights(f"model.weights={form}.pth")
         images = (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.arange(2))
         dataset = from_images(images, images, "0123456789")
-        model = models.initial(
-            config, dataset, torch.device("cpu"), torch.float32, torch.channels_last
-        )
+        model = models.initial(config, dataset, torch.device("cpu"), torch.float32)
         loaded = model.state_dict()
         assert torch.equal(loaded["layer4.1.conv2.weight"], given["layer4.1.conv2.weight"])
         assert torch.equal(loaded["bn1.running_var"], given["bn1.running_var"])

@@ -234,6 +234,10 @@ def test_tf32_needs_a_gpu() -> None:
         precision.choose(compose("local_batch=8", "precision=tf32"), CPU)
 
 
+def test_a_cpus_precision_is_fp32() -> None:
+    assert precision.choose(compose("local_batch=8", "precision=auto"), CPU) == "fp32"
+
+
 def test_products_and_convolutions_are_rounded_alike(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -22,8 +22,7 @@ from bsweep.analysis.loading import _by_column, tables_of
 from bsweep.analysis.prediction.step_time import probe_timings
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
-from bsweep.runlog import calibration_file, profile_file
-from bsweep.runlog.calibration_file import Numerics, Timed
+from bsweep.runlog import profile_file
 from bsweep.runlog.checkpoint_files import checkpoint_at, checkpoints
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.profile_file import Anatomy
@@ -188,28 +187,6 @@ def test_anything_as_config_yaml_is_read_or_said(num_mutations: int, tmp_path: P
     for content in ODD_YAML:
         path.write_bytes(content)
         assert reason(lambda: read_config(path), ConfigError), content
-
-
-@NUM_MUTATIONS
-def test_anything_as_calibration_json_is_read_or_taken_for_none(
-    num_mutations: int, tmp_path: Path
-) -> None:
-    path, config = tmp_path / "calibration.json", compose("local_batch=8")
-    timed = (Timed(Numerics("fp32", False), (0.1, 0.3)), Timed(Numerics("bf16", True), (0.2, 0.2)))
-    calibration_file.write_calibration(
-        path, calibration_file.Calibration(1, (8, 64), measured_batches=(8, 64), timed=timed)
-    )
-    whole = json.dumps(json.loads(path.read_text())).encode()
-
-    def read(content: bytes) -> bool:
-        path.write_bytes(content)
-        found = calibration_file.read_calibration(path)
-        if found:
-            calibration_file.numerics_for(config, found, Numerics("fp32", False))
-            found.says(config)
-        return found is not None
-
-    assert fuzz("calibration.json", read, num_mutations, damaged(whole)).keys() == {True, False}
 
 
 @NUM_MUTATIONS

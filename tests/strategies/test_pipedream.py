@@ -40,7 +40,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
     """
     cpu, wide, layout = torch.device("cpu"), torch.float64, torch.contiguous_format
     dataset = data.load(config.data, cpu)
-    model = models.initial(config, dataset, cpu, wide, layout)
+    model = models.initial(config, dataset, cpu, wide)
     inputs = Inputs(dataset, config.data, wide, layout)
     loss_of = objective.of(model, dataset.train_labels)
     pieces = dict(models.pieces(config.model, model))

@@ -24,7 +24,6 @@ from bsweep.config.values import ConfigError
 from bsweep.core.following import GrowingFile
 from bsweep.core.regular_files import read_regular
 from bsweep.core.tensor_files import read_tensors
-from bsweep.runlog.calibration_file import read_calibration
 from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.study import states
 from tests.support.running import TINY, Fork, bsweep
@@ -72,7 +71,6 @@ def test_only_a_regular_file_is_read(make: Callable[[Path], None], tmp_path: Pat
     with pytest.raises(ConfigError, match="file: "):
         read_config(path)
     assert read_tensors(path) is None
-    assert read_calibration(path) is None
     assert not is_claimed(path)
     with pytest.raises(OSError, match=ODD), claimed(path):
         pass
@@ -163,14 +161,6 @@ def test_an_odd_file_of_commands_is_named_and_refused(
         assert result.returncode == 2 * (command[0] == "run"), result.stderr
         assert "commands.jsonl" in result.stderr
         assert "Traceback" not in result.stderr
-
-
-def test_a_folder_in_the_place_of_the_calibration_is_named(tmp_path: Path) -> None:
-    (tmp_path / "results/s/calibration.json").mkdir(parents=True)
-    result = bsweep("run", "seed=0", *GRID, "epochs=100", cwd=tmp_path)
-    assert result.returncode == 2, result.stderr
-    assert "calibration.json" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 EVIL = "evil\x1b[31m\r\x9b\u202e\x07"

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.report import _write_data as write_data
-from bsweep.runlog import calibration_file
 from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Newer, read_meta, read_records
@@ -175,33 +173,6 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
     assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
-def test_the_first_of_points_at_once_finds_what_is_fastest_for_all(tmp_path: Path) -> None:
-    path = tmp_path / "results/s/calibration.json"
-    path.parent.mkdir(parents=True)
-    calibration_file.write_calibration(path, calibration_file.Calibration(1, (8, 16)))
-    result = bsweep(
-        "run",
-        "-m",
-        "local_batch=8,16,4",
-        "study=s",
-        "launch.parallel=2",
-        *POINT,
-        "epochs=1",
-        cwd=tmp_path,
-    )
-    assert result.returncode == 0, result.stderr
-    found = calibration_file.read_calibration(path)
-    assert found
-    assert found.timed
-    assert result.stderr.count("at local batch 8") == 1
-    starts = {paths: read_records(paths.metrics)[0][0] for paths in runs(tmp_path)}
-    assert len({(one["precision"], one["channels_last"]) for one in starts.values()}) == 1
-    launched_at = sorted(read_meta(paths)["launched_at"] for paths in starts)
-    assert launched_at[0] < path.stat().st_mtime < launched_at[1], (
-        "nobody was beside the one that measured"
-    )
-
-
 def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
@@ -301,30 +272,6 @@ def end_all(crew: parallel._Crew, error: Exception | None = None) -> None:
     for future in crew.running:
         future.set_exception(error) if error else future.set_result("completed")
     crew.wait(Signals())
-
-
-def test_who_measures_what_is_fastest_runs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sized(monkeypatch, 8)
-    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1", "channels_last=false")
-    configs = [
-        point(1, *given, f"seed={seed}", f"precision={of}")
-        for seed, of in enumerate(("fp32", "auto") * 2)
-    ]
-    open_one = calibration_file.Calibration(1, wanted_batches=(8,))
-    configs[0].study_dir.mkdir(parents=True)
-    calibration_file.write_calibration(calibration_file.path_of(configs[0]), open_one)
-    crew, began = crew_of(*configs), []
-    for _ in range(4):
-        for _ in range(2):
-            crew.start_what_fits(Pool(), Signals())
-            began.append([one.place for one in crew.running.values()])
-        if began[-1] == [1]:
-            found = replace(open_one, settled=calibration_file.PLAIN)
-            calibration_file.write_calibration(calibration_file.path_of(configs[0]), found)
-        end_all(crew)
-    assert began == [[0], [0], [1], [1], [2, 3], [2, 3], [], []]
 
 
 def test_nothing_begins_once_a_signal_has_come(

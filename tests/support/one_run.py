@@ -41,7 +41,7 @@ from bsweep.train import graph_capture, loop, step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
 from bsweep.train.cursor import Cursor
-from bsweep.train.job import Job, memory_format
+from bsweep.train.job import Job
 from tests.support import policies
 from tests.support.running import meeting_at
 
@@ -254,8 +254,7 @@ def _moved(job: Job, trained: torch.Tensor) -> float:
     torch.manual_seed(job.config.seed)
     info = data.prepare(job.config.data)
     model = models.build(job.config.model, num_classes=info.num_classes, shape=info.shape)
-    layout = memory_format(job.numerics.channels_last)
-    initial = Vector(model.double().to(memory_format=layout))  # type: ignore[call-overload]
+    initial = Vector(model.double().to(memory_format=job.inputs.layout))  # type: ignore[call-overload]
     return float((trained.double() - _flat(initial)).abs().max())
 
 

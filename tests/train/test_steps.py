@@ -30,17 +30,15 @@ from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.precision import AUTOCAST
-from bsweep.runlog import calibration_file
-from bsweep.runlog.calibration_file import Calibration, Numerics
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
-from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
 from bsweep.strategies.single import Single
-from bsweep.train import choose_numerics, graph_capture, lone, peers_check, step, warm_up, worker
+from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from tests.launch.test_failures import ACCELERATOR_ERROR
@@ -557,12 +555,10 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert all(module.training for module in job.model.modules())
 
 
-def test_numerics_whose_capture_broke_off_are_not_captured_again(
+def test_after_a_capture_that_broke_off_nothing_is_captured_again(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each capture that breaks off would cost memory for good. Other numerics, such as those that a
-    calibration chooses, have their graphs.
-    """
+    """Each capture that breaks off would cost memory for good."""
     tried: list[int] = []
 
     def tries(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -576,12 +572,6 @@ def test_numerics_whose_capture_broke_off_are_not_captured_again(
     assert "earlier in this process" not in first[0].message
     assert "earlier in this process" in second[0].message
     assert "not permitted when stream is capturing" in second[0].message
-    other = replace(
-        job, numerics=replace(job.numerics, channels_last=not job.numerics.channels_last)
-    )
-    monkeypatch.setattr(graphs, "capture", calls_again([]))
-    assert graph_capture.captured(other)[0].graphs
-    assert graph_capture.captured(job)[0].graphs is None
     assert graph_capture.broken_capture(), "the process should train no other point"
     demanding = replace(job, config=replace(job.config, graph=True))
     with pytest.raises(ValueError, match=r"graph=true, but .*type the command again"):
@@ -702,128 +692,16 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
     may_capture(calls_again(replays))
     config = replace(job.config, device="cuda")
     on_gpu: Any = SimpleNamespace(type="cuda")
-    monkeypatch.setattr(
-        lone,
-        "as_trained",
-        lambda job, plain=lone.as_trained: plain(replace(job, device=torch.device("cpu"))),
-    )
+    make_steps, captured = warm_up.make_steps, graph_capture.captured
+
+    def here(job: Job) -> Job:
+        return replace(job, device=torch.device("cpu"))
+
+    monkeypatch.setattr(warm_up, "make_steps", lambda job: make_steps(here(job)))
+    monkeypatch.setattr(graph_capture, "captured", lambda job: captured(here(job)))
     by_itself = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
     assert timed_steps.step_seconds(by_itself, 8, 1) > 0
     assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
-
-
-def test_a_calibration_on_a_gpu_times_replayed_steps(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At a batch that is not the run's own; and its jobs in fp16 have a loss scale. Of long steps,
-    a round has few.
-    """
-    replays: list[object] = []
-    may_capture(calls_again(replays))
-    words = (*TINY, "model=tiny_cnn", "local_batch=32")
-
-    def lone_job(numerics: Numerics) -> Job:
-        return prepared(tmp_path, *words, f"precision={numerics.precision}")
-
-    wanted = [Numerics(name, channels_last=False) for name in ("bf16", "fp16")]
-    half, fp16 = choose_numerics._jobs(wanted, lone_job)
-    assert half.vector.scale is None
-    assert fp16.vector.scale
-    before = fp16.vector.parameters.clone()
-    of_run = compose(*words, "num_workers=2")
-    job = replace(fp16, config=of_run)
-    for most_seconds, rounds, of_round, num_steps in ((1e6, 12, 1e6, 20), (0.0, 3, 0.0, 1)):
-        replays.clear()
-        monkeypatch.setattr(choose_numerics, "_SECONDS_OF_ROUND", of_round)
-        seconds = choose_numerics._rounds_of_graph(job, 8, most_seconds)
-        assert len(seconds) == rounds - 1
-        in_rounds = 1 + (rounds - 1) * num_steps
-        assert replays == [1, 2] + [1] * in_rounds, "two to compare, then rounds"
-    assert fp16.vector.parameters.equal(before)
-
-
-def test_jobs_of_a_gpus_calibration_share_the_time_that_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first takes 1 of 12 seconds, and compiles for 5 more; the second takes 9."""
-    jobs = [SimpleNamespace(device=torch.device("cuda"), compiled=None) for _ in range(3)]
-    clock, given = SimpleNamespace(now=100.0), []
-
-    def rounds(job: Any, batch: int, most_seconds: float) -> list[float]:
-        given.append(most_seconds)
-        if job is jobs[0]:
-            job.compiled = SimpleNamespace(seconds=5.0)
-        clock.now += 6.0 if job is jobs[0] else 9.0
-        return [batch]
-
-    monkeypatch.setattr(choose_numerics, "_rounds_of_graph", rounds)
-    monkeypatch.setattr(choose_numerics, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    jobs_of_run: Any = jobs
-    assert choose_numerics._rounds(jobs_of_run, 8, until=112.0) == [[8]] * 3
-    assert given == [4.0, 5.5, 2.0]
-
-
-@pytest.mark.parametrize(("fits", "note"), [(0, "without_graph"), (8, "lost_in_calibration")])
-def test_memory_lost_in_a_calibration_ends_the_attempt(
-    tmp_path: Path,
-    may_capture: Callable[[Capture], None],
-    monkeypatch: pytest.MonkeyPatch,
-    fits: int,
-    note: str,
-) -> None:
-    """On all workers, after they told one another what they timed. The answer has the batches that
-    fit, and the next attempt takes it and has a graph; without any, it calibrates without graphs.
-    """
-    passes: list[int] = []
-    training = Inputs.training
-
-    def counted(inputs: Inputs, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
-        passes.append(len(indices))
-        return training(inputs, indices, crops)
-
-    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
-        work()
-        return (calls_again([]) if passes[-1] <= fits else is_full)(work, pool)
-
-    may_capture(capture)
-    monkeypatch.setattr(Inputs, "training", counted)
-    monkeypatch.setattr(choose_numerics, "_rounds", choose_numerics._rounds_of_graphs)
-    monkeypatch.setattr(choose_numerics, "_MOST_SECONDS", 1e4)
-    monkeypatch.setattr(choose_numerics, "_MOST_ROUNDS", 2)
-    words = (*TINY, "model=tiny_cnn", "precision=auto", "channels_last=auto")
-    path = tmp_path / "calibration.json"
-    calibration_file.write_calibration(path, Calibration(1, wanted_batches=(8, 32)))
-    with pytest.raises(OutOfMemoryInCapture, match="CUDA out of memory"):
-        prepared(tmp_path, *words)
-    paths = RunPaths(tmp_path)
-    assert read_json(paths.meta) == {note: True}
-    found = calibration_file.read_calibration(path)
-    assert found
-    assert found.measured_batches == ((8,) if fits else ())
-    graph_capture._broken.clear()  # as in the new process of the next attempt
-    if fits:
-        write_json(paths.meta, {})
-    passes.clear()
-    job = prepared(tmp_path, *words)
-    again = calibration_file.read_calibration(path)
-    assert again
-    assert again.measured_batches == (found.measured_batches or (8, 32))
-    assert bool(passes) == (not fits)
-    assert bool(graph_capture.captured(job)[0].graphs) == bool(fits)
-
-
-@pytest.mark.parametrize("more", [on_gpus("local_batch=64")])
-def test_a_gpus_calibration_compares_compiled_and_other_steps(tmp_path: Path, more: str) -> None:
-    words = (*POINT, *GPU, more, "precision=auto", "compile=auto")
-    request = Calibration(1, wanted_batches=(8, 64), compile="auto")
-    calibration_file.write_calibration(tmp_path / "calibration.json", request)
-    worker.set_up(compose(*words), RunPaths(tmp_path), Place())
-    found = calibration_file.read_calibration(tmp_path / "calibration.json")
-    assert found
-    assert found.measured_batches == (8, 64)
-    assert {one.numerics.precision for one in found.timed} == {"bf16", "fp16"}
-    assert {one.numerics.channels_last for one in found.timed} == {True, False}
-    assert [one.numerics.compiled for one in found.timed] == [False] * 4 + [True]
 
 
 def test_a_probe_measures_nothing_after_a_capture_cost_memory(
@@ -835,7 +713,7 @@ def test_a_probe_measures_nothing_after_a_capture_cost_memory(
     def seconds(job: Job, local_batch: int, times: int) -> float:
         measured.append(local_batch)
         if local_batch == 8:
-            lone.as_trained(job)
+            graph_capture.captured(job)
         return 0.1
 
     def flops(job: Job) -> float:

@@ -36,7 +36,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import duration
-from bsweep.study import attempts, attendance, checks
+from bsweep.study import attendance, checks
 
 logger = terminal.logger(__name__)
 
@@ -281,9 +281,6 @@ def _led(search: Search, larger: LargerClusters, as_json: bool, is_verbose: bool
     checks.refuse_newer(search.study_dir)
     present.join(search.study_dir)
     try:
-        attempts.ask_for_calibration(
-            [config for points in search.cells.values() for config in points]
-        )
         choice = search.lead()
     finally:
         present.leave()

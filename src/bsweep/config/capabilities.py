@@ -82,11 +82,6 @@ class Capabilities:
     `bsweep.models.pieces`.
     """
 
-    calibrates: bool = True
-    """True if each worker may time steps of the whole model by itself, to choose the precision and
-    the memory format; False if the whole model may not fit.
-    """
-
     stores_channels_last: bool = True
     """True if the model's 4-dimensional tensors may be stored channels last."""
 

@@ -72,8 +72,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         )
     if c.graph not in ("auto", False):
         yield from _graph_contradictions(c)
-    if c.compile is True and (reason := why_not_compiled(c)):
-        yield f"compile=true with {reason}. Leave compile out, or use compile=auto."
+    if c.compile and (reason := _why_not_compiled(c)):
+        yield f"compile=true with {reason}. Leave compile out, or use compile=false."
     yield from _target_contradictions(c)
     yield from _program_contradictions(c)
     yield from _metrics_contradictions(c)
@@ -101,7 +101,7 @@ def exchange_contradictions(config: RunConfig) -> Iterator[str]:
         yield from card.problems(config)
 
 
-def why_not_compiled(config: RunConfig) -> str:
+def _why_not_compiled(config: RunConfig) -> str:
     """Return the setting with which torch cannot compile the steps of a run, and the reason; return
     "" if there is none.
     """

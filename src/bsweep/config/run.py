@@ -70,7 +70,7 @@ class RunConfig(Schema):
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
     channels_last: Literal["auto", True, False]
-    compile: Literal["auto", True, False] = False  # not part of a run id, if it has this value
+    compile: bool = False  # not part of a run id, if it has this value
     average_batchnorm: bool
     log_every_steps: Count
     data: AnyData

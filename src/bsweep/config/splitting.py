@@ -31,7 +31,6 @@ class SplitConfig(StrategyConfig):
         leaves_processes_clean=False,
         splits_model=True,
         loads_any_parts=True,
-        calibrates=False,
         stores_channels_last=False,  # torch divides contiguous tensors only
         why_no_fp16=(
             "a gradient may overflow on one worker alone, and all would have to skip the step. Use "

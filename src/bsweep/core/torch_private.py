@@ -27,8 +27,6 @@ NAMES = {
     "copy_each": "torch:_foreach_copy_",
     "default_store": "torch.distributed.distributed_c10d:_get_default_store",
     "dispatch_mode": "torch.utils._python_dispatch:TorchDispatchMode",
-    "has_amx": "torch.cpu:_is_amx_tile_supported",
-    "has_avx512_bf16": "torch.cpu:_is_avx512_bf16_supported",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "is_view": "torch:Tensor._is_view",
     "num_groups": "torch.distributed.distributed_c10d:get_pg_count",

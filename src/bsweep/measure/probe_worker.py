@@ -11,7 +11,7 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import End
-from bsweep.train import graph_capture, lone, worker
+from bsweep.train import graph_capture, worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
@@ -82,7 +82,7 @@ def _with_passes_of(config: RunConfig, job: Job) -> Job:
     """Return the probe's job with passes as those of the run, whose strategy may differ."""
     if not config.strategy.can.exchanges_in_passes:
         return job
-    graph = lone.config_of(config, job.place.rank).graph
+    graph = timed_steps.config_alone(config, job.place.rank).graph
     return replace(job, config=replace(job.config, graph=graph))
 
 
@@ -198,13 +198,13 @@ def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 
         if limit is None:
             seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
         else:
-            settled = replace(
+            arguments = (
                 job.config,
-                precision=cast("Any", job.precision),
-                channels_last=job.numerics.channels_last,
-                compile=job.numerics.compiled,
+                job.paths,
+                job.place.rank,
+                torch.get_num_threads(),
+                local_batch,
             )
-            arguments = (settled, job.paths, job.place.rank, torch.get_num_threads(), local_batch)
             seconds = fresh_process.call(
                 timed_steps.step_seconds_within, limit, *arguments, times, on_poll=job.on_step
             )

@@ -8,24 +8,50 @@ from dataclasses import replace
 
 import torch
 
+from bsweep import batching
+from bsweep.config.allocation import UniformConfig
+from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
+from bsweep.config.strategies import SingleConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, SignOfLife
 from bsweep.strategies.single import Single
-from bsweep.train import lone, step, worker
+from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
 
 NUM_STEPS, MOST_SECONDS = 20, 2.0  # the most timed steps, and the most seconds for all of them
+
+
+def config_alone(config: RunConfig, rank: int) -> RunConfig:
+    """Return a configuration for one worker alone, with the slowdown and memory limit of worker
+    `rank`, and without CUDA graphs where the run's exchanges within passes rule them out.
+    """
+    slowdown, limits = config.launch.slowdown, config.launch.memory_limit_mb
+    is_without = config.strategy.can.exchanges_in_passes and config.graph != "step"
+    return replace(
+        config,
+        num_workers=1,
+        graph=False if is_without else config.graph,
+        strategy=SingleConfig(name="single"),
+        allocation=UniformConfig(
+            name="uniform", devices=None, probe=None, local_batches=None, local_steps=None
+        ),
+        launch=replace(
+            config.launch,
+            slowdown=slowdown and (slowdown[rank],),
+            memory_limit_mb=limits and (limits[rank],),
+        ),
+    )
 
 
 def alone(job: Job) -> Job:
     """Return a copy of this worker's training job in which the worker trains alone and exchanges
     nothing.
     """
-    config = lone.config_of(job.config, job.place.rank)
+    config = config_alone(job.config, job.place.rank)
     strategy = Single(config, config.strategy, Place(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
     return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
@@ -35,17 +61,21 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     """Time training steps of a lone worker at one batch size, and return the median seconds per
     step.
 
-    A first step is not timed; if the run compiles its model, it is compiled before that.
+    A first step is not timed; if the run compiles its model, it is compiled before that. On a GPU
+    the steps have the CUDA graphs that a run of this batch would have.
 
     Args:
         job: The job of a lone worker.
         local_batch: The examples per pass.
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
-    job = lone.at_batch(job, local_batch)
-    config = job.config
+    config = replace(job.config, local_batch=local_batch, global_batch=None, batching=FIXED)
+    job = replace(job, config=config, policy=batching.build(config))
+    if job.compiled:
+        job.compiled.forget()
     if job.device.type == "cuda":
-        job = lone.as_trained(job)
+        warm_up.make_steps(job)
+        job = graph_capture.captured(job)[0]
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
     with job.compiling():
@@ -89,7 +119,7 @@ def step_seconds_within(
         times: The factor on `NUM_STEPS` and `MOST_SECONDS`.
     """
     torch.set_num_threads(num_threads)
-    job = worker.set_up(lone.config_of(config, rank), paths, Place())
+    job = worker.set_up(config_alone(config, rank), paths, Place())
     optim.set_learning_rate(job.optimizer, 0.0)
     job = replace(job, alive=SignOfLife(paths.alive(rank)))
     tail = torch.arange((local_batch + 1) // 2 * config.accumulation_steps)

@@ -56,7 +56,6 @@ def initial(
     dataset: Dataset,
     device: torch.device,
     dtype: torch.dtype,
-    layout: torch.memory_format,
 ) -> nn.Module:
     """Return a run's model with its initial parameters, drawn with the run's seed or read from its
     file of pretrained weights.
@@ -66,7 +65,6 @@ def initial(
         dataset: The data that the model trains on.
         device: The device of the model.
         dtype: The type of its parameters.
-        layout: The memory format of its 4-dimensional tensors.
     """
     import torch
 
@@ -75,6 +73,7 @@ def initial(
     model = build(config.model, num_classes=dataset.num_classes, shape=shape)
     _start_from_weights(config.model, dataset.num_classes, shape, model)
     model.to(device, dtype)
+    layout = memory_format(config, model)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
             tensor.data = tensor.data.to(memory_format=layout)
@@ -84,6 +83,21 @@ def initial(
                 None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
     return model
+
+
+def memory_format(config: RunConfig, model: nn.Module) -> torch.memory_format:
+    """Return the memory format of a run's 4-dimensional tensors: that of `channels_last` or, with
+    `channels_last=auto`, channels last if the model has 2-d convolutions.
+
+    It is contiguous if the strategy stores no tensors channels last.
+    """
+    import torch
+
+    is_channels_last = config.channels_last
+    if is_channels_last == "auto":
+        has_convolutions = any(isinstance(module, torch.nn.Conv2d) for module in model.modules())
+        is_channels_last = has_convolutions and config.strategy.can.stores_channels_last
+    return torch.channels_last if is_channels_last else torch.contiguous_format
 
 
 def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:

@@ -20,11 +20,11 @@ _GROWTH_STEPS = 2000  # the good steps after which the loss scale doubles
 
 
 def choose(config: RunConfig, device: torch.device) -> str:
-    """Return the precision in which a run computes on a device if no calibration chooses one, such
-    as `bf16`.
+    """Return the precision in which a run computes on a device, such as `bf16`.
 
-    `auto` becomes bf16 if the device computes in it without emulation, which would be slower than
-    fp32. Other GPUs use fp16, unless the strategy excludes it. Otherwise `auto` becomes fp32.
+    `auto` becomes fp32 on CPUs. On GPUs it becomes bf16 if the GPU computes in it without
+    emulation, which would be slower than fp32. Other GPUs use fp16 or, if the strategy excludes it,
+    fp32.
 
     Raises:
         ValueError: If `precision=tf32` is configured and the device has no TF32.
@@ -44,7 +44,7 @@ def choose(config: RunConfig, device: torch.device) -> str:
     if config.precision != "auto":
         return config.precision
     if device.type == "cpu":
-        return "bf16" if private("has_avx512_bf16")() or private("has_amx")() else "fp32"
+        return "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp32" if config.strategy.can.why_no_fp16 else "fp16"

@@ -83,6 +83,3 @@ class Meta:
     beside_others: bool = False
     # True if the capture of a CUDA graph ran out of memory, so that later attempts do without.
     without_graph: bool = False
-    # True if such a capture was one of the calibration, which has its answer: another attempt
-    # begins in new processes, with a graph.
-    lost_in_calibration: bool = False

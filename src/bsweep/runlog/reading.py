@@ -8,6 +8,7 @@ from __future__ import annotations
 import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -283,6 +284,23 @@ def read_records(
     return tuple(records), (
         f"{path.name}: ignored an incomplete last line of {counted(len(torn), 'byte')}."
     )
+
+
+def starts(metrics: Path) -> list[dict[str, Any]]:
+    """Return the `start` records that a run wrote itself. Records that a run copied from the run
+    that it continues do not count.
+
+    If the run began at a checkpoint of another run, its file begins with a copy of that run's
+    records.
+    """
+    starts: list[dict[str, Any]] = []
+    with suppress(ValueError, FileNotFoundError):  # Reports name a damaged run.
+        for record in read_records(metrics, with_steps=False)[0]:
+            if record["type"] == "start":
+                starts.append(record)
+            elif record["type"] == "event" and record["event"] == "continued":
+                starts.clear()
+    return starts
 
 
 def checked(line: bytes, place: str) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
 from bsweep.numerics.clock import mark, seconds_between
 from bsweep.numerics.vector import Flat, Vector
-from bsweep.runlog.calibration_file import starts
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
 from bsweep.strategies import timelines
 from bsweep.strategies.base import Context, Meter, Sample, Staged

@@ -14,13 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bsweep import data
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
 from bsweep.launch.stop import Stopping, pause, seconds_before_retry
-from bsweep.runlog import calibration_file
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,
     cut_records,
@@ -29,7 +27,6 @@ from bsweep.runlog.checkpoint_files import (
     soundest,
 )
 from bsweep.runlog.files import RunLog, RunPaths, write_json
-from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import (
     REMEDY,
     Damaged,
@@ -45,7 +42,7 @@ from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.summary import ended, read_ended, write_summary
 from bsweep.study import attendance, branching, states
 from bsweep.study.progress import Progress
-from bsweep.study.provenance import provenance, surroundings
+from bsweep.study.provenance import provenance
 
 _POLL_SECONDS = 0.5
 
@@ -63,31 +60,6 @@ class StopRequested(KeyboardInterrupt):
 
 
 Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
-
-
-def ask_for_calibration(points: Sequence[RunConfig], folder: Path | None = None) -> None:
-    """Request a calibration, which chooses the precision and memory format of runs, for each study
-    in which it is needed and saves time.
-
-    See `calibration_file.request`.
-
-    Args:
-        points: The points of one or more studies.
-        folder: The folder of a single run outside the points of a study, such as a probe; None to
-            ask for the whole study.
-    """
-    for study_dir in {config.study_dir for config in points}:
-        own_points = [
-            config
-            for config in points
-            if config.study_dir == study_dir and not config.program.is_own
-        ]
-        if not own_points:
-            continue
-        steps = [
-            c.epochs * data.prepare(c.data).num_train / c.examples_per_step for c in own_points
-        ]
-        calibration_file.request(own_points, sum(steps), folder, hardware_words(surroundings()))
 
 
 def result_of(config: RunConfig) -> str | None:
@@ -125,13 +97,6 @@ _SKIPPED = {
     "completed": "completed already",
     "diverged": f"it diverged, {_AGAIN}",
     "out_of_memory": f"it ran out of memory, {_AGAIN}",
-}
-
-# What another attempt does after the memory of a GPU ran out in a capture, by the note in the
-# run's `meta.json`.
-_AFTER_LOST_MEMORY = {
-    "lost_in_calibration": "after a CUDA graph of the calibration ran out of memory",
-    "without_graph": "without a CUDA graph, after its capture ran out of memory",
 }
 
 
@@ -176,12 +141,13 @@ def run_point(
             progress.skip(config, _skipped(config, result))
             return result
         outcome = _attempt(config, paths, progress, launch_point, warnings)
-        for note, how in _AFTER_LOST_MEMORY.items():
-            if outcome.status != "out_of_memory" or not read_meta(paths).get(note):
-                continue
+        if outcome.status == "out_of_memory" and read_meta(paths).get("without_graph"):
             progress.once_more()
+            first = outcome.message.splitlines()[0]
             event = Event(
-                event="retried", message=f"once more, {how}: {outcome.message.splitlines()[0]}"
+                event="retried",
+                message="once more, without a CUDA graph, after its capture ran out of memory: "
+                f"{first}",
             )
             outcome = _attempt(config, paths, progress, launch_point, warnings, event)
         for number in range(1, config.launch.num_retries + 1):

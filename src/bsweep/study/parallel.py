@@ -2,8 +2,7 @@
 
 Each point gets cores of its own and, if it trains on GPUs, GPUs of its own. Each has a thread,
 which runs it as a sweep runs a single point. The processes that a thread starts inherit its cores.
-The next point to begin is the first one in the grid that fits into the free GPUs and cores. A point
-that has to calibrate runs alone.
+The next point to begin is the first one in the grid that fits into the free GPUs and cores.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ from bsweep.core.words import counted
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats
 from bsweep.launch.stop import Signals
-from bsweep.runlog import calibration_file
 from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.hardware import hardware_words
 from bsweep.runlog.reading import Damaged, Newer, read_meta
 from bsweep.study import attempts, provenance
 from bsweep.study.progress import Progress
@@ -88,7 +85,6 @@ def _asked(configs: Sequence[RunConfig]) -> float:
 @dataclass(frozen=True)
 class _Running:
     place: int
-    config: RunConfig
     seats: Seats
 
 
@@ -140,8 +136,6 @@ class _Crew:
         self._at_work: list[threading.Event] = []
 
     def start_what_fits(self, pool: ThreadPoolExecutor, signals: Signals) -> None:
-        if any(_is_to_measure(one.config) for one in self.running.values()):
-            return  # its calibration is for all of the study and must not be disturbed
         free = self.machine.without(one.seats for one in self.running.values())
         for place, config in list(self.waiting.items()):
             if signals.have_come or len(self.running) >= self._most or not free.cores:
@@ -152,15 +146,10 @@ class _Crew:
             if self._is_over(place, config):
                 del self.waiting[place]
                 continue
-            is_to_measure = _is_to_measure(config)
-            if is_to_measure and self.running:
-                return
             del self.waiting[place]
             future = pool.submit(self._run_pinned, config, own)
-            self.running[future] = _Running(place, config, own)
+            self.running[future] = _Running(place, own)
             free = free.without([own])
-            if is_to_measure:
-                return
 
     def wait(self, signals: Signals) -> None:
         """Wait a short time for a point to end, and store the status of each point that
@@ -223,17 +212,6 @@ class _Crew:
             yield own
         finally:
             self._at_work.remove(own)
-
-
-def _is_to_measure(config: RunConfig) -> bool:
-    """Return True if a point may have to measure which precision and memory format is fastest for
-    its study.
-    """
-    if not calibration_file.may_measure(config):
-        return False
-    here = hardware_words(provenance.provenance(config))
-    found = calibration_file.asked(calibration_file.path_of(config, here), config, here)
-    return found is not None and found.is_open
 
 
 def _say_why(error: Exception) -> None:

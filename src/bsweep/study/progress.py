@@ -7,10 +7,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
@@ -25,7 +23,6 @@ from bsweep.core import terminal
 from bsweep.core.following import GrowingFile
 from bsweep.core.words import counted, duration
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog import calibration_file
 from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 
@@ -44,7 +41,6 @@ class _Sweep:
     # Points that run at once have a thread each.
     counting: threading.Lock = field(default_factory=threading.Lock)
     seconds_of_done: list[float] = field(default_factory=list)
-    said_of: set[Path] = field(default_factory=set)
 
 
 class Progress:
@@ -58,7 +54,7 @@ class Progress:
         self._console = console or terminal.console()
         self._sweep = _Sweep(num_points)
         self._number = 0  # the current point's number
-        self._is_again = self._is_beside = self._is_taken_up = False
+        self._is_again = self._is_beside = False
         self._live = progress.Progress(
             progress.BarColumn(bar_width=20),
             # A column of its own wraps the line on a narrow terminal, where the default cuts it.
@@ -122,7 +118,6 @@ class Progress:
         self._said_warnings = warnings
         for warning in warnings:
             self._say(f"  warning: {warning}")
-        self._say_numerics()
         self._read_earlier()
         live.follow(config, paths)
         if self._has_live_line:
@@ -171,7 +166,6 @@ class Progress:
             self._keep(record)
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
-                self._say_numerics(record)
             elif (
                 record["type"] == "event"
                 and record["event"] in _SAID_EVENTS
@@ -212,48 +206,6 @@ class Progress:
         with self._sweep.counting:
             self._sweep.num_done += 1
             self._number = self._sweep.num_done
-
-    def _say_numerics(self, start: Mapping[str, Any] | None = None) -> None:
-        """Print which precision and memory format the run uses where a setting is `auto`, and why.
-
-        A study gets one such line, apart from those of runs that resume. It comes before the
-        study's first point begins, or once that point has calibrated.
-
-        Args:
-            start: The start record of a point that is about to train, as its workers may have
-                calibrated; None before the point is launched.
-        """
-        if self._config.study_dir in self._sweep.said_of or not calibration_file.is_asked(
-            self._config
-        ):
-            return
-        if not start:
-            begun = calibration_file.begun(self._paths.metrics, self._config)
-            self._is_taken_up = begun is not None
-            if begun:
-                self._say(f"  {begun.says(self._config)}")
-        if self._is_taken_up:  # the run may train in another precision than the study's
-            return
-        folder = self._paths.folder
-        path, hardware = (
-            calibration_file.path_in(folder, self._config),
-            calibration_file.hardware_of(folder),
-        )
-        found = (
-            calibration_file.read_calibration(path)
-            if start
-            else calibration_file.asked(path, self._config, hardware)
-        )
-        reason = found.says(self._config) if found else ""
-        if not reason and start and not self._config.program.is_own:
-            reason = calibration_file.unmeasured(
-                start,
-                was_asked=found is not None,
-                calibrates=self._config.strategy.can.calibrates,
-            )
-        if reason:
-            self._sweep.said_of.add(self._config.study_dir)
-            self._say(f"  {reason}")
 
     def once_more(self) -> None:
         """Tell the display that the last point is started again, because of a retry."""

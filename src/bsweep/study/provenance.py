@@ -24,11 +24,11 @@ def provenance(config: RunConfig) -> dict[str, Any]:
 
     The facts help to explain why two runs differ that should have agreed.
     """
-    return {"hosts": config.launch.named_hosts, **surroundings()}
+    return {"hosts": config.launch.named_hosts, **_surroundings()}
 
 
 @functools.cache  # asking git and the driver takes longer than a short point's first steps
-def surroundings() -> dict[str, Any]:
+def _surroundings() -> dict[str, Any]:
     return {
         "command": _command(),
         "host": platform.node(),

@@ -21,7 +21,7 @@ from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import numbered, read_json, read_records
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.study.attempts import ask_for_calibration, paths_of
+from bsweep.study.attempts import paths_of
 from bsweep.study.progress import Output
 
 TRIED_STEPS = 10
@@ -145,7 +145,6 @@ def _launch_beside(
     own.keep(config, paths.own)
     write_json(paths.meta, {"launched_at": file_system_time(paths.folder)})
     paths.metrics.touch()
-    ask_for_calibration([config], paths.folder)
     output = Output(paths, config.num_workers)
 
     def show() -> None:

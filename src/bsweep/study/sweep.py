@@ -20,7 +20,6 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import is_full, no_space
 from bsweep.launch import team
-from bsweep.runlog import calibration_file
 from bsweep.study import attempts, attendance, checks, commands, parallel
 from bsweep.study.progress import Progress
 from bsweep.trackers import live
@@ -76,7 +75,6 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._indices))
         self._attendance = attendance.Attendance()
-        self._calibrations: set[Path] = set()  # files that this sweep has found or written
         self._pool = team.ProcessPool()
 
     def __enter__(self) -> Sweep:
@@ -128,15 +126,14 @@ class Sweep:
         return list(statuses.values())
 
     def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study's folder, and request a calibration if its
-        points need one; raise ConfigError if the sweep cannot write there.
+        """Register this sweep and its command in a study's folder; raise ConfigError if the sweep
+        cannot write there.
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             if self._typed is not None:
                 commands.keep(study_dir, self._typed, points)
             self._attendance.join(study_dir)
-            self._ask_for_calibration(points)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
@@ -144,11 +141,6 @@ class Sweep:
             raise ConfigError(
                 f"results_dir={points[0].results_dir} study={points[0].study}: {full}."
             ) from None
-
-    def _ask_for_calibration(self, points: Sequence[RunConfig]) -> None:
-        attempts.ask_for_calibration(points)
-        if not points[0].program.is_own and (path := calibration_file.path_of(points[0])).exists():
-            self._calibrations.add(path)
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:
         configs = [self._configs[index] for index in indices]
@@ -176,19 +168,7 @@ class Sweep:
     def _run_with(
         self, config: RunConfig, progress: Progress, launch_point: attempts.Launch
     ) -> str:
-        self._restore_calibration(config)
-        status = _run_checked(config, self._doubts[_key(config)], progress, launch_point)
-        self._restore_calibration(config)  # it may have been deleted before the workers read it
-        return status
-
-    def _restore_calibration(self, config: RunConfig) -> None:
-        """Write the calibration of a point's study anew if somebody has deleted it. Without it, a
-        point would use another answer.
-        """
-        path = calibration_file.path_of(config)
-        if path in self._calibrations and not path.exists():
-            logger.warning(f"bsweep: {path} is missing: what the study's runs use is written anew")
-            self._ask_for_calibration(self.studies[config.study_dir])
+        return _run_checked(config, self._doubts[_key(config)], progress, launch_point)
 
 
 def _run_checked(

@@ -17,7 +17,6 @@ from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.numerics import optim
 from bsweep.numerics.graphs import BrokenCapture, Compute, Graph, Graphs, on_capture_stream
-from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, OutOfMemoryInCapture, Stopped
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_json, read_meta
@@ -38,22 +37,22 @@ _KNOWN, _FAILED, _FULL, _LOST_MEMORY = range(4)
 # torch asks for so many steps of DDP before a capture: DDP measures its first ten.
 _STEPS_BEFORE_WHOLE = 11
 
-# The captures that broke off in this process: in which numerics, why, and how serious that is.
-_broken: list[tuple[Numerics, str, int]] = []
+# The captures that broke off in this process: why, and how serious that is.
+_broken: list[tuple[str, int]] = []
 
 
 def broken_capture() -> str:
     """Return why the capture of a CUDA graph broke off in this process, whose memory torch 2.13
     then keeps; return "" if none did.
     """
-    return _broken[0][1] if _broken else ""
+    return _broken[0][0] if _broken else ""
 
 
 def lost_memory() -> str:
     """Return the error if the memory of this process's GPU ran out during a capture, otherwise "".
     The process then has less memory than a new one, and should measure nothing more.
     """
-    return next((reason for _, reason, weight in _broken if weight == _LOST_MEMORY), "")
+    return next((reason for reason, weight in _broken if weight == _LOST_MEMORY), "")
 
 
 def captured(job: Job) -> tuple[Job, list[Event]]:
@@ -127,46 +126,13 @@ def leave_out_next_time(config: RunConfig, paths: RunPaths, strategy: Strategy) 
     """Note in the run's file `meta.json` that its next attempt does without CUDA graphs, unless
     `graph=true` is configured.
 
-    All workers call this together and return when the note is written.
+    All workers call this together and return when the note is written: the launcher ends all
+    workers when the first of them fails, and then looks for the note.
     """
-    if config.graph is not True:
-        _note(paths, strategy, "without_graph")
-
-
-def refuse_lost_memory(
-    config: RunConfig, paths: RunPaths, strategy: Strategy, *, has_answer: bool
-) -> None:
-    """Raise OutOfMemoryInCapture on all workers if a worker's process has lost memory in a capture
-    of the calibration, after noting that another attempt should follow.
-
-    That attempt may have CUDA graphs if the calibration has an answer. Otherwise not even the
-    smallest batch fits with a graph, and the attempt calibrates without graphs. All workers call
-    this together.
-    """
-    if reason := lost_by_a_worker(strategy):
-        if has_answer:
-            _note(paths, strategy, "lost_in_calibration")
-        else:
-            leave_out_next_time(config, paths, strategy)
-        raise OutOfMemoryInCapture(reason)
-
-
-def lost_by_a_worker(strategy: Strategy) -> str:
-    """Return the `lost_memory` of the first worker that lost memory; "" if none did.
-
-    All workers call this together.
-    """
-    reasons = [one["reason"] for one in strategy.gather_json({"reason": lost_memory()})]
-    return next(filter(None, reasons), "")
-
-
-def _note(paths: RunPaths, strategy: Strategy, name: str) -> None:
-    """Set a key of the run's file `meta.json` to true; return on all workers when it is written.
-
-    The launcher ends all workers when the first of them fails, and then looks for the note.
-    """
+    if config.graph is True:
+        return
     if strategy.rank == strategy.members[0]:
-        write_json(paths.meta, {**(read_json(paths.meta) or {}), name: True})
+        write_json(paths.meta, {**(read_json(paths.meta) or {}), "without_graph": True})
     strategy.gather_json({})
 
 
@@ -209,9 +175,7 @@ def _earlier_failure(job: Job) -> str:
     """
     if read_meta(job.paths).get("without_graph"):
         return "an earlier attempt at this run ran out of memory in the capture"
-    if earlier := lost_memory() or next(
-        (reason for numerics, reason, _ in _broken if numerics == job.numerics), ""
-    ):
+    if earlier := broken_capture():
         return (
             "a capture broke off earlier in this process, which would lose more memory with each "
             f"other: {earlier}. Only a new process can try again: type the command again for the "
@@ -220,18 +184,18 @@ def _earlier_failure(job: Job) -> str:
     return ""
 
 
-def _reason(error: RuntimeError, numerics: Numerics) -> tuple[str, int]:
+def _reason(error: RuntimeError) -> tuple[str, int]:
     """Return why a worker has no graph, and how serious that is; remember a capture that broke
-    off, by its numerics: other candidates of a calibration may have graphs.
+    off.
     """
     first, *_ = str(error).splitlines() or [type(error).__name__]
     if isinstance(error, OutOfMemoryInCapture):
-        _broken.append((numerics, first, _LOST_MEMORY))
+        _broken.append((first, _LOST_MEMORY))
         return f"the GPU's memory ran out during the capture: {first}", _LOST_MEMORY
     if memory.is_out_of_memory(error):
         return f"there is not enough memory for graphs and for passes without them: {first}", _FULL
     if isinstance(error, BrokenCapture):
-        _broken.append((numerics, first, _FAILED))
+        _broken.append((first, _FAILED))
     return f"the passes cannot be captured: {first}", _FAILED
 
 
@@ -274,7 +238,7 @@ def _tried(stage: _Stage, job: Job, graphs: Graphs, trials: list[_Trial]) -> tup
         of_capture = isinstance(error, BrokenCapture | OutOfMemoryInCapture | _OtherNumbers)
         if _is_whole(job) and not of_capture:
             raise
-        return _reason(error, job.numerics)
+        return _reason(error)
     finally:
         job.strategy.meter = meter
     return "", _KNOWN

@@ -23,7 +23,6 @@ from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import autocast
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
@@ -39,7 +38,7 @@ class Job:
     paths: RunPaths
     place: Place
     device: torch.device
-    numerics: Numerics
+    precision: str
     dataset: Dataset
     inputs: Inputs
     model: nn.Module
@@ -63,10 +62,6 @@ class Job:
     graphs: Graphs | None = None  # of the passes of steps
     compiled: Compiled | None = None  # the model, if torch compiles it
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
-
-    @property
-    def precision(self) -> str:
-        return self.numerics.precision
 
     def record(self, *records: Record) -> None:
         """Write records to the run log if this worker is the one that writes them: the lowest rank
@@ -103,7 +98,3 @@ class Job:
         together.
         """
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
-
-
-def memory_format(channels_last: bool) -> torch.memory_format:
-    return torch.channels_last if channels_last else torch.contiguous_format

@@ -39,7 +39,6 @@ from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
-from bsweep.runlog.calibration_file import Numerics
 from bsweep.runlog.errors import Diverged, OutOfMemoryInCapture, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.locks import held
@@ -47,10 +46,8 @@ from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.strategies import InBackward, Staged, Strategy, sharding
-from bsweep.strategies.single import Single
 from bsweep.train import (
     checkpointing,
-    choose_numerics,
     evaluation,
     graph_capture,
     loop,
@@ -59,7 +56,7 @@ from bsweep.train import (
     warm_up,
 )
 from bsweep.train.inputs import Inputs
-from bsweep.train.job import Job, memory_format
+from bsweep.train.job import Job
 
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
@@ -162,7 +159,7 @@ def set_up(
         place: This worker's rank and host.
         on_step: Called at signs of life.
         in_place: A strategy to be built in place of the run's own, which still decides about the
-            precision and compilation.
+            precision.
 
     Raises:
         ValueError: If, for example, a host has fewer GPUs than workers, or workers differ in
@@ -180,56 +177,48 @@ def set_up(
     )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    job_of = functools.partial(_build_job, config, paths, device, dataset, on_step)
-    # `agree` builds jobs of a lone worker to time them; the run's own job is built last.
-    alone = Single(config, config.strategy, Place(), paths)
-    numerics = choose_numerics.agree(
-        of_run,
-        paths,
-        dataset,
-        strategy,
-        device,
-        lambda numerics: job_of(numerics, alone, Place()),
-    )
-    precision.round_products(numerics.precision)
+    run_precision = precision.choose(of_run, device)
+    precision.round_products(run_precision)
     every = strategy.gather_json(
-        {**peers_check.equipment(device, numerics.precision), **peers_check.data_facts(dataset)}
+        {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
     )
     peers_check.refuse_unequal(every)
-    return replace(job_of(numerics, strategy, place), peers=tuple(every))
+    job = _build_job(config, paths, place, device, dataset, strategy, run_precision, on_step)
+    return replace(job, peers=tuple(every))
 
 
 def _build_job(
     config: RunConfig,
     paths: RunPaths,
+    place: Place,
     device: torch.device,
     dataset: Dataset,
-    on_step: Callable[[], None],
-    numerics: Numerics,
     strategy: Strategy,
-    place: Place,
+    run_precision: str,
+    on_step: Callable[[], None],
 ) -> Job:
-    """Return a training job with a newly initialised model, gradient vector and optimizer; calls
-    with the same numerics give the same initial values.
+    """Return a training job with a newly initialised model, gradient vector and optimizer, which
+    computes in the precision `run_precision`.
 
-    All workers that share `strategy` call this together.
+    All workers call this together.
     """
-    dtype, layout = precision.stored(numerics.precision), memory_format(numerics.channels_last)
-    model = models.initial(config, dataset, device, dtype, layout)
+    dtype = precision.stored(run_precision)
+    model = models.initial(config, dataset, device, dtype)
+    layout = models.memory_format(config, model)
     parts = _parts(config.model, model)
     of_model = objective.of(model, dataset.train_labels)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
     if isinstance(strategy, Staged):
-        autocast = functools.partial(precision.autocast, numerics.precision, device)
+        autocast = functools.partial(precision.autocast, run_precision, device)
         strategy.cut(model, inputs.sample, autocast)
-    vector, optimizer = _vector_and_optimizer(config, numerics, strategy, model)
+    vector, optimizer = _vector_and_optimizer(config, run_precision, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
     return Job(
         config=config,
         paths=paths,
         place=place,
         device=device,
-        numerics=numerics,
+        precision=run_precision,
         dataset=dataset,
         inputs=inputs,
         model=model,
@@ -246,7 +235,7 @@ def _build_job(
         on_step=on_step,
         noise=noise,
         **parts,
-        compiled=Compiled(model) if numerics.compiled else None,
+        compiled=Compiled(model) if config.compile else None,
     )
 
 
@@ -263,7 +252,7 @@ def _parts(card: ModelConfig, model: nn.Module) -> dict[str, Any]:
 
 
 def _vector_and_optimizer(
-    config: RunConfig, numerics: Numerics, strategy: Strategy, model: nn.Module
+    config: RunConfig, run_precision: str, strategy: Strategy, model: nn.Module
 ) -> tuple[Vector, Optimizer]:
     """Return the parameters of a model that this worker holds, and their optimizer, both prepared
     for the strategy. Random numbers, as of dropout, begin anew.
@@ -273,7 +262,7 @@ def _vector_and_optimizer(
     torch.manual_seed(seed_of(config.seed, stream, "dropout"))
     vector = strategy.vector(model)
     optimizer = optim.build(config.optimizer, vector)
-    if numerics.precision == "fp16":
+    if run_precision == "fp16":
         vector.scale = LossScale(vector.gradients)
         vector.scale.guard(optimizer)
     strategy.prepare(vector, optimizer)
@@ -318,9 +307,9 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         num_blocks=job.num_blocks,
         pieces=job.pieces,
         device=peers_check.devices(job.peers),
-        precision=job.numerics.precision,
-        channels_last=job.numerics.channels_last,
-        compile=job.numerics.compiled,
+        precision=job.precision,
+        channels_last=job.inputs.layout == torch.channels_last,
+        compile=config.compile,
         compile_seconds=job.compiled.seconds if job.compiled else None,
         gpu_software=peers_check.gpu_software(job.peers),
         workers=peers_check.on_record(job.peers),
