@@ -32,7 +32,6 @@ KEPT_STATE = {
     "launch/seats.py:own_gpus": "of a thread: the GPUs that it is pinned to",
     "launch/stop.py:_all_are_to_stop": "a signal handler's",
     "launch/stop.py:_elsewhere": "a signal handler's: signals come to the main thread alone",
-    "runlog/locks.py:_SAID": "a cache: folders without locks, so that each is named once",
     "runlog/waits.py:_MAIN": "of the process: whether its main thread waits",
     "strategies/process_group.py:_KEPT": "groups of torch's, which may hang where they end",
     "study/states.py:_RECORDED": "a cache: how far records were read",

@@ -22,7 +22,7 @@ import pytest
 
 from bsweep.runlog.reading import read_records
 from tests.study.test_run import runs, summary
-from tests.support import network_folder, preload
+from tests.support import preload
 from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, on, popen, tool
 from tests.train.test_resume import records_of
 
@@ -131,36 +131,23 @@ def test_kills_at_random_leave_every_strategy_whole(
     check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
 
 
-SEEN_LATE_SECONDS = 3.0
-QUICK_LEASES = """
-import bsweep.runlog.locks as locks
-locks.STALE_SECONDS, locks.HEARTBEAT_SECONDS = 6.0, 1.0
-"""
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize(
-    ("trouble", "num_kills"), [("no locks", NUM_KILLS), ("clocks", 10), ("both", 10)]
-)
 def test_two_hosts_sweep_one_study_at_once_through_kills(
-    up: Callable[..., dict[str, str]], tmp_path: Path, trouble: str, num_kills: int
+    up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
+    """The clock of one is hours ahead."""
     up("2")
-    env: dict[str, str] = {}
-    if trouble != "clocks":
-        env |= network_folder.variables(tmp_path, SEEN_LATE_SECONDS, QUICK_LEASES)
-    if trouble != "no locks":
-        env |= preload.clock(tmp_path)
-        preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
+    env = preload.clock(tmp_path)
+    preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
     grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
-    both = [Typed(tmp_path, grid, env, host, trouble != "no locks") for host in ("h1", "h2")]
-    draw, struck, number = random.Random(trouble), Counter[str](), 0
-    while struck.total() < num_kills:
+    both = [Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2")]
+    draw, struck, number = random.Random("clocks"), Counter[str](), 0
+    while struck.total() < 10:
         sweeps = [typed.begin(f"s{number}") for typed in both]
         while any(sweep.poll() is None for sweep in sweeps):
             time.sleep(draw.uniform(0.2, 3))
-            if struck.total() == num_kills:
+            if struck.total() == 10:
                 continue
             for place, typed in enumerate(both):
                 if sweeps[place].poll():
@@ -169,41 +156,6 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
             print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
         number += all(sweep.returncode == 0 for sweep in sweeps)
     check_as_in_peace(both[0], number, struck)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("what", ["dies", "sleeps", "sleeps without its workers"])
-def test_a_host_takes_over_a_run_that_another_one_left(
-    up: Callable[..., dict[str, str]], tmp_path: Path, what: str
-) -> None:
-    """One that wakes finds its lease taken, and ends."""
-    up("2")
-    leases = "" if what == "dies" else QUICK_LEASES
-    env = network_folder.variables(tmp_path, SEEN_LATE_SECONDS, leases)
-    grid = (*POINT, "strategy=allreduce", "local_batch=4", "epochs=150")
-    first, second = (Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2"))
-    sweep = first.begin("s0")
-    while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
-        assert sweep.poll() is None
-        time.sleep(0.1)
-    left = [psutil.Process(sweep.pid)]
-    if what == "sleeps":
-        left += left[0].children(recursive=True)
-    for process in left:
-        process.send_signal(signal.SIGKILL if what == "dies" else signal.SIGSTOP)
-    left_at, other = time.monotonic(), second.begin("s0")
-    while not any("resumed" in paths.metrics.read_text() for paths in runs(tmp_path, "s0")):
-        assert other.poll() is None
-        time.sleep(0.5)
-    print(f"{what}: the other resumed after {time.monotonic() - left_at:.0f} s")
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGCONT)
-    assert sweep.wait(60) == (-signal.SIGKILL if what == "dies" else 1)
-    other.wait(900)
-    print(f"{what}: the other ended with {other.returncode}")
-    check_as_in_peace(second, 0, Counter({what: 1}))
 
 
 SKEW_SECONDS = 5 * 3600

@@ -9,24 +9,20 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import bsweep as package
 from bsweep import analysis
-from bsweep.data.cache import cache_folder, cached_tensors
+from bsweep.cli import run
 from bsweep.launch import failure
 from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.locks import claimed
 from bsweep.runlog.summary import ended
 from bsweep.study import attempts, attendance, states
 from tests.support.running import TINY, bsweep, compose
@@ -229,37 +225,6 @@ def test_a_full_folder_for_temporary_files_is_named(
     assert message(-signal.SIGBUS) == f"rank 0 was ended by SIGBUS: {remedy}"
 
 
-LEASE = """
-import errno, fcntl, os, sys, time
-from pathlib import Path
-from bsweep.runlog import locks
-
-def flock(*_):
-    raise OSError(errno.ENOSYS, "Function not implemented")
-
-fcntl.flock = flock
-locks.HEARTBEAT_SECONDS = 0.25
-if "clock" in sys.argv:
-    time.time = lambda: 0.0
-if "folder" in sys.argv:
-    locks.file_system_time = lambda folder: 0.0
-for _ in range(2):
-    with locks.claimed(Path(sys.argv[1])) as is_ours:
-        print(is_ours, flush=True)
-        if "die" in sys.argv:
-            sys.stdin.readline()
-            os._exit(9)
-        if "wait" in sys.argv:
-            time.sleep(60)
-"""
-
-
-def lease(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LEASE, str(path), *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
 def test_a_wrong_clock_forgets_no_preflight_of_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,93 +237,17 @@ def test_a_wrong_clock_forgets_no_preflight_of_another_host(
     assert in_use.exists()
 
 
-def test_without_flock_a_lease_keeps_others_out_and_ends_with_its_owner(tmp_path: Path) -> None:
-    path, file = tmp_path / ".locks/run", tmp_path / ".locks/run.lease"
-    owner = lease(path, "die")
-    assert owner.stdout
-    assert owner.stdout.readline() == "True\n"
-    printed, said = lease(path).communicate(timeout=60)
-    assert printed.split() == ["False"] * 2
-    assert said.count("this file system has no locks") == 1
-    for set_back in ("clock", "folder"):  # of who looks, and of the file system
-        assert lease(path, set_back).communicate(timeout=60)[0].split() == ["False"] * 2
-    assert owner.communicate("\n")[0] == ""
-    assert file.exists(), "it died with its lease"
-    printed, _ = lease(path).communicate(timeout=60)
-    assert printed.split() == ["True"] * 2
-    assert not file.exists()
-    file.write_text('{"host": "another", "pid": 1}')
-    assert lease(path).communicate(timeout=60)[0].split() == ["False"] * 2
-    # Days without a heartbeat; and by a clock that was set back since.
-    for touched_at in (
-        0,
-        time.time() + 3600,
-    ):
-        file.write_text('{"host": "another", "pid": 1}')
-        os.utime(file, (touched_at,) * 2)
-        assert lease(path).communicate(timeout=60)[0].split() == ["True"] * 2
-    assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["run"]
-
-
-def test_a_process_whose_lease_was_taken_over_ends_at_once(tmp_path: Path) -> None:
-    owner, file = lease(tmp_path / "run", "wait"), tmp_path / "run.lease"
-    assert owner.stdout
-    assert owner.stdout.readline() == "True\n"
-    os.kill(owner.pid, signal.SIGSTOP)
-    write_json(file, {"host": "another", "pid": 1})  # as it does after minutes without a heartbeat
-    os.kill(owner.pid, signal.SIGCONT)
-    _, said = owner.communicate(timeout=30)
-    assert owner.returncode == 1
-    assert "another process has taken over this lease" in said
-    assert file.exists()
-
-
-@pytest.fixture
-def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-
-
-@pytest.mark.usefixtures("without_flock")
-def test_a_lease_whose_link_is_answered_twice_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS repeats a request whose answer was lost, and then finds the link that it has made."""
-    plain = os.link
-
-    def linked_twice(own: Path, path: Path) -> None:
-        plain(own, path)
-        plain(own, path)
-
-    monkeypatch.setattr(os, "link", linked_twice)
-    with claimed(tmp_path / "run") as is_ours:
-        assert is_ours
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.usefixtures("without_flock")
-def test_without_flock_a_data_set_is_still_built_by_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    num_built: list[int] = []
-
-    def build() -> tuple[dict[str, torch.Tensor], str]:
-        num_built.append(1)
-        return {"x": torch.arange(3)}, ""
-
-    with ThreadPoolExecutor(1) as pool:
-        with claimed(cache_folder() / "mine.lock"):
-            other = pool.submit(cached_tensors, "mine", ("x",), build)
-            time.sleep(0.3)
-            assert not other.done()
-            assert not num_built
-        assert other.result()[0]["x"].tolist() == [0, 1, 2]
-    cached_tensors("mine", ("x",), build)
-    assert len(num_built) == 1
-    assert [path.suffix for path in cache_folder().iterdir()].count(".lease") == 0
+    monkeypatch.chdir(tmp_path)
+    assert run.run(list(SHORT)) == 2
+    assert "results/s/.sweeps: this file system has no locks (flock)" in capsys.readouterr().err
+    assert not runs(tmp_path / "results/s")
 
 
 def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Path) -> None:

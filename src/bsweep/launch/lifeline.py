@@ -24,15 +24,13 @@ This table lists the signs of life in bsweep:
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
 | the launcher | all processes | `rank.N/waits`, each second | a stall, to name its cause | 5 s |
 | DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
-| a sweep | another one | a lease, touched each 10 s | a dead host (4) | 140 s |
-| ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (5) |
+| ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (4) |
 
 1. 60 s (`train.team_worker.PATIENCE_SECONDS`), or `launch.stall_timeout_seconds` if that is less.
 2. `launch.start_timeout_seconds` before the first sign, `launch.stall_timeout_seconds` after it.
    `launch.stop` uses the same file to see how long steps take.
 3. With `strategy.on_loss` other than `fail`: `strategy.loss_timeout_seconds`.
-4. On a file system without locks: see `runlog.locks`.
-5. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
+4. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
 """
 
 from __future__ import annotations

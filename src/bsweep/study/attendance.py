@@ -128,9 +128,7 @@ def ask_to_stop(study_dir: Path, sweep: str) -> None:
 
 
 def _attending(study_dir: Path) -> list[Path]:
-    return sorted(
-        path for path in _sweeps(study_dir).glob("[!.]*") if path.suffix not in (_STOP, ".lease")
-    )
+    return sorted(path for path in _sweeps(study_dir).glob("[!.]*") if path.suffix != _STOP)
 
 
 def _forget_killed(study_dir: Path) -> None:
