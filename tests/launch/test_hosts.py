@@ -147,35 +147,24 @@ def test_what_trains_on_one_machine_listens_to_that_machine_alone(
     assert listened_at - {"10.213.7.1"} == {"127.0.0.1"}
 
 
-def test_the_doctor_measures_hosts_and_says_what_to_mend(
+def test_the_doctor_examines_hosts_and_says_what_to_mend(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
-    given = up("2", "200mbit")
+    given = up("2")
     keys = [
         f"{key}={given[key]}" for key in ("launch.ssh_identity_file", "launch.network_interface")
     ]
     command = [*on("h1"), forks().bsweep, "doctor", "--json", *keys, "--hosts"]
-    with listeners_watched("h1", "h2") as listened_at:
-        well = subprocess.run(
-            [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+    well = subprocess.run(
+        [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert well.returncode == 0, well.stdout + well.stderr
-    # h2's socket is open only until a process of h1 connects, which may be between two looks.
-    assert "10.213.7.1" in listened_at
-    assert listened_at <= {"10.213.7.1", "10.213.7.2"}
     found = json.loads(well.stdout)
     assert {name: facts["name"] for name, facts in found["machines"].items()} == {
         "h1": "h1",
         "h2": "h2",
     }
     assert "Gloo" in found["machines"]["h2"]["horovod_build"]
-    assert abs(found["machines"]["h2"]["clock_ahead_seconds"]) < 0.1, (
-        "the hosts are one machine, with one clock"
-    )
-    for link in found["links"]:
-        assert 0.5 * 200e6 < 8 * link["bytes_per_second"] < 1.1 * 200e6, link
-        assert 0 < link["round_trip_seconds"] < 0.1
-    assert [(link["from"], link["to"]) for link in found["links"]] == [("h1", "h2"), ("h2", "h1")]
     subprocess.run([HOSTS, "cut", "h2"], check=True)
     ill = subprocess.run(
         [*command, "h1:1,h2:1"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -190,7 +179,6 @@ def test_the_doctor_says_that_nccl_has_too_little_shared_memory() -> None:
     facts = {
         **machine_facts.facts(machine_facts.Request(device="cpu")),
         "slots": None,
-        "clock_ahead_seconds": None,
         "gpus": 2,
     }
     machines = {"h1": {**facts, "free_shared_bytes": 64_000_000}, "h2": facts}

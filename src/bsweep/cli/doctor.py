@@ -1,19 +1,13 @@
 """The command `bsweep doctor`, which shows facts about this machine and the hosts that the user
 names, and what the user has to correct on them.
-
-It also measures how fast the named hosts reach each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
 from typing import Any
 
 from rich.table import Table
@@ -23,12 +17,8 @@ from bsweep.config.launch import ProcessesConfig, slots_by_host
 from bsweep.config.run import RunConfig
 from bsweep.core import terminal
 from bsweep.launch import preflight, ssh
-from bsweep.launch.preflight import Answer
 
 _LEAST_FREE_BYTES = 1 << 30
-_MOST_CLOCK_SECONDS = 1.0
-_MOST_PAIRS_HOSTS = 5  # with more hosts, only each host and the next one are measured
-_LINK_SECONDS = 30.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,90 +55,27 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def examine(config: RunConfig) -> dict[str, Any]:
-    """Return what `bsweep doctor` finds out about the hosts of a point: facts, measured connections
-    and problems.
+    """Return what `bsweep doctor` finds out about the hosts of a point: facts and problems.
 
     Returns:
-        `machines`: the facts of each machine, by name. `links`: the measured connections between
-        hosts. `to_mend`: a line for each problem.
+        `machines`: the facts of each machine, by name. `to_mend`: a line for each problem.
     """
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     slots = slots_by_host(launch.named_hosts)
     answers = preflight.ask_all(config, list(slots), is_thorough=True)
-    reached = [answer for answer in answers[1:] if answer.facts]
-    links = [_link(launch, sender, receiver) for sender, receiver in _pairs(reached)]
-    clocks = {
-        answer.host: _link(launch, answers[0], answer)
-        for answer in reached
-        if not ssh.is_here(answer.host)
-    }
-    ahead = {host: link.get("clock_ahead_seconds") for host, link in clocks.items()}
     machines = {
         answer.host or "this machine": {
             **(answer.facts or {"problem": answer.problem}),
             "slots": slots.get(answer.host),
-            "clock_ahead_seconds": ahead.get(answer.host),
         }
         for answer in (answers if not slots or not any(map(ssh.is_here, slots)) else answers[1:])
     }
     to_mend = [
         *preflight.host_problems(config, slots, answers),
         *_to_mend(config, machines),
-        *_of_links([*links, *clocks.values()]),
     ]
-    return {"machines": machines, "links": links, "to_mend": list(dict.fromkeys(to_mend))}
-
-
-def _pairs(reached: Sequence[Answer]) -> Iterator[tuple[Answer, Answer]]:
-    """Yield the pairs of hosts, a sender and a receiver, between which the network is to be
-    measured: all pairs of a few hosts, and of more hosts each one and the next.
-    """
-    if len(reached) <= _MOST_PAIRS_HOSTS:
-        yield from permutations(reached, 2)
-    else:
-        yield from zip(reached, [*reached[1:], reached[0]], strict=True)
-
-
-def _link(launch: ProcessesConfig, sender: Answer, receiver: Answer) -> dict[str, Any]:
-    """Measure the round trip and the bandwidth from one host to another by a TCP connection, as
-    workers use it.
-
-    The result has the names of both hosts, and either the measured values or a `problem`.
-    """
-    names = {"from": sender.host or "this machine", "to": receiver.host}
-    assert receiver.facts
-    own = receiver.facts["interfaces"].get(launch.network_interface, "")
-    address = own or ssh.as_others_say(receiver.host)
-    listen = preflight.command(receiver.host, launch, "bsweep.launch.network_link", "listen", own)
-    listening = subprocess.Popen(
-        listen, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    with listening, ThreadPoolExecutor(1) as pool:
-        assert listening.stdout
-        try:
-            line = pool.submit(listening.stdout.readline).result(_LINK_SECONDS)
-            port = str(json.loads(line)["port"])
-            reach = preflight.command(
-                sender.host or "localhost",
-                launch,
-                "bsweep.launch.network_link",
-                "reach",
-                address,
-                port,
-            )
-            sent = subprocess.run(
-                reach, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=_LINK_SECONDS, check=False,
-            )  # fmt: skip
-            if sent.returncode:
-                last = sent.stderr.strip().splitlines()[-1:] or ["no word"]
-                return {**names, "problem": f"cannot connect to {address}: {last[0]}"}
-            return {**names, **json.loads(sent.stdout.splitlines()[-1])}
-        except (futures.TimeoutError, ValueError, subprocess.TimeoutExpired) as error:
-            return {**names, "problem": f"could not be measured: {type(error).__name__}"}
-        finally:
-            listening.kill()
+    return {"machines": machines, "to_mend": list(dict.fromkeys(to_mend))}
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -188,26 +115,11 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             )
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
-        if abs(facts["clock_ahead_seconds"] or 0) > _MOST_CLOCK_SECONDS:
-            yield (
-                f"{name}: its clock differs from this machine's by "
-                f"{facts['clock_ahead_seconds']:+.1f} s: set both by NTP"
-            )
-
-
-def _of_links(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for link in links:
-        if "problem" in link:
-            yield (
-                f"{link['from']} to {link['to']}: {link['problem']}. Workers connect to any port "
-                "of each other: let these connections through, or name another interface by "
-                "launch.network_interface"
-            )
 
 
 def print_tables(found: Mapping[str, Any]) -> None:
-    """Print what `bsweep doctor` found: tables of facts and of measured connections, notes, and a
-    line for each problem to correct.
+    """Print what `bsweep doctor` found: tables of facts, notes, and a line for each problem to
+    correct.
     """
     console = terminal.console_of(width=None if sys.stdout.isatty() else 160)
     for columns in (_SOFTWARE, _HARDWARE):
@@ -222,27 +134,11 @@ def print_tables(found: Mapping[str, Any]) -> None:
                 ),
             )
         console.print(table)
-    if found["links"]:
-        table = Table("from", "to", "round trip", "bandwidth")
-        for link in found["links"]:
-            measured = "problem" not in link
-            table.add_row(
-                link["from"],
-                link["to"],
-                f"{link['round_trip_seconds'] * 1e3:.2f} ms" if measured else "-",
-                f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s" if measured else "-",
-            )
-        console.print(table)
     for name, facts in found["machines"].items():
         print("".join(f"note: {name}: {note}\n" for note in facts.get("notes", ())), end="")
     print(
         "\n".join([*(f"to correct: {line}" for line in found["to_mend"])] or ["nothing to correct"])
     )
-
-
-def _clock(facts: Mapping[str, Any]) -> str:
-    ahead = facts["clock_ahead_seconds"]
-    return "-" if ahead is None else f"{ahead * 1e3:+.1f} ms"
 
 
 _SOFTWARE = {
@@ -269,5 +165,4 @@ _HARDWARE = {
         "-" if (free := facts.get("free_shared_bytes")) is None else f"{free / 1e9:.1f} GB"
     ),
     "free, temporary": lambda facts: f"{facts['free_temporary_bytes'] / 1e9:.0f} GB",
-    "clock": _clock,
 }

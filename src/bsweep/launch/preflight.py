@@ -155,9 +155,12 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
 
 def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> Answer:
     """Ask a host for facts about itself, such as versions and GPUs, and return its answer."""
+    words = [sys.executable, "-m", "bsweep.launch.machine_facts"]
+    if not ssh.is_here(host):
+        words = host_launcher_of(launch).on_host(host, launch, words)
     try:
         asked = subprocess.run(
-            command(host, launch, "bsweep.launch.machine_facts"),
+            words,
             input=json.dumps(asdict(request)) + "\n",
             capture_output=True,
             text=True,
@@ -182,15 +185,6 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
         line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
         return Answer(host, json.loads(line))
     return Answer(host, None, _explain(asked.returncode, asked.stderr))
-
-
-def command(host: str, launch: ProcessesConfig, *words: str) -> list[str]:
-    """Return the command line that runs a module by `python -m` on a host.
-
-    `words` are the name of the module and its arguments.
-    """
-    module = [sys.executable, "-m", *words]
-    return module if ssh.is_here(host) else host_launcher_of(launch).on_host(host, launch, module)
 
 
 def _explain(code: int, said: str) -> str:
