@@ -924,3 +924,10 @@ def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:
         )
     assert math.isnan(differ_by_chance([3.0, 3.0], [3.0, 3.0]))
     assert differ_by_chance([3.0, 3.0], [4.0, 4.0]) == 0
+
+
+def test_control_characters_of_messages_are_escaped(tmp_path: Path) -> None:
+    message = "lost\x1b[31m\r"
+    write_run(tmp_path, local_batch=8, status="failed", message=message, events=(message,))
+    study = bsweep.load(tmp_path)
+    assert list(study.runs["message"]) == list(study.events["message"]) == [r"lost\u001b[31m\u000d"]

@@ -45,7 +45,6 @@ def test_an_interrupted_command_says_how_to_train_the_rest(
 
     monkeypatch.setattr(main, "_run", interrupted)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(terminal, "escape_output", lambda: None)
     monkeypatch.setattr(terminal, "set_up_logging", lambda: None)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "argv", ["bsweep", command, "results/s"])

@@ -127,27 +127,19 @@ def type_run(
         ),
         (["data=synthetic", "data.num_train=2000000000"], ["6 TiB", "fewer or smaller"]),
         (["-m", "seed=range(0,100000000)"], ["1,000,000 at most"]),
-        (
-            [*TEXT, "data.path=/dev/zero"],
-            ["data.path=/dev/zero", "not a regular file", "give a text file"],
-        ),
-        ([*TEXT, "data.path=pipe"], ["data.path=pipe", "not a regular file"]),
-        (["model=own", "model.target=pipe.py:build"], ["pipe.py", "not a regular file"]),
     ],
     ids=lambda given: " ".join(given)[:60],
 )
 def test_what_cannot_be_is_refused_in_plain_words(
     type_run: Type, overrides: list[str], expected: list[str]
 ) -> None:
-    for name in ("pipe", "pipe.py"):
-        os.mkfifo(name)
     code, said = type_run("local_batch=8", *overrides)
     assert code == 2
     assert "Traceback" not in said
     for words in expected:
         assert words in said
     assert max(map(len, said.splitlines())) < 1000
-    assert len(list(Path().iterdir())) == 2
+    assert not list(Path().iterdir())
 
 
 def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) -> None:

@@ -470,8 +470,7 @@ def test_corrupt_images_are_named_together(folder: Path) -> None:
     whole = folder / "train" / "cat" / "1.png"
     whole.write_bytes(whole.read_bytes()[:40])
     (folder / "test" / "dog" / "notes.txt").write_text("no image")
-    os.mkfifo(folder / "test" / "dog" / "pipe.png")
-    refuses(image_folder(folder), str(whole), "notes.txt", "pipe.png", "repair or remove")
+    refuses(image_folder(folder), str(whole), "notes.txt", "repair or remove")
     assert not list(cache.cache_folder().glob("*.safetensors"))
 
 

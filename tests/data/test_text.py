@@ -136,7 +136,7 @@ def refuses(config: TextConfig, *parts: str) -> None:
 def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 1000)
     refuses(text(tmp_path / "nowhere.txt"), "data.path=", "nowhere.txt", "give a text file")
-    refuses(text(tmp_path), "data.path=", "not a regular file")
+    refuses(text(tmp_path), "data.path=", "Is a directory")
     refuses(
         text(path, tokenizer=str(tmp_path / "none.json")),
         "data.tokenizer=",

@@ -89,17 +89,6 @@ def test_numbers_that_json_has_not_are_refused_by_the_writer(tmp_path: Path) -> 
     assert read_records(tmp_path / "m.jsonl") == ((), None)
 
 
-def test_a_checkpoint_does_not_hide_that_records_were_removed(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    with RunLog(path) as log:
-        log.write(Event(event="warning", message="kept"))
-        assert log.sync() == path.stat().st_size > 0
-        path.unlink()
-        with pytest.raises(OSError, match="was removed or replaced while the run wrote"):
-            log.sync()
-    assert not path.exists()
-
-
 def test_json_files_are_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_json(path, {"a": 1})

@@ -347,10 +347,9 @@ def struck(
     function: str,
     call: int,
     number: int = signal.SIGKILL,
-    once: bool = True,
 ) -> dict[str, str]:
-    """Variables with which workers send themselves a signal at the nth call of a function; `once`
-    the first time only.
+    """Variables with which workers send themselves a signal at the nth call of a function, the
+    first time only.
 
     Each leaves its process's id in `folder`.
     """
@@ -361,7 +360,7 @@ def struck(
         "if rank is not None:\n"
         "    with open(folder + '/pid' + rank, 'w') as file: file.write(str(os.getpid()))\n"
         f"if rank in {[str(rank) for rank in ranks]} and not "
-        f"({once} and os.path.exists(folder + '/struck' + rank)):\n"
+        "os.path.exists(folder + '/struck' + rank):\n"
         f"    import bsweep.{module} as m\n"
         f"    of, _, name = {function!r}.rpartition('.')\n"
         "    holder = getattr(m, of) if of else m\n"

@@ -51,7 +51,6 @@ from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
 from bsweep.config.values import Count, Name, Processes, show
 from bsweep.core import terminal
-from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
@@ -115,7 +114,7 @@ def _read_kept(path: Path) -> _Kept:
         ValueError: If the file cannot be read, or does not have this format.
     """
     try:
-        found: _Kept = adapter(_Kept).validate_json(read_regular(path))
+        found: _Kept = adapter(_Kept).validate_json(path.read_bytes())
     except FileNotFoundError:
         return _Kept()
     except (OSError, ValueError) as error:

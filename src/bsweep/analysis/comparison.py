@@ -29,7 +29,7 @@ from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
 from bsweep.analysis.targets import to_target
-from bsweep.core.words import counted, escaped, first_of, joined
+from bsweep.core.words import counted, first_of, joined
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
 LOST, RARER = "no longer reached", "reached less often"  # verdicts on the time to the target
@@ -320,7 +320,7 @@ def _names(studies: Sequence[Study]) -> list[str]:
     """Return a name for each study: that of its folder, or else its path; all are different."""
     names = [study.name for study in studies]
     if len({*names, "kind", "key"}) < len(names) + 2:
-        names = [escaped(str(Path(study.folder).resolve())) for study in studies]
+        names = [str(Path(study.folder).resolve()) for study in studies]
     return [
         f"{name} ({place + 1})" if name in names[:place] else name
         for place, name in enumerate(names)

@@ -19,7 +19,7 @@ from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
-from bsweep.core.words import counted, escaped, first_of
+from bsweep.core.words import counted, first_of
 
 if TYPE_CHECKING:
     from bsweep.analysis.prediction.result import Prediction
@@ -268,7 +268,7 @@ def study_of(
     )
     lost = [f"{run_id} is left out: {why}" for run_id, why in (skipped or {}).items()]
     warnings = (*lost, *_warnings(runs, provenance))
-    name = escaped(folder.resolve().name)
+    name = folder.resolve().name
     known: dict[str, Any] = {"runs": runs, "provenance": provenance, **typed}
     return Study(name, folder, warnings=warnings, skipped=skipped or {}, **known)
 

@@ -4,7 +4,6 @@ each epoch of a run, and so on.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -90,14 +89,14 @@ def _read(study_dir: str | Path) -> Study:
 
 def _is_run(folder: Path) -> bool:
     paths = RunPaths(folder)
-    return any(map(os.path.lexists, (paths.config, paths.metrics, paths.summary)))
+    return any(path.exists() for path in (paths.config, paths.metrics, paths.summary))
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
     growing: dict[str, _Growing] = defaultdict(_Growing)
     skipped: dict[str, str] = {}
     for run_folder in run_folders:
-        run_id = escaped(run_folder.name)
+        run_id = run_folder.name
         try:
             of_run = tables_of(run_folder)
         except (ValueError, OSError) as error:

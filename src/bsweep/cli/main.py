@@ -81,7 +81,6 @@ def main() -> NoReturn:
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
-    terminal.escape_output()
     terminal.set_up_logging()
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     try:

@@ -13,7 +13,6 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from bsweep.config.values import shortened
-from bsweep.core.regular_files import open_regular
 
 SLURM = "slurm"
 """The value of the key `launch.hosts` that stands for the hosts of the SLURM allocation in which
@@ -21,7 +20,6 @@ the sweep is started.
 """
 
 _MOST_HOSTS = 10_000
-_MOST_FILE_BYTES = 1 << 20
 
 # A name must not look like an option of ssh, nor hold characters that a shell interprets.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -79,14 +77,7 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
     `h1:4` or another list of hosts, or `h1 slots=4` as in Horovod and MPI; `#` starts a comment.
     """
     try:
-        with open_regular(path.expanduser()) as file:
-            content = file.read(_MOST_FILE_BYTES + 1)
-        if len(content) > _MOST_FILE_BYTES:
-            raise ValueError(
-                f"the file has more than {_MOST_FILE_BYTES:,} bytes, too many for a list of hosts: "
-                "give another file"
-            )
-        lines = content.decode(errors="replace").splitlines()
+        lines = path.expanduser().read_text("utf-8", "replace").splitlines()
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ValueError(

@@ -23,7 +23,7 @@ from bsweep.config.values import (
     did_you_mean,
     show,
 )
-from bsweep.core.regular_files import sha256_of
+from bsweep.core.checksums import sha256_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -36,7 +36,6 @@ from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 
 from bsweep.config.values import did_you_mean
-from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import write_whole
 
 _MOST_BYTES = 2**24  # largest package that is copied into each run's folder
@@ -220,7 +219,7 @@ def of_file(path: Path) -> Source:
         if name in files:
             continue
         try:
-            files[name] = read_regular(path.parent / name)
+            files[name] = (path.parent / name).read_bytes()
         except OSError as error:
             near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
             raise ValueError(

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from bsweep.config.card import Card, Schema
 from bsweep.config.own import Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean
-from bsweep.core.regular_files import sha256_of
+from bsweep.core.checksums import sha256_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,7 +11,6 @@ import yaml
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import write_whole
 
 
@@ -29,9 +28,7 @@ def read_config(path: Path) -> RunConfig:
         ConfigError: If the file cannot be read or holds no valid configuration.
     """
     try:
-        content = read_regular(path)
-        _refuse_unlike_saved(content)
-        saved = yaml.load(content, _LOADER)
+        saved = yaml.load(path.read_bytes(), _LOADER)
         if not isinstance(saved, dict):
             raise ValueError("no mapping of keys to values")
         return parse(saved)
@@ -45,19 +42,3 @@ def read_config(path: Path) -> RunConfig:
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
-_DEEPEST = 20  # levels
-
-
-def _refuse_unlike_saved(content: bytes) -> None:
-    """Raise ValueError for YAML with aliases, a few of which can expand to gigabytes, or with
-    values nested so deeply that reading them might crash Python.
-    """
-    depth = 0
-    for event in yaml.parse(content, _LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("a saved configuration must not hold aliases (*name)")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
-        if depth > _DEEPEST:
-            raise ValueError(f"the file nests values more than {_DEEPEST} levels deep")

@@ -7,8 +7,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from bsweep.core.regular_files import open_regular
-
 
 class GrowingFile:
     """A reader of a text file to which other processes append lines and from which they sometimes
@@ -26,10 +24,10 @@ class GrowingFile:
         place in the file; the next call then reads from the beginning.
 
         Raises:
-            OSError: If the file exists and is not a regular file that can be read.
+            OSError: If the file exists and cannot be read.
         """
         content = b""
-        with suppress(FileNotFoundError), open_regular(self._path) as file:
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._num_bytes - len(self._last))
             content = file.read()
         if not content.startswith(self._last):

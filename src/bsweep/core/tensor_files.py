@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 import torch
 
-from bsweep.core.regular_files import open_regular
 from bsweep.core.whole_files import replacing
 
 
@@ -52,7 +51,7 @@ def read_tensors(path: Path) -> dict[str, Any] | None:
     stderr and return None.
     """
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # torch raises errors of many types for a damaged file
         traceback.print_exc()

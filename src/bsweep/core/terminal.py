@@ -7,23 +7,20 @@ Other functions show the command's log records on standard error.
 from __future__ import annotations
 
 import functools
-import io
 import logging
 import os
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bsweep.core.words import escaped
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
+    from rich.console import Console
 
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
@@ -130,71 +127,25 @@ def console() -> Console:
 
 
 def console_of(**options: Any) -> Console:
-    """Return a console of the library rich that replaces unsafe characters in texts by visible
-    escapes, as `escaped` does.
-
-    It falls silent, instead of ending the process, if nobody reads its output any more.
+    """Return a console of the library rich that falls silent, instead of ending the process, if
+    nobody reads its output any more.
 
     Args:
         options: Arguments of `rich.console.Console`.
     """
     # Imported here because worker processes import this module, too.
     from rich.console import Console
-    from rich.segment import Segment
 
-    class Escaping(Console):
-        @property  # type: ignore[misc]  # nobody sets it
-        def file(self) -> IO[str]:
-            # Rich writes control characters of its own. While it shows a live display, its stream
-            # is around that of `escape_output`.
-            return getattr(super().file, "rich_proxied_file", super().file)
-
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterable[Segment]:
-            for part in super().render(renderable, options):
-                yield part if part.control else Segment(escaped(part.text), part.style)
-
+    class Quiet(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
 
-    return Escaping(highlight=False, **options)
-
-
-class _Escaping:
-    r"""A text stream that writes to another stream, with unsafe characters replaced by visible
-    escapes such as `\u001b`.
-
-    A carriage return at the beginning stays, because progress bars of other packages begin so.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # to which rich writes, because the stream has this name
-
-    def write(self, text: str) -> int:
-        begin = "\r" * text.startswith("\r")
-        return self.rich_proxied_file.write(begin + escaped(text[len(begin) :]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
-
-
-def escape_output() -> None:
-    """Make the texts that this process writes to `sys.stdout` and `sys.stderr` appear `escaped`.
-
-    Names of files, records and messages may come from anybody. Only the process of a command calls
-    this.
-    """
-    os.environ["PYTHON_COLORS"] = "0"  # Python colors tracebacks and help by control characters
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            setattr(sys, name, _Escaping(stream))
+    return Quiet(highlight=False, **options)
 
 
 class _StandardError(logging.Handler):
-    """A logging handler that writes each message to standard error as it is, without a time or a
-    level.
+    """A logging handler that writes each message to standard error, without a time or a level, and
+    with unsafe characters escaped: a message may quote names of files and what a program says.
 
     On a terminal, the message goes above the display of progress, if there is one. In a file or a
     pipe, rich would replace tabs.
@@ -206,12 +157,13 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            message = escaped(self.format(record))
             # The stream of a display of progress is never a terminal before rich 15.
             if getattr(sys.stderr, "rich_proxied_file", sys.stderr).isatty():
                 from rich.text import Text
 
-                console().print(Text(self.format(record)))
+                console().print(Text(message))
             else:
-                print(self.format(record), file=sys.stderr, flush=True)
+                print(message, file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bsweep.config.data import TextConfig
-from bsweep.core.regular_files import read_regular
 from bsweep.data.cache import cached_slices, cached_tensors
 from bsweep.data.info import DataInfo
 
@@ -114,7 +113,7 @@ def _sequences(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 def _read(path: str, key: str, wanted_file: str) -> bytes:
     try:
-        return read_regular(Path(path).expanduser())
+        return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise ValueError(f"{key}={path} cannot be read ({error}): give {wanted_file}.") from error
     except MemoryError:

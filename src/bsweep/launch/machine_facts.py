@@ -28,8 +28,8 @@ from bsweep.config.groups import DataConfig, ModelConfig
 from bsweep.config.models import LibraryConfig
 from bsweep.config.saved import read_config
 from bsweep.core import gpus, network, torch_versions
+from bsweep.core.checksums import sha256_of
 from bsweep.core.ranks import num_cores
-from bsweep.core.regular_files import sha256_of
 from bsweep.launch.checks import check_packages
 from bsweep.runlog.files import RunPaths
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bsweep import models
 from bsweep.config.models import LibraryConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.regular_files import open_regular, sha256_of
+from bsweep.core.checksums import sha256_of
 
 _INNER = ("state_dict", "model", "weights")  # where programs keep the weights in a file
 _NAMED = 3  # tensors that a message names
@@ -72,7 +72,7 @@ def _read(config: LibraryConfig) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
         else:
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of many types for other files
         why = " ".join(str(error).split())[:120]

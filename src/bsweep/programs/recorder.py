@@ -15,7 +15,7 @@ from typing import Any
 from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
-from bsweep.core.regular_files import sha256_of
+from bsweep.core.checksums import sha256_of
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune

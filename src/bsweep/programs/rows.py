@@ -14,7 +14,6 @@ from typing import Any
 from pydantic_core import from_json
 
 from bsweep.config.values import flatten
-from bsweep.core.regular_files import read_regular
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class _TextFile:
 
     def __init__(self, path: Path, *, is_old: bool) -> None:
         self._path = path
-        self._old = read_regular(path) if is_old else b""
+        self._old = path.read_bytes() if is_old else b""
         self._seen = _identity(path) if is_old else None
         self._num_rows = 0
 
@@ -89,7 +88,7 @@ class _TextFile:
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
             if seen == self._seen and not is_last:
                 return None, []
-            content = read_regular(self._path)
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return None, []
         is_changed = seen != self._seen

@@ -31,7 +31,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
-from bsweep.core.words import counted, escaped, first_of
+from bsweep.core.words import counted, first_of
 from bsweep.plots.styles import Style
 from bsweep.plots.styles import style as style_of
 from bsweep.report import formats, images, papers, tables
@@ -118,7 +118,7 @@ def write(
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
             flags += study.larger.words() if study.larger else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), escaped(made_by), columns, paper)
+            _write_files(study, Path(new), made_by, columns, paper)
         for kind in ("table_*.tex", "figure_*.tex", "figure_*.txt"):
             for path in out.glob(kind):  # an earlier report may have had more
                 path.unlink()

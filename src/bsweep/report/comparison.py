@@ -12,7 +12,7 @@ from bsweep.analysis import Comparison
 from bsweep.analysis.comparison import MEASURES
 from bsweep.analysis.numbers import number
 from bsweep.core.whole_files import write_whole
-from bsweep.core.words import counted, escaped
+from bsweep.core.words import counted
 from bsweep.report.formats import Table, as_html
 from bsweep.report.page import as_list, headlines, page, static
 
@@ -85,7 +85,7 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
 {as_list("Warnings", found.warnings, "warnings")}
 <h2>Tables</h2>
 {of_tables}
-<p>Written by: {html.escape(escaped(command))}</p>
+<p>Written by: {html.escape(command)}</p>
 </main>"""
     script = "".join(map(static, ("texts.js", "reader.js", "comparison.js")))
     path.parent.mkdir(parents=True, exist_ok=True)

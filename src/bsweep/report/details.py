@@ -4,7 +4,6 @@ page small.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -142,10 +141,8 @@ def _first_error(paths: RunPaths) -> dict[str, str]:
 
 
 def _end(path: Path) -> str:
-    """Return the end of a text file; an empty text if it is no plain file."""
-    with suppress(OSError):
-        if stat.S_ISREG(path.lstat().st_mode):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _TAIL))
-                return escaped(file.read().decode("utf-8", "replace"))
+    """Return the end of a text file; an empty text if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return escaped(file.read().decode("utf-8", "replace"))
     return ""

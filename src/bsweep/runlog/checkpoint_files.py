@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.core.regular_files import create_regular, open_regular, read_regular, sha256_of
+from bsweep.core.checksums import sha256_of
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
@@ -142,7 +142,7 @@ def crc32_of_records(metrics: Path, num_bytes: int) -> int | None:
     fewer or cannot be read.
     """
     try:
-        with open_regular(metrics) as file:
+        with metrics.open("rb") as file:
             content = file.read(num_bytes)
     except OSError:
         return None
@@ -202,15 +202,14 @@ def request_stop(paths: RunPaths) -> None:
     Raises:
         OSError: If the file `stop` cannot be written.
     """
-    with create_regular(paths.stop) as file:
-        file.write(b"stop\n")
+    paths.stop.write_bytes(b"stop\n")
 
 
 def is_stop_requested(paths: RunPaths) -> bool:
     # The file's content decides: a file system of several hosts may show a new name late, but an
     # opened file is up to date.
     try:
-        return bool(read_regular(paths.stop))
+        return bool(paths.stop.read_bytes())
     except OSError:
         return False
 

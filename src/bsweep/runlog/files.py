@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from bsweep.config.values import did_you_mean
-from bsweep.core.regular_files import read_regular
 from bsweep.core.whole_files import space_for, write_whole
 from bsweep.runlog.records import SCHEMA, Record
 
@@ -103,15 +102,6 @@ class RunPaths:
         """
         return self.logs / "launcher.log"
 
-    @property
-    def claim(self) -> Path:
-        """A lock file in the run's folder. The sweep that trains the run holds it, and also holds a
-        lock in the study's folder.
-
-        It keeps others out even after somebody has removed the study's folder of locks.
-        """
-        return self.folder / ".claim"
-
     def worker_claim(self, rank: int) -> Path:
         """Return the path of the file that the process `rank` keeps locked while it may write to
         this folder.
@@ -192,8 +182,7 @@ class RunLog:
     It opens the file for its first record. Only one process at a time may write.
 
     Raises:
-        OSError: From `write` and `close`, if the disk is full; from `write` and `sync`, if somebody
-            has removed or replaced the file since the first record.
+        OSError: From `write` and `close`, if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -220,11 +209,6 @@ class RunLog:
         if self._file is None:
             _cut_torn_tail(self._path)
             self._file = self._path.open("a", encoding="utf-8")
-        if not _is_open_file(self._path, self._file):
-            raise OSError(
-                f"{self._path} was removed or replaced while the run wrote to it, so its records "
-                "are lost. Start the same sweep again to repeat the run."
-            )
         return self._file
 
     def close(self) -> None:
@@ -251,17 +235,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
 
 
-def _is_open_file(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 def _cut_torn_tail(path: Path) -> None:
     if not path.exists():
         return
-    whole = read_regular(path)
+    whole = path.read_bytes()
     end = whole.rfind(b"\n") + 1
     if end < len(whole):
         os.truncate(path, end)

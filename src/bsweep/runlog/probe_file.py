@@ -15,7 +15,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from bsweep.config.values import Count
-from bsweep.core.regular_files import read_regular
 
 PROBE_SCHEMA = 1
 WITH_SPLITS = 2  # the schema of files that have split models, too
@@ -134,7 +133,7 @@ def read(path: Path) -> Probe:
         OSError: If the file cannot be read.
         ValueError: If it is no probe, or a newer bsweep wrote it.
     """
-    content = read_regular(path)
+    content = path.read_bytes()
     found = from_json(content)
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema > WITH_SPLITS:

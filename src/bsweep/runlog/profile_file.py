@@ -16,7 +16,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bsweep.config.run import RunConfig
 from bsweep.config.values import Finite, NonNegative, Positive
-from bsweep.core.regular_files import read_regular
 from bsweep.runlog.reading import Damaged
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
@@ -171,7 +170,7 @@ def read_anatomies(config: RunConfig) -> list[Anatomy]:
     """
     path = folder_of(config) / "profile.json"
     try:
-        return _PROFILE.validate_json(read_regular(path)).workers
+        return _PROFILE.validate_json(path.read_bytes()).workers
     except (OSError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise Damaged(f"{path} is no profile ({reason}): run `bsweep profile` again.") from None

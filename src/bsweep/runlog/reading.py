@@ -5,7 +5,6 @@ A damaged file raises an error that names it, so that a reader of a study can le
 
 from __future__ import annotations
 
-import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from bsweep.core.regular_files import read_regular
 from bsweep.core.words import counted
 from bsweep.runlog import measured
 from bsweep.runlog import records as kinds
@@ -92,15 +90,13 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         refuse_incomplete(records, paths.metrics)
     else:
         refuse_repeated(records, paths.metrics)
-    meta = read_meta(paths)
-    lost = f"{paths.meta.name} is missing: the run's machine, hosts and versions are unknown."
     return Run(
         run_id=folder.name,
         folder=folder,
         records=records,
         summary=summary,
-        meta=meta,
-        warnings=tuple(one for one in (warning, lost if summary and not meta else "") if one),
+        meta=read_meta(paths),
+        warnings=(warning,) if warning else (),
     )
 
 
@@ -153,47 +149,14 @@ def read_told(folder: Path) -> Run:
     return read_run(folder) if changes_batch(run.records) else run
 
 
-def odd_entries(paths: RunPaths, *others: Path) -> dict[Path, str]:
-    """Return those of a run's files and folders that are of a wrong kind, such as a pipe in the
-    place of a file, or whose kind cannot be found out, each with the reason as text. Opening a pipe
-    might never end.
-
-    The logs of processes and the files of checkpoints are not looked at. A missing entry is not
-    odd. If the run's folder itself is odd, the entries in it are not looked at.
-
-    Args:
-        paths: The paths of the run.
-        others: Further files, which lie elsewhere.
-    """
-    folders = (paths.folder, paths.own, paths.logs, paths.checkpoints, paths.worker_claim(0).parent)
-    files = (paths.config, paths.meta, paths.metrics, paths.summary, paths.stop, paths.claim)
-    servers = paths.folder.glob(f"{paths.server_clocks(0).name.replace('0', '*')}")
-    found: dict[Path, str] = {}
-    for path in (*others, *folders, *files, paths.environment, *servers):
-        try:
-            mode = path.stat().st_mode
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            found[path] = str(error.strerror)
-        else:
-            if path in folders and not stat.S_ISDIR(mode):
-                found[path] = "it is not a folder"
-            elif path not in folders and not stat.S_ISREG(mode):
-                found[path] = "it is not a regular file"
-        if paths.folder in found:
-            break
-    return found
-
-
 def content_of(path: Path) -> bytes | None:
     """Return the content of a file, or None if there is no such file.
 
     Raises:
-        Damaged: If the file cannot be read or is not a regular file.
+        Damaged: If the file cannot be read.
     """
     try:
-        return read_regular(path)
+        return path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:

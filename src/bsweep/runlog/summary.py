@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.config.run import RunConfig
-from bsweep.core.regular_files import open_regular
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
@@ -75,7 +74,7 @@ def write_summary(
         metrics_crc32=checksum,
     )
     if checksum is not None:
-        with open_regular(paths.metrics) as file:
+        with paths.metrics.open("rb") as file:
             os.fsync(file.fileno())  # before the summary says that the records are whole
     write_json(paths.summary, {"schema": SCHEMA, **asdict(summary)})
     return status, message

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import DeepSpeedConfig
+from bsweep.core.checksums import sha256_of
 from bsweep.core.ranks import Place
-from bsweep.core.regular_files import sha256_of
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat, Vector, layout
 from bsweep.runlog.checkpoint_files import Checkpoint

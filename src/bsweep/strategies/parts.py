@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.optim import Optimizer
 
-from bsweep.core.regular_files import sha256_of
+from bsweep.core.checksums import sha256_of
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint

@@ -5,11 +5,10 @@ record the end.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.reading import (
     REMEDY,
     Damaged,
-    odd_entries,
     read_meta,
     read_records,
     read_summary,
@@ -184,17 +182,16 @@ def _attempt(
     """
     found = _prepare_folder(config, paths)
     warnings = [*warnings, *found.damage]
-    with attendance.folder_locked(paths.folder):
-        began = time.monotonic() - found.wall_seconds  # not disturbed when the clock is set
-        _write_beginning(config, paths, found)
-        with RunLog(paths.metrics) as log:
-            for warning in warnings:
-                if warning not in found.warnings:
-                    log.write(Event(event="warning", message=warning))
-            for event in events:
-                log.write(event)
-        progress.begin(config, paths, warnings)
-        return _train_rest(config, paths, progress, launch_point, began)
+    began = time.monotonic() - found.wall_seconds  # not disturbed when the clock is set
+    _write_beginning(config, paths, found)
+    with RunLog(paths.metrics) as log:
+        for warning in warnings:
+            if warning not in found.warnings:
+                log.write(Event(event="warning", message=warning))
+        for event in events:
+            log.write(event)
+    progress.begin(config, paths, warnings)
+    return _train_rest(config, paths, progress, launch_point, began)
 
 
 def _train_rest(
@@ -287,14 +284,14 @@ def _set_aside(folder: Path, part: Path) -> Path | None:
     Returns:
         Where the files are now; None if there were none.
     """
-    if not os.path.lexists(part):
+    if not part.exists():
         return None
     with suppress(OSError):  # it stays behind if the launcher was killed
         RunPaths(folder).environment.unlink()
     previous = folder.parent / ".previous"
     previous.mkdir(exist_ok=True)
     numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
-    free = next(path for path in numbered if not os.path.lexists(path))
+    free = next(path for path in numbered if not path.exists())
     shutil.move(part, free)
     return free
 
@@ -318,10 +315,6 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
     """Prepare a run's folder for a new start, or for resuming from the latest checkpoint without
     damage.
     """
-    odd = [
-        f"{path}: {why}: it is now {_set_aside(paths.folder, path)}"
-        for path, why in odd_entries(paths).items()
-    ]
     without_graph = False
     with suppress(Damaged):
         without_graph = bool(read_meta(paths).get("without_graph"))
@@ -330,33 +323,26 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
         try:
             earlier = _take_up(paths, latest)
             said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
-            every = (*odd, *earlier.damage, *([said] if damage else []))
-            return replace(earlier, damage=every, without_graph=without_graph)
+            return replace(earlier, damage=(said,) if damage else (), without_graph=without_graph)
         except Damaged as error:
             damage = str(error)
-    damage = damage or _why_repeated(paths)
+    damage = damage or _damage_of_records(paths)
     moved = _set_aside(paths.folder, paths.folder)
     paths.folder.mkdir(parents=True)
     if config.resume_from:
         branching.begin(config, paths)
     damage = damage.removesuffix(f". {REMEDY}")
     said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
-    return _Earlier(damage=(*odd, said) if damage else odd, without_graph=without_graph)
+    return _Earlier(damage=(said,) if damage else (), without_graph=without_graph)
 
 
-def _why_repeated(paths: RunPaths) -> str:
-    """Return a text on what is damaged or missing in the folder of an earlier attempt, so that the
-    run cannot resume; empty if nothing is, as when that attempt saved no checkpoint.
-    """
+def _damage_of_records(paths: RunPaths) -> str:
+    """Return the message on the first damaged file of an earlier attempt; empty without damage."""
     try:
-        has_ended = read_ended(paths) is not None
-        records = read_records(paths.metrics, with_steps=False)[0]
+        read_ended(paths)
+        read_records(paths.metrics, with_steps=False)
     except Damaged as error:
         return str(error)
-    if not has_ended and any(r["type"] == "end" and r["status"] in states.RESULTS for r in records):
-        return f"{paths.summary} is missing"
-    if any(r["type"] == "epoch" and r.get("checkpoint_seconds") for r in records):
-        return f"{paths.checkpoints} no longer has a complete checkpoint"
     return ""
 
 
@@ -367,7 +353,6 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     facts = checkpoint.facts()
     assert facts, checkpoint
     _set_aside(paths.folder, paths.logs)
-    lost = [path for path in _said_once(paths, checkpoint) if not path.exists()]
     meta, summary = read_meta(paths), read_summary(paths)
     if summary:
         wall_seconds = summary["wall_seconds"] or 0.0
@@ -385,16 +370,4 @@ def _take_up(paths: RunPaths, checkpoint: Checkpoint) -> _Earlier:
     warnings = tuple(warnings_in(records))
     with RunLog(paths.metrics) as log:
         log.write(Event(event="resumed", message=f"resumed after {last_step}"))
-    damage = [
-        f"{path} is missing: what it said of the run until {last_step}, is lost" for path in lost
-    ]
-    return _Earlier(float(wall_seconds), warnings, damage)
-
-
-def _said_once(paths: RunPaths, checkpoint: Checkpoint) -> Iterator[Path]:
-    """Yield the paths of the files with facts that a resumed run does not find out again."""
-    yield paths.meta
-    for server in itertools.takewhile(
-        lambda number: checkpoint.server(number).exists(), itertools.count()
-    ):
-        yield paths.server_clocks(server)
+    return _Earlier(float(wall_seconds), warnings)

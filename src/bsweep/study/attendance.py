@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bsweep.core import terminal
@@ -32,17 +32,10 @@ def claim_of_run(folder: Path) -> Path:
 
 
 def is_run_claimed(folder: Path) -> bool:
-    """Return True if some process runs the point of a run folder, even if the study's folder of
-    locks has been removed meanwhile.
+    """Return True if a sweep runs the point of a run folder, or a worker that a killed sweep has
+    left behind.
     """
-    return is_claimed(claim_of_run(folder)) or _is_written(folder)
-
-
-def _is_written(folder: Path) -> bool:
-    """Return True if a sweep, or a worker that a killed sweep has left behind, may write to a run's
-    folder.
-    """
-    return is_claimed(RunPaths(folder).claim) or has_workers(folder)
+    return is_claimed(claim_of_run(folder)) or has_workers(folder)
 
 
 def has_workers(folder: Path) -> bool:
@@ -56,17 +49,7 @@ def run_claimed(folder: Path) -> Iterator[bool]:
     runs the point.
     """
     with claimed(claim_of_run(folder)) as is_ours:
-        yield is_ours and not _is_written(folder)
-
-
-def folder_locked(folder: Path) -> AbstractContextManager[None]:
-    """Lock a run's folder by a file inside this folder, until the returned context ends.
-
-    Raises:
-        OSError: If another process holds the lock, which it got because somebody removed the
-            study's folder of locks.
-    """
-    return held(RunPaths(folder).claim, "another sweep runs this point")
+        yield is_ours and not has_workers(folder)
 
 
 class Attendance:

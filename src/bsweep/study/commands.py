@@ -23,7 +23,6 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import Count, Name, Processes
 from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
-from bsweep.core.regular_files import read_regular
 from bsweep.runlog.values import MOST
 
 logger = terminal.logger(__name__)
@@ -130,7 +129,7 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
     }
     text, before = json.dumps(line) + "\n", b""
     with suppress(FileNotFoundError):
-        before = read_regular(_path(study_dir))
+        before = _path(study_dir).read_bytes()
     if before and not before.endswith(b"\n"):
         text = "\n" + text
     with _path(study_dir).open("ab") as file:
@@ -148,7 +147,7 @@ def read_commands(study_dir: Path) -> list[Command]:
     commands: dict[tuple[Any, ...], Command] = {}
     path = _path(study_dir)
     try:
-        lines = read_regular(path).splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

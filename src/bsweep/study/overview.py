@@ -5,7 +5,6 @@ time that is left.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,8 +140,6 @@ def _row(
     study_dir: Path, run_id: str, found: Mapping[str, State], point: Planned | None, by: Estimate
 ) -> Row:
     state = found.get(run_id, NEW)
-    if state is NEW and os.path.lexists(study_dir / run_id):  # a file, a pipe or a loop of links
-        state = states.state_of_run(study_dir / run_id)
     return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.following import Following
-from bsweep.runlog.reading import lost_workers, odd_entries, read_meta
+from bsweep.runlog.reading import lost_workers, read_meta
 from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
@@ -73,7 +73,7 @@ def read_states(study_dir: Path) -> dict[str, State]:
         names = sorted(
             one.name
             for one in os.scandir(study_dir)
-            if not one.name.startswith(".") and Path(one).is_dir()
+            if not one.name.startswith(".") and one.is_dir()
         )
     except FileNotFoundError:
         return {}
@@ -90,14 +90,9 @@ def state_of_run(folder: Path) -> State:
     paths = RunPaths(folder)
     try:
         ended = read_ended(paths)
-        if not ended or ended[0]["status"] not in RESULTS:
-            claim = attendance.claim_of_run(folder)
-            for path, why in odd_entries(paths, claim).items():
-                remedy = "Remove it." if path == claim else "The same sweep sets it aside."
-                return State("damaged", f"{path}: {why}. {remedy}")
         if ended:
             return _ended(*ended, paths)
-        return _under_way(paths) if os.path.lexists(paths.config) else NEW
+        return _under_way(paths) if paths.config.exists() else NEW
     except (ValueError, KeyError, TypeError, OSError) as error:
         return State("damaged", str(error))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
-from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         logger.error(f"bsweep: {error}")
         return _BAD
-    to, study = sink(options.to), escaped(options.study.resolve().name)
+    to, study = sink(options.to), options.study.resolve().name
     stored_in = options.out or to.place(options.study)
     failed = 0
     for folder in folders:
@@ -69,7 +68,7 @@ def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
     """Copy a run's records to a tracker unless the tracker says that it has them; return a text
     such as `12 records` or `there already`.
     """
-    run = escaped(paths.folder.name)
+    run = paths.folder.name
     if to.has(stored_in, study, run, records.fingerprint(paths)):
         return "there already"
     found, _ = read_records(paths.metrics)

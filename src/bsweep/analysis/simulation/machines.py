@@ -20,7 +20,6 @@ from bsweep.analysis.simulation.uneven import held_bytes
 from bsweep.analysis.simulation.words import Way
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import Count, Positive, did_you_mean
-from bsweep.core.regular_files import read_regular
 from bsweep.core.words import listed
 
 _UNSURE = 0.3  # of the logarithm of the share of a machine's speed that a model reaches
@@ -60,7 +59,7 @@ def machine(name: str) -> Machine:
             f"{', '.join(shipped)}; or give a YAML file with its keys, see docs/simulate.md."
         )
     try:
-        found = shipped[name] if name in shipped else yaml.safe_load(read_regular(path))
+        found = shipped[name] if name in shipped else yaml.safe_load(path.read_bytes())
         checked: Machine = TypeAdapter(Machine).validate_python(found)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"--machine {name}: the file cannot be read ({error}).") from None
