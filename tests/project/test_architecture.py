@@ -36,7 +36,7 @@ KEPT_STATE = {
     "strategies/process_group.py:_KEPT": "groups of torch's, which may hang where they end",
     "study/states.py:_RECORDED": "a cache: how far records were read",
     "train/graph_capture.py:_broken": "of the process: why it captures no CUDA graph any more",
-    "trackers/live.py:_followers": "the processes that trackers have, one of each for all points",
+    "trackers/live.py:_copiers": "the processes that trackers have, one of each for all points",
 }
 """What modules remember from one call to the next, and why it is no argument.
 

@@ -178,14 +178,14 @@ def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
     if len(cores) < 2:
         pytest.skip("takes two cores")
 
-    def follower() -> live._Follower:
+    def copier() -> live._Copier:
         Seats((min(cores),), ()).take()
-        return live._Follower("tensorboard", tmp_path)
+        return live._Copier("tensorboard", tmp_path)
 
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(follower).result()
+        started = pool.submit(copier).result()
     assert os.sched_getaffinity(started._process.pid) == cores
-    assert started.end() == []
+    assert not started.end()
 
 
 def test_a_point_that_is_put_off_has_no_number_of_anothers(

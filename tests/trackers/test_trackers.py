@@ -9,7 +9,6 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from bsweep import trackers
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.trackers import live, records
+from bsweep.trackers import records
 from tests.support.running import TINY, bsweep, compose, imported_first
 
 POINT = (
@@ -235,23 +234,3 @@ def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:
     before = records.fingerprint(RunPaths(tmp_path))
     (tmp_path / "summary.json").write_text("{}")
     assert records.fingerprint(RunPaths(tmp_path)) != before
-
-
-def test_a_tracker_goes_on_after_records_that_were_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[float] = []
-    tracked = SimpleNamespace(note=lambda text, time: told.append(time))
-    to = SimpleNamespace(place=str, open=lambda *_: tracked)
-    monkeypatch.setattr(live, "sink", lambda name: to)
-    events = [
-        json.dumps({"type": "event", "event": "note", "message": "", "time": time}) + "\n"
-        for time in range(5)
-    ]
-    paths = RunPaths(tmp_path)
-    paths.metrics.write_text("".join(events[:3]))
-    run = live._Run("tensorboard", paths)
-    for written in (events[:2], [*events[:2], events[3] * 2]):
-        paths.metrics.write_text("".join(written))
-        assert run.go_on(is_last=False)
-    assert told == [0, 1, 2, 3, 3]

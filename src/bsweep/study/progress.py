@@ -119,7 +119,6 @@ class Progress:
         for warning in warnings:
             self._say(f"  warning: {warning}")
         self._read_earlier()
-        live.follow(config, paths)
         if self._has_live_line:
             self._update_live_line()
             self._live.start()
@@ -133,13 +132,13 @@ class Progress:
             return
         self._polled_at = time.monotonic()
         self._show()
-        for line in live.news():
-            self._say(f"  {line}")
 
     def _read_earlier(self) -> None:
         """Read the records that earlier attempts have written, and print where the run resumes."""
         resumed = ""
-        for record in self._new_records():
+        earlier = self._new_records()
+        live.begin(self._config, self._paths, earlier)
+        for record in earlier:
             self._keep(record)
             if record.get("event") == "resumed":
                 resumed = record["message"]
@@ -163,6 +162,7 @@ class Progress:
 
     def _show(self) -> None:
         for record in self._new_records():
+            live.copy(self._config, self._paths, record)
             self._keep(record)
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
@@ -218,6 +218,7 @@ class Progress:
 
     def end(self, outcome: Outcome) -> None:
         self._show()
+        live.copy(self._config, self._paths, None)
         self._end_live_line()
         self._seconds = time.monotonic() - self._began_at
         self._sweep.seconds_of_done.append(self._seconds)
