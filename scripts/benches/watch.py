@@ -70,8 +70,7 @@ def measured(server: subprocess.Popen[str], run: Path, seconds: float) -> tuple[
     shown: dict[float, float] = {}  # when a share of the epochs was seen first
 
     def follow() -> None:
-        url = f"{address}studies/{run.parent.name}/events"
-        with urllib.request.urlopen(url) as stream:
+        with urllib.request.urlopen(f"{address}events") as stream:
             for line in stream:
                 if line.startswith(b"data: "):
                     for point in json.loads(line[6:])["points"]:

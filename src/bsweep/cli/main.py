@@ -26,7 +26,7 @@ usage: bsweep run [--report] [key=value ...]        train one point, or all poin
        bsweep plan [--json] [--probe] [...]         show what `run` would train, and how long it
                                                     takes
        bsweep status STUDY [--watch] [--json]       show how far a study is, also in training
-       bsweep watch STUDY ... [--port 8877]         show studies in a browser, also in training
+       bsweep watch STUDY [--port 8877]             show a study in a browser, also in training
        bsweep resume STUDY                          run the points of a study that are left
        bsweep retry STUDY [--status failed,...]     repeat points that did not complete
        bsweep stop STUDY                            make a study's sweeps save, and end

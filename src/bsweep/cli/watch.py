@@ -1,4 +1,4 @@
-"""The command `bsweep watch`, which shows studies in a browser while their points train."""
+"""The command `bsweep watch`, which shows a study in a browser while its points train."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ _PORT = 8877
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve the pages of studies until Ctrl-C, and return the exit code.
+    """Serve the pages of a study until Ctrl-C, and return the exit code.
 
     Raises:
-        ValueError: If the packages of the extra `watch` are missing, a folder holds no study, or
+        ValueError: If the packages of the extra `watch` are missing, the folder holds no study, or
             the address or port cannot be had.
     """
     parser = argparse.ArgumentParser(
         prog="bsweep watch",
-        description="Show studies in a browser, updated while their points train.",
+        description="Show a study in a browser, updated while its points train.",
     )
-    parser.add_argument(
-        "studies", nargs="+", type=Path, metavar="STUDY", help="the studies' folders"
-    )
+    parser.add_argument("study", type=Path, metavar="STUDY", help="the study's folder")
     parser.add_argument(
         "--port", type=int, default=_PORT, help=f"0 takes a free one (default: {_PORT})"
     )
@@ -44,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     refuse_missing("bsweep watch", ("starlette", "uvicorn"), "watch")
     from bsweep.serve.server import serve
 
-    where = (options.studies, options.host, options.port)
+    where = (options.study, options.host, options.port)
     try:
         serve(*where, _announce, mix=options.mix, beside=options.beside)
     except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep

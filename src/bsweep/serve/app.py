@@ -1,4 +1,4 @@
-"""The application that shows studies: an index, a page for each study, and their events."""
+"""The application that shows a study: its interactive page, its points, and its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from starlette.applications import Starlette
@@ -22,7 +21,6 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from bsweep.analysis import load
-from bsweep.core.words import escaped
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
 from bsweep.report.interactive import html_of
@@ -41,31 +39,31 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-_PAGE = """<!doctype html>
+_COLUMNS = ("point", "point_state", "epochs", "test_accuracy", "test_loss", "time_left")
+_HEADS = "".join(f'<th scope="col" data-words="{name}"></th>' for name in _COLUMNS)
+_PAGE = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} - bsweep watch</title>
-<link rel="stylesheet" href="{root}/watch.css">
-<script src="{root}/texts.js" defer></script><script src="{root}/news.js" defer></script>
-<script src="{root}/watch.js" defer></script></head>
-<body data-kind="{kind}" data-events="{events}"><main>
-<h1>{title}</h1>{body}
+<title>{{title}} - bsweep watch</title>
+<link rel="stylesheet" href="{{root}}/watch.css">
+<script src="{{root}}/texts.js" defer></script><script src="{{root}}/news.js" defer></script>
+<script src="{{root}}/watch.js" defer></script></head>
+<body data-events="{{root}}/events"><main>
+<h1>{{title}}</h1>{{above}}
+<p id="said" role="status"></p><progress id="done"></progress><div class="wide">
+<table><caption id="shown"></caption><thead><tr>{_HEADS}</tr></thead>
+<tbody id="points"></tbody></table></div>
+<p><a href="{{root}}/" data-words="report">Report</a></p>
 </main></body></html>
 """
 _NO_REPORT = '<p><span data-words="no_report">There is no report yet:</span> {}</p>'
-_COLUMNS = ("point", "point_state", "epochs", "test_accuracy", "test_loss", "time_left")
-_POINTS = f"""<p id="said" role="status"></p><progress id="done"></progress><div class="wide">
-<table><caption id="shown"></caption><thead><tr>{
-    "".join(f'<th scope="col" data-words="{name}"></th>' for name in _COLUMNS)
-}</tr></thead><tbody id="points"></tbody></table></div>
-<p><a href="../" data-words="report">Report</a></p>"""
 
 
 class Feed:
     """A study that several readers follow, and at which one of them looks for all."""
 
-    def __init__(self, name: str, folder: Path, *, mix: bool, beside: bool) -> None:
-        self.name, self.watched, self._mix, self._beside = name, Watched(folder), mix, beside
+    def __init__(self, folder: Path, *, mix: bool, beside: bool) -> None:
+        self.watched, self._mix, self._beside = Watched(folder), mix, beside
         self.document: dict[str, Any] = {}
         self.document_version = -1  # the version of the study that the document shows
         self.problem = ""  # why there is no newer document
@@ -81,10 +79,6 @@ class Feed:
             if time.monotonic() - self._looked >= _LOOK_SECONDS / 2:
                 await asyncio.to_thread(self.watched.look)
                 self._looked = time.monotonic()
-
-    def news(self, version: int) -> dict[str, Any]:
-        """Return what a reader who knows the study as of `version` lacks, see `Watched.news`."""
-        return {**self.watched.news(version), "study": self.name}
 
     async def curves(self, run_ids: Sequence[str], version: int) -> dict[str, object]:
         """Return the curves of those of the runs that were evaluated, finished an epoch, or ended
@@ -136,23 +130,17 @@ class Feed:
 
 
 class Pages:
-    """The pages that the server answers with: an index of the studies, and for each study its
-    interactive page, its points, their events, and all of it as JSON. All paths begin with a token.
+    """The pages that the server answers with: the interactive page of the study, its points, its
+    events, and all of it as JSON. All paths begin with a token.
     """
 
     def __init__(
-        self,
-        studies: Sequence[Path],
-        token: str,
-        is_ending: Callable[[], bool],
-        *,
-        mix: bool,
-        beside: bool,
+        self, study: Path, token: str, is_ending: Callable[[], bool], *, mix: bool, beside: bool
     ) -> None:
-        """Look at the studies for the first time.
+        """Look at the study for the first time.
 
         Args:
-            studies: The studies' folders.
+            study: The study's folder.
             token: The first part of each path.
             is_ending: A function that returns True when the server ends, so that open connections
                 end.
@@ -160,80 +148,54 @@ class Pages:
             beside: See `bsweep.load`.
 
         Raises:
-            ValueError: If a folder holds no study.
+            ValueError: If the folder holds no study.
         """
-        self._feeds: dict[str, Feed] = {}
-        for folder in studies:
-            name, number = escaped(folder.resolve().name), 1
-            while (called := f"{name} ({number})" if number > 1 else name) in self._feeds:
-                number += 1
-            self._feeds[called] = Feed(called, folder, mix=mix, beside=beside)
+        self._feed = Feed(study, mix=mix, beside=beside)
+        self._name = html.escape(study.resolve().name)
         self._root, self._is_ending = f"/{token}", is_ending
 
     def application(self) -> Starlette:
-        root, of_study = self._root, f"{self._root}/studies/{{name}}"
+        root = self._root
         return Starlette(
             routes=[
-                Route(f"{root}/", self._index),
-                Route(f"{root}/events", self._all_events),
+                Route(f"{root}/", self._report),
+                Route(f"{root}/points/", self._points),
+                Route(f"{root}/document.json", self._document),
+                Route(f"{root}/events", self._events),
+                Route(f"{root}/status.json", self._status),
                 Route(f"{root}/{{file}}", _file),
-                Route(f"{of_study}/", self._study),
-                Route(f"{of_study}/points/", self._points),
-                Route(f"{of_study}/document.json", self._document),
-                Route(f"{of_study}/events", self._events),
-                Route(f"{of_study}/status.json", self._status),
             ]
         )
 
-    def _feed(self, request: Request) -> Feed:
-        try:
-            return self._feeds[request.path_params["name"]]
-        except KeyError:
-            raise HTTPException(404, "There is no such study here.") from None
-
-    async def _index(self, _: Request) -> Response:
-        items = "".join(
-            f'<li><a href="{self._root}/studies/{quote(name)}/">{_shown(name)}</a> '
-            f'(<a href="{self._root}/studies/{quote(name)}/points/" data-words="points">points</a>)'
-            f'<p data-study="{_shown(name)}"></p></li>'
-            for name in self._feeds
-        )
-        body = f'<p id="said" role="status"></p><ul>{items}</ul>'
-        return _page("bsweep", "index", body, self._root, "events")
-
-    async def _study(self, request: Request) -> Response:
-        feed = self._feed(request)
-        await feed.look()
-        await feed.renew(_RELOAD_SECONDS)
-        if not feed.document:
-            body = _NO_REPORT.format(_shown(feed.problem)) + _POINTS
-            return _page(feed.name, "points", body, self._root, "events")
+    async def _report(self, _: Request) -> Response:
+        await self._feed.look()
+        await self._feed.renew(_RELOAD_SECONDS)
+        if not self._feed.document:
+            return self._page(_NO_REPORT.format(html.escape(self._feed.problem)))
         live = "".join((_FILES / name).read_text("utf-8") for name in ("news.js", "live.js"))
-        return HTMLResponse(await asyncio.to_thread(html_of, feed.document, "", live))
+        return HTMLResponse(await asyncio.to_thread(html_of, self._feed.document, "", live))
 
-    async def _points(self, request: Request) -> Response:
-        return _page(self._feed(request).name, "points", _POINTS, self._root, "../events")
+    async def _points(self, _: Request) -> Response:
+        return self._page()
 
-    async def _document(self, request: Request) -> Response:
-        told = orjson.dumps(self._feed(request).document)
-        return Response(told, media_type="application/json")
+    def _page(self, above: str = "") -> Response:
+        """Return the page of the study's points, below some HTML."""
+        text = _PAGE.format(title=self._name, above=above, root=self._root)
+        return HTMLResponse(text, headers={"content-security-policy": _POLICY})
 
-    async def _status(self, request: Request) -> Response:
-        feed = self._feed(request)
-        await feed.look()
-        return Response(json.dumps(feed.news(-1)), media_type="application/json")
+    async def _document(self, _: Request) -> Response:
+        return Response(orjson.dumps(self._feed.document), media_type="application/json")
+
+    async def _status(self, _: Request) -> Response:
+        await self._feed.look()
+        return Response(json.dumps(self._feed.watched.news(-1)), media_type="application/json")
 
     async def _events(self, request: Request) -> Response:
-        feed = self._feed(request)
-        shown = feed if "report" in request.query_params else None
         known = request.headers.get("last-event-id") or request.query_params.get("report") or "-1"
         if not re.fullmatch(r"-?[0-9]{1,15}", known):
             raise HTTPException(400, f"{known} is no version of a study.")
-        news = _news([feed], self._is_ending, shown, int(known))
-        return StreamingResponse(news, media_type="text/event-stream")
-
-    async def _all_events(self, _: Request) -> Response:
-        news = _news([*self._feeds.values()], self._is_ending, with_points=False)
+        with_report = "report" in request.query_params
+        news = _news(self._feed, self._is_ending, int(known), with_report=with_report)
         return StreamingResponse(news, media_type="text/event-stream")
 
 
@@ -245,24 +207,10 @@ async def _file(request: Request) -> Response:
     return Response(text, media_type=_KINDS[name])
 
 
-def _page(title: str, kind: str, body: str, root: str, events: str) -> Response:
-    text = _PAGE.format(title=_shown(title), kind=kind, body=body, root=root, events=events)
-    return HTMLResponse(text, headers={"content-security-policy": _POLICY})
-
-
-def _shown(text: str) -> str:
-    return html.escape(escaped(text))
-
-
 async def _news(
-    feeds: Sequence[Feed],
-    is_ending: Callable[[], bool],
-    shown: Feed | None = None,
-    known: int = -1,
-    *,
-    with_points: bool = True,
+    feed: Feed, is_ending: Callable[[], bool], known: int, *, with_report: bool
 ) -> AsyncIterator[str]:
-    """Yield server-sent events: `news` of each study, first what has changed since the version that
+    """Yield server-sent events: `news` of the study, first what has changed since the version that
     the reader knows, and then what changes. For an interactive page also `curves` of runs that
     were evaluated or finished an epoch, and `document`, the version of the page's document and why
     there is no newer one, first and when it changes.
@@ -270,35 +218,27 @@ async def _news(
     News has its version as its id, which a browser sends when it connects again.
 
     Args:
-        feeds: The studies.
+        feed: The study.
         is_ending: A function that returns True when this is to end.
-        shown: The study whose interactive page is shown, if one is.
         known: The version of the study that the reader knows; -1 for none.
-        with_points: Tell which points have changed, too.
+        with_report: Tell what an interactive page shows, too.
     """
-    seen = dict.fromkeys((feed.name for feed in feeds), known)
-    told: set[str] = set()  # the studies of which there was news
-    said_at = time.monotonic()
+    is_first, said_at = True, time.monotonic()
     document: dict[str, Any] = {}
     renewing: asyncio.Task[None] | None = None
     while not is_ending():
-        for feed in feeds:
-            await feed.look()
-            before = seen[feed.name]
-            if feed.watched.version > before or feed.name not in told:
-                told.add(feed.name)
-                news = feed.news(before)
-                names = [point["run_id"] for point in news["points"]]
-                if not with_points:
-                    del news["points"], news["gone"]
-                yield _event("news", news, news["version"] if with_points else None)
-                seen[feed.name], said_at = news["version"], time.monotonic()
-                if shown and before >= 0 and (curves := await feed.curves(names, before)):
-                    yield _event("curves", curves)
-        if shown:
+        await feed.look()
+        if feed.watched.version > known or is_first:
+            before, news = known, feed.watched.news(known)
+            yield _event("news", news, news["version"])
+            is_first, known, said_at = False, news["version"], time.monotonic()
+            names = [point["run_id"] for point in news["points"]]
+            if with_report and before >= 0 and (curves := await feed.curves(names, before)):
+                yield _event("curves", curves)
+        if with_report:
             if renewing is None or renewing.done():
-                renewing = asyncio.create_task(shown.renew(shown.pause))
-            if (now := {"version": shown.document_version, "problem": shown.problem}) != document:
+                renewing = asyncio.create_task(feed.renew(feed.pause))
+            if (now := {"version": feed.document_version, "problem": feed.problem}) != document:
                 document = now
                 yield _event("document", document)
         if time.monotonic() - said_at >= _SILENT_SECONDS:

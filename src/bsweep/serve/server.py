@@ -1,4 +1,4 @@
-"""The server of studies' pages: its addresses, and its run until it is interrupted."""
+"""The server of a study's pages: its addresses, and its run until it is interrupted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bsweep.serve.guard import Guard
 
 
 def serve(
-    studies: Sequence[Path],
+    study: Path,
     host: str,
     port: int,
     announce: Callable[[Sequence[str], bool], None],
@@ -25,10 +25,10 @@ def serve(
     mix: bool = False,
     beside: bool = False,
 ) -> None:
-    """Serve the pages of studies until the process is interrupted.
+    """Serve the pages of a study until the process is interrupted.
 
     Args:
-        studies: The studies' folders.
+        study: The study's folder.
         host: The address at which to listen, or a name of it.
         port: The port; 0 takes a free one.
         announce: A function that is called once requests are answered. It gets the addresses to
@@ -37,12 +37,12 @@ def serve(
         beside: See `bsweep.load`.
 
     Raises:
-        ValueError: If a folder holds no study, or the address or port cannot be had.
+        ValueError: If the folder holds no study, or the address or port cannot be had.
         KeyboardInterrupt: When the process is interrupted, after all connections have ended.
     """
     token = secrets.token_urlsafe(16)
     server: uvicorn.Server
-    pages = Pages(studies, token, lambda: server.should_exit, mix=mix, beside=beside)
+    pages = Pages(study, token, lambda: server.should_exit, mix=mix, beside=beside)
     app = pages.application()
     with _listening(host, port) as listening:
         own = ipaddress.ip_address(listening.getsockname()[0])

@@ -1,12 +1,11 @@
-// Shows what the server sends of studies. All that comes from records is set as text, never as HTML.
+// Shows what the server sends of a study. All that comes from records is set as text, never as HTML.
 "use strict";
 const MOST_ROWS = 300;
 const ORDER = ["running", "failed", "timeout", "out_of_memory", "diverged", "damaged", "interrupted", "new", "completed"];
-const isIndex = document.body.dataset.kind === "index";
-const points = new Map(), known = new Map();  // by name: points of the study, and the news of studies
+const points = new Map();  // by name
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const byId = (id) => document.getElementById(id);
-let isDrawn = true, trouble = "";
+let news = null, isDrawn = true, trouble = "live_connects";
 
 function number(value) {
   return value === null || value === undefined ? "-" : numbers.format(value);
@@ -33,29 +32,23 @@ function draw() {
 }
 
 function say() {
-  const said = byId("said"), first = [...known.values()][0];
-  said.classList.toggle("stopped", Boolean(trouble || (!isIndex && first?.problem)));
-  said.textContent = trouble ? words(trouble) : isIndex || !first ? "" : newsWords(first);
-  for (const place of document.querySelectorAll("[data-study]")) {
-    const news = known.get(place.dataset.study);
-    if (news) place.textContent = newsWords(news);
-  }
+  const said = byId("said");
+  said.classList.toggle("stopped", Boolean(trouble || news?.problem));
+  said.textContent = trouble ? words(trouble) : newsWords(news);
 }
 
 function translate() {
   for (const one of document.querySelectorAll("[data-words]")) {
     one.textContent = words(one.dataset.words, { part: words("part_test") });
   }
-  byId("done")?.setAttribute("aria-label", words("points_done"));
+  byId("done").setAttribute("aria-label", words("points_done"));
   say();
-  if (!isIndex) draw();
+  draw();
 }
 
-function update(news) {
-  known.set(news.study, news);
-  trouble = "";
+function update(newer) {
+  [news, trouble] = [newer, ""];
   say();
-  if (isIndex) return;
   for (const point of news.points) points.set(point.run_id, point);
   for (const name of news.gone) points.delete(name);
   byId("done").max = Math.max(1, points.size);
@@ -66,7 +59,6 @@ function update(news) {
   }
 }
 
-trouble = "live_connects";
 translate();
 const source = new EventSource(document.body.dataset.events);
 source.addEventListener("news", (event) => update(JSON.parse(event.data)));

@@ -154,8 +154,7 @@ class Watched:
             if self._final.get(name) == entry.inode():
                 kept.add(name)
                 continue
-            is_folder = entry.is_dir(follow_symlinks=False) or Path(entry).is_dir()
-            if is_folder and not name.startswith("."):  # a link in a circle is none
+            if entry.is_dir() and not name.startswith("."):
                 found[name] = _stamp(entry)
         self._listings = (*self._listings[-1:], listing)  # not if an error ended this one
         gone = (self._stamps.keys() | self._final.keys()) - found.keys() - kept

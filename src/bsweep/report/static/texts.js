@@ -63,7 +63,7 @@ const TEXTS = {
   batches: "Changes of the batch", events: "Warnings and events", event: "Event", after: "After (s)", logs: "Last lines of its logs",
   message: "Message", provenance: "Code, versions and machine",
   epoch: "Epoch", step_seconds: "seconds of a step", unit_seconds: "seconds of {unit}", yes: "yes", no: "no", unknown: "not known",
-  report: "Report", no_report: "There is no report yet:", points: "points", point: "point", point_state: "state",
+  report: "Report", no_report: "There is no report yet:", point: "point", point_state: "state",
   time_left: "time left", points_done: "Points done", epochs_of: "{n} of {all}",
   first_points: "The first {n} of {all} points, those at work first.",
   live_points: "States of all points",
