@@ -25,7 +25,6 @@ from bsweep import analysis, plots, report
 from bsweep.analysis import advice, answering
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.once import computing_once
-from bsweep.plots.styles import style as style_of
 from bsweep.report import formats, images
 from bsweep.report.tables import tables
 from tests.support.synthetic_study import META, diloco, server, write_run, write_study
@@ -208,25 +207,6 @@ def test_tables_hold_what_was_measured_and_are_escaped(page: Path) -> None:
         assert not re.search(r"(?<!\\)%(?!$)", line) or line.startswith("%")
 
 
-def has_siunitx() -> bool:
-    found = shutil.which("kpsewhich") and subprocess.run(["kpsewhich", "siunitx.sty"], check=False)
-    return bool(found) and found.returncode == 0  # type: ignore[union-attr]
-
-
-@pytest.mark.skipif(not has_siunitx(), reason="siunitx is not installed")
-def test_tables_and_figures_for_a_paper_compile(paper: Path, tmp_path: Path) -> None:
-    (tmp_path / "one.tex").write_text(
-        r"\documentclass[twocolumn]{article}\usepackage{booktabs,siunitx,graphicx}"
-        r"\setlength{\textwidth}{6.75in}\setlength{\columnsep}{0.25in}"
-        rf"\graphicspath{{{{{paper}/}}}}\begin{{document}}\input{{{paper}/table.tex}}"
-        rf"\input{{{paper}/figure_accuracy_by_time.tex}}\end{{document}}"
-    )
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "one.tex"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    assert made.returncode == 0, made.stdout[-2000:]
-    assert b"too wide) in paragraph" not in made.stdout, made.stdout[-2000:]
-
-
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_the_tables_compile_with_pdflatex(page: Path, tmp_path: Path) -> None:
     for name in ("table", *(f"table_{name}" for name in TABLES)):
@@ -243,50 +223,6 @@ def test_the_tables_compile_with_pdflatex(page: Path, tmp_path: Path) -> None:
         assert b"Overfull" not in made.stdout, (name, made.stdout[-2000:])
         assert b"too large" not in made.stdout, (name, made.stdout[-2000:])
         assert (tmp_path / "one.pdf").stat().st_size > 10_000
-
-
-@pytest.fixture(scope="module")
-def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of three seeds for a paper of two columns, after a report for another one."""
-    study = write_study(tmp_path_factory.mktemp("paper") / "a_b", num_workers=(1,), seeds=3)
-    (study / "report").mkdir()
-    (study / "report/figure_gone.tex").touch()
-    return report.write(study, style="icml").parent
-
-
-def test_a_report_for_a_paper_has_captions_and_figures_to_include(paper: Path) -> None:
-    names = {path.stem for path in paper.glob("*.svg")}
-    assert {path.stem for path in paper.glob("figure_*.tex")} == {f"figure_{n}" for n in names}
-    for name in names:
-        caption = (paper / f"figure_{name}.txt").read_text()
-        assert "n = " in caption
-        assert caption.endswith("Hardware: Test CPU, 2 cores.\n")
-    assert "Bars are 95 % t-intervals" in (paper / "figure_time_by_batch.txt").read_text()
-    code = (paper / "figure_accuracy_by_time.tex").read_text()
-    assert "\\begin{figure}\n\\centering\n\\includegraphics{accuracy_by_time.pdf}\n" in code
-    assert "\\label{fig:a-b-accuracy-by-time}\n\\end{figure}\n" in code
-    assert "\\begin{figure*}" in (paper / "figure_time_by_batch.tex").read_text()
-    assert "--style icml" in (paper / "report.html").read_text()
-
-
-def test_numbers_for_a_paper_stand_in_columns_of_siunitx() -> None:
-    cells = pd.DataFrame({
-        "way": ["one", "two", "three"],
-        "workers": ["1", "16", "4"],
-        "time (s)": ["12.31 ± 0.24", "2.5 ± 12", "-"],
-        "change": ["-0.5", "3", "1.25"],
-        "range": ["1 to 2", "2 to 3", "4"],
-    })  # fmt: skip
-    (text,) = formats.as_latex("s", [formats.Table("R.", cells)], (), style_of("icml")).values()
-    assert text.startswith("% \\usepackage{booktabs,siunitx}\n\\begin{table*}\n")
-    separate = ",separate-uncertainty,table-align-uncertainty=false"
-    assert (
-        "\\begin{tabular}{lS[table-format=2.0]"
-        f"S[table-format=2.2(3){separate}]S[table-format=-1.2]r}}" in text
-    )
-    assert r"one & 1 & 12.31(24) & -0.5 & 1 to 2 \\" in text
-    assert r"two & 16 & 2.5(120) & 3 & 2 to 3 \\" in text
-    assert r"three & 4 & {-} & 1.25 & 4 \\" in text
 
 
 def test_latex_keeps_the_columns_that_were_chosen() -> None:

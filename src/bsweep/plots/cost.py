@@ -51,7 +51,7 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     shown = {count: known.get(("num_workers", count), _PREDICTED) for count in counts}
     for (axes,), (where, rows) in zip(grid, parts, strict=True):
         _draw_front(axes, rows, shown)
-        axes.set_title(drawing.broken(where, drawing.letters(60)), loc="left")
+        axes.set_title(drawing.broken(where, 60), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
     handles = [
         handle({**shown[count], "linestyle": ""}, counted(count, "worker"))

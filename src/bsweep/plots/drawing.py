@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots.curves import handle, readable
-from bsweep.plots.styles import style as style_of
+from bsweep.plots.styles import settings_of
 
 BATCH_LABEL = "Local batch (examples per worker)"
 AXES = {
@@ -39,21 +38,17 @@ BEHIND: dict[str, Any] = {
     "linewidth": 0.8,
     "zorder": 1,
 }
-_WIDTH = 7.0  # inches of a figure that is not drawn for a paper
-_SIZE = 9  # points of the type of such a figure
+_SIZE = 9  # points of the type of a figure that is not drawn for a paper
 _BESIDE = 0.75  # inches that the labels of an axes take of its width
-_NARROWEST = 1.5  # inches of an axes in one column of a paper
-_TALLEST = 1.3  # times the height that it has in the whole width
 _BELOW = 0.3  # inches that its title or labels take of its height
 _LETTER = 0.065  # inches of a letter of a label
 _LONGEST_WORD = 5  # letters by which a line of a label may be longer than the others
 _DIGIT = 0.071  # inches of a digit in a tick label
 _CUT = 1000  # A panel leaves out losses this many times above or below its median.
 _FAR = 3  # An axis of losses holds intervals that go this many times beyond them.
-_SERIF = 0.88  # width of a letter of Times, as a share of one of DejaVu Sans
 _MAX_LABEL = 60  # letters in a line of a legend
 STYLE: dict[Any, Any] = {
-    "figure.figsize": (_WIDTH, 4.0),  # the height is never used
+    "figure.figsize": (7.0, 4.0),  # the height is never used
     "font.size": _SIZE,
     "axes.titlesize": _SIZE,
     "axes.labelsize": _SIZE,
@@ -81,9 +76,6 @@ _FILE_STYLE: dict[Any, Any] = {
     "figure.autolayout": False,
     "figure.constrained_layout.use": False,
 }
-# Tables of a font that lay out text. A PDF does not need them, as it places each glyph itself, and
-# subsetting them takes long.
-_LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB"]
 _NO_METADATA = {
     ".png": ("Software",),
     ".svg": ("Date", "Creator"),
@@ -116,51 +108,17 @@ class StudyFigure:
 
         Args:
             study: The study.
-            style: The paper for which the figure is drawn, a name in `STYLES`. Where its text has
-                two columns, a figure whose panels stand in one column, and fit there, is one
-                column wide, and every other one two columns.
+            style: The paper for which the figure is drawn, a name in `STYLES`. The figure is as
+                wide as its text.
 
         Raises:
             ValueError: If there is no such style.
         """
-        paper = None if style is None else style_of(style)
-        settings = STYLE if paper is None else {**STYLE, **paper.settings}
-        with rc_context(settings):
+        with rc_context(STYLE if style is None else {**STYLE, **settings_of(style)}):
             table = self.table(study)
             if table.empty:
                 return _nothing(self.name)
-            shown = readable(study, table)
-            if paper is None:
-                return self.draw(study, shown)
-            wide = self._drawn(study, shown, paper.width)
-            if paper.column is None:
-                return wide
-            narrow = self._drawn(study, shown, paper.column)
-            return narrow if _fits(narrow, wide) else wide
-
-    def _drawn(self, study: Study, table: pd.DataFrame, inches: float) -> Figure:
-        with rc_context({"figure.figsize": (inches, inches)}):
-            return self.draw(study, table)
-
-
-def _fits(narrow: Figure, wide: Figure) -> bool:
-    """Return True if a figure lost nothing when it was drawn narrower."""
-    if any(axes.get_subplotspec().get_gridspec().ncols > 1 for axes in narrow.axes):  # type: ignore[union-attr]
-        return False
-    narrow.draw_without_rendering()
-    drawn = narrow.get_tightbbox()
-    widths = [axes.get_window_extent().width / narrow.dpi for axes in narrow.axes]
-    num_texts, num_texts_of_wide = (
-        sum(bool(text.get_text()) for axes in figure.axes for text in axes.texts)
-        for figure in (narrow, wide)
-    )
-    return (
-        drawn.x0 >= 0
-        and drawn.x1 <= narrow.get_figwidth()
-        and min(widths) >= _NARROWEST
-        and narrow.get_figheight() <= _TALLEST * wide.get_figheight()
-        and num_texts == num_texts_of_wide
-    )
+            return self.draw(study, readable(study, table))
 
 
 def width() -> float:
@@ -168,22 +126,10 @@ def width() -> float:
     return float(rcParams["figure.figsize"][0])
 
 
-def letters(number: int) -> int:
-    """Return how many letters have the place that this number of letters has in a figure that is
-    not drawn for a paper.
-    """
-    return math.floor(number * width() / _WIDTH / _type_scale() + 1e-6)
-
-
-def _type_scale() -> float:
-    is_sans = rcParams["font.family"] == ["sans-serif"]
-    return float(rcParams["font.size"]) / _SIZE * (1.0 if is_sans else _SERIF)
-
-
 def _nothing(name: str) -> Figure:
     figure = Figure(figsize=(width(), 1.0))
     text = f"{name.replace('_', ' ').capitalize()}: nothing was measured for this figure."
-    figure.text(0.5, 0.5, textwrap.fill(text, letters(50)), ha="center", va="center")
+    figure.text(0.5, 0.5, textwrap.fill(text, 50), ha="center", va="center")
     return captioned(figure, text)
 
 
@@ -199,30 +145,11 @@ def save(figure: Figure, path: Path) -> None:
         path: The file to write, which ends in `.png`, `.svg` or `.pdf`.
     """
     metadata = dict.fromkeys(_NO_METADATA[path.suffix])
-    with (
-        rc_context(_FILE_STYLE),
-        _fonts_without_layout() if path.suffix == ".pdf" else nullcontext(),
-    ):
+    with rc_context(_FILE_STYLE):
         if (layout := figure.get_layout_engine()) is not None:
             layout.execute(figure)
             figure.set_layout_engine(None)
         figure.savefig(path, dpi=200, metadata=metadata)
-
-
-@contextmanager
-def _fonts_without_layout() -> Iterator[None]:
-    """Make fontTools leave the tables for text layout out of the fonts that a PDF embeds.
-
-    Matplotlib has no option for it.
-    """
-    from fontTools.subset import Options
-
-    before = Options._drop_tables_default
-    Options._drop_tables_default = [*before, *_LAYOUT_TABLES]
-    try:
-        yield
-    finally:
-        Options._drop_tables_default = before
 
 
 def caption(figure: Figure) -> str:
@@ -327,7 +254,7 @@ def name_panels(
     """
     places: list[list[Any]] = [[axes.get_subplotspec() for axes in row] for row in grid]
     # The letters that fit into a line of a panel's title.
-    of_title = letters(46 if len(grid) <= 3 else 34 if len(names) > 1 else 32)
+    of_title = 46 if len(grid) <= 3 else 34 if len(names) > 1 else 32
     lowest = {place.colspan.start: place.rowspan.start for row in places for place in row}
     for title, row, of_row in zip(panels, grid, places, strict=True):
         row[0].set_title(broken(title, of_title), loc="left")
@@ -343,7 +270,7 @@ def _label(text: str, inches: float) -> str:
     """Return an axis label in as few lines as fit beside an axis of this length, of about equal
     lengths.
     """
-    num_lines = max(1, math.ceil(len(text) * _LETTER * _type_scale() / inches))
+    num_lines = max(1, math.ceil(len(text) * _LETTER / inches))
     return broken(text, math.ceil(len(text) / num_lines) + _LONGEST_WORD)
 
 
@@ -400,7 +327,7 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
 
     def fits(one: int, other: int) -> bool:
         num_letters = (len(str(one)) + len(str(other))) / 2 + 1
-        return math.log2(other / one) * doubling_inches >= num_letters * _DIGIT * _type_scale()
+        return math.log2(other / one) * doubling_inches >= num_letters * _DIGIT
 
     found = [sizes[0]]
     for size in sizes[1:]:
@@ -617,7 +544,7 @@ def legends(figure: Figure, *legends: tuple[Sequence[Artist], str]) -> None:
         ("left", "right") if len(legends) > 1 else ("center",), legends, strict=True
     ):
         for entry in handles:
-            entry.set_label(broken(str(entry.get_label()), letters(_MAX_LABEL) // len(legends)))
+            entry.set_label(broken(str(entry.get_label()), _MAX_LABEL // len(legends)))
         where: Any = f"outside lower {place}"
         # The fewest rows that leave the legend within the figure.
         for rows in range(1, len(handles) + 2):

@@ -42,7 +42,7 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
         ("money", "Money") if curves["money"].notna().any() else ("worker_hours", "Worker-hours")
     )
     for panels, (where, rows) in zip(grid, parts, strict=True):
-        panels[0].set_title(drawing.broken(where, drawing.letters(60)), loc="left")
+        panels[0].set_title(drawing.broken(where, 60), loc="left")
         panels[0].set_ylabel(f"Time to {targets_in_words(rows)} (s)")
         panels[1].set_ylabel(label)
         for axes, name in zip(panels, ("seconds", cost), strict=True):

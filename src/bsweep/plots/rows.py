@@ -93,7 +93,7 @@ def _labels(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
         )
         yield drawing.broken(
             f"{label}: {status.replace('_', ' ')}" if status else label,
-            drawing.letters(_MAX_LETTERS),
+            _MAX_LETTERS,
         )
 
 

@@ -83,7 +83,7 @@ def simulated_speedup(simulation: Simulation) -> Figure:
 def _captioned(figure: Figure, *sentences: str) -> Figure:
     """Draw a caption above a figure, as no page has it. The figure grows by its height."""
     words = drawing.caption(drawing.captioned(figure, *sentences))
-    lines = drawing.broken(words, drawing.letters(_CAPTION_LETTERS))
+    lines = drawing.broken(words, _CAPTION_LETTERS)
     told = figure.suptitle(lines, x=0.01, ha="left", fontsize=rcParams["legend.fontsize"])
     figure.set_figheight(figure.get_figheight() + told.get_window_extent().height / figure.dpi)
     return figure

@@ -164,7 +164,7 @@ def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
     for axes, key in zip(used, shown, strict=True):
         named = dict(zip(analysis.levels(table), key, strict=True))
         title = ", ".join(said(name, named[name]) for name in varying)
-        axes.set_title(drawing.broken(title, drawing.letters(88 // abreast)), loc="left")
+        axes.set_title(drawing.broken(title, 88 // abreast), loc="left")
         _draw_step(axes, cells[key], scale, inches / (longest * scale))
         axes.set_xlim(0, longest * scale)
     for axes in used[-abreast:]:

@@ -83,7 +83,7 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
     height = sum(heights) + 0.75 + 0.25 * sum(where != "" for where, _ in parts)
     figure = Figure(figsize=(drawing.width(), height + 0.2), layout="constrained")
     size = rcParams["axes.titlesize"]
-    title = drawing.broken(title, drawing.letters(100))
+    title = drawing.broken(title, 100)
     figure.suptitle(title, x=0.01, ha="left", fontsize=size)
     grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (where, rows) in zip(grid, parts, strict=True):
@@ -92,7 +92,7 @@ def _maps(cells: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Axes, pd.
         axes.set_xticks(range(0, len(batches), every), [str(batch) for batch in batches[::every]])
         axes.set_yticks(range(len(workers)), [str(count) for count in workers])
         axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(-0.5, len(workers) - 0.5), ylabel="Workers")
-        axes.set_title(drawing.broken(where, drawing.letters(80)), loc="left")
+        axes.set_title(drawing.broken(where, 80), loc="left")
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

@@ -32,9 +32,8 @@ from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted, first_of
-from bsweep.plots.styles import Style
-from bsweep.plots.styles import style as style_of
-from bsweep.report import formats, images, papers, tables
+from bsweep.plots.styles import settings_of
+from bsweep.report import formats, images, tables
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.page import as_list
@@ -75,9 +74,7 @@ def write(
             out.
         columns: The headings of the columns that the tables for LaTeX keep; none: all. A table that
             has none of them keeps all of its columns.
-        style: The paper for which figures and LaTeX tables are made, one of `bsweep.plots.STYLES`.
-            For each figure, a file `figure_NAME.tex` then has it with its caption, and a file
-            `figure_NAME.txt` has the caption alone.
+        style: The paper for which figures are made, one of `bsweep.plots.STYLES`.
         network: The links between workers of larger clusters, whose cells are simulated and marked
             as such; see `bsweep.predict`. The first one has the map and the recommendation.
         workers: The numbers of workers of these clusters. None takes all doublings up to 64.
@@ -97,7 +94,8 @@ def write(
         ValueError: See `bsweep.load`; also if one of `columns` is in no table, there is no such
             style, or a network is given with which nothing can be simulated.
     """
-    paper = None if style is None else style_of(style)
+    if style is not None:
+        settings_of(style)
     larger = network, workers, price_per_worker_hour, measured_network, speeds
     _check_larger(*larger)
     study = analysis.load(study_dir, mix=mix, beside=beside)
@@ -118,10 +116,9 @@ def write(
             flags += f" --columns {shlex.quote(','.join(columns))}" if columns else ""
             flags += study.larger.words() if study.larger else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
-            _write_files(study, Path(new), made_by, columns, paper)
-        for kind in ("table_*.tex", "figure_*.tex", "figure_*.txt"):
-            for path in out.glob(kind):  # an earlier report may have had more
-                path.unlink()
+            _write_files(study, Path(new), made_by, columns, style)
+        for path in out.glob("table_*.tex"):  # an earlier report may have had more
+            path.unlink()
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
     return out / "report.html"
@@ -148,16 +145,16 @@ def _check_larger(
 
 
 def _write_files(
-    study: Study, folder: Path, command: str, columns: Sequence[str], paper: Style | None
+    study: Study, folder: Path, command: str, columns: Sequence[str], style: str | None
 ) -> None:
     _write_data(study, folder)
     all_tables = list(tables.tables(study))
     (folder / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
-    texts = formats.as_latex(study.name, all_tables, columns, paper)
+    texts = formats.as_latex(study.name, all_tables, columns)
     (folder / "table.tex").write_text("\n".join(texts.values()), encoding="utf-8")
     for name, text in texts.items():
         (folder / f"table_{name}.tex").write_text(text, encoding="utf-8")
-    captions = _write_figures(study, folder, paper)
+    captions = _write_figures(study, folder, style)
     page = _page(study, all_tables, captions, folder, command)
     (folder / "report.html").write_text(page, encoding="utf-8")
 
@@ -169,7 +166,7 @@ def _write_data(study: Study, folder: Path) -> None:
             table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
-def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str, str]:
+def _write_figures(study: Study, folder: Path, style: str | None) -> dict[str, str]:
     """Write all figures of a report to files, and return their captions.
 
     Call it within `computing_once`: `plots.figures` has computed the tables that they draw. As
@@ -177,7 +174,7 @@ def _write_figures(study: Study, folder: Path, paper: Style | None) -> dict[str,
     have these tables. Elsewhere a fork can be unsafe, and one process draws all.
     """
     names = list(plots.figures(study))
-    draw = partial(_write_figure, study, folder, paper)
+    draw = partial(_write_figure, study, folder, style)
     num_cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else 1
     num_processes = min(num_cores, len(names), _MOST_PROCESSES)
     if num_processes < 2:
@@ -195,18 +192,12 @@ def _drawn(name: str) -> tuple[str, str]:
     return _draw.get()(name)
 
 
-def _write_figure(study: Study, folder: Path, paper: Style | None, name: str) -> tuple[str, str]:
+def _write_figure(study: Study, folder: Path, style: str | None, name: str) -> tuple[str, str]:
     """Write one figure to its files, and return its name and caption."""
-    figure = plots.FIGURES[name](study, paper.name if paper else None)
-    caption = plots.caption(figure)
-    if paper:
-        told = papers.caption(study, caption)
-        (folder / f"figure_{name}.txt").write_text(told + "\n", encoding="utf-8")
-        environment = papers.figure(study.name, name, told, figure.get_figwidth(), paper)
-        (folder / f"figure_{name}.tex").write_text(environment, encoding="utf-8")
+    figure = plots.FIGURES[name](study, style)
     for suffix in ("png", "svg", "pdf"):
         plots.save(figure, folder / f"{name}.{suffix}")
-    return name, caption
+    return name, plots.caption(figure)
 
 
 def headlines(study: Study) -> list[str]:

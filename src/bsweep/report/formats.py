@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from bsweep.config.values import did_you_mean
-from bsweep.plots.styles import Style
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
 _TEXT_WIDTH = 345  # points of a line of LaTeX's class article
@@ -22,7 +20,6 @@ _COLUMN_SEP = 6  # points between two columns
 _SPACES = r"\setlength{\tabcolsep}{3pt}\setlength{\belowcaptionskip}{1ex}"
 _SIZES = ((r"\small", 4.8, 26), (r"\scriptsize", 4.2, 26), (r"\scriptsize", 4.2, 14))
 _MAX_ROWS = 300  # of a table on the page
-_PACKAGES = "% \\usepackage{booktabs,siunitx}\n"  # that a table for a paper needs
 
 
 @dataclass(frozen=True)
@@ -49,24 +46,17 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
     return "\n".join(blocks)
 
 
-def as_latex(
-    title: str,
-    tables: Sequence[Table],
-    columns: Sequence[str] = (),
-    style: Style | None = None,
-) -> dict[str, str]:
+def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -> dict[str, str]:
     """Return each table that has cells as LaTeX code with a label, by the table's name.
 
     Long headings, and words in a wide table, are broken into lines. If a table is still wider than
     the text of the class article, it continues in further tables with the same number, which all
-    begin with the columns that name the rows. For a paper, the width is that of its text, and
-    numbers stand in columns of the package siunitx, aligned at their decimal points.
+    begin with the columns that name the rows.
 
     Args:
         title: The name of the study, which begins each caption and label.
         tables: The tables, each with another name.
         columns: The headings of the columns to keep, in order. A table with none of them keeps all.
-        style: The paper for which the tables are made, if they are.
 
     Raises:
         ValueError: If one of these headings is in no table.
@@ -84,9 +74,9 @@ def as_latex(
             continue
         kept = [name for name in columns if name in table.cells]
         shown = replace(table, cells=table.cells[kept], num_keys=1) if kept else table
-        size, letters, blocks = _narrow(shown, style.points if style else _TEXT_WIDTH)
-        kind = environment("table", style)
-        named = rf"\label{{tab:{label(title)}-{table.name}}}"
+        size, letters, blocks = _narrow(shown)
+        label = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
+        named = rf"\label{{tab:{label}-{table.name}}}"
         captions = [
             rf"\caption{{{tex(title)}: {tex(table.caption)}}}" + named,
             *[r"\addtocounter{table}{-1}\caption{Continued.}"] * (len(blocks) - 1),
@@ -95,41 +85,29 @@ def as_latex(
             line
             for caption, block in zip(captions, blocks, strict=True)
             for line in (
-                rf"\begin{{{kind}}}",
+                r"\begin{table}",
                 rf"\centering{size}" + _SPACES,
                 caption,
-                _tabular(replace(shown, cells=block), letters, style is not None),
-                rf"\end{{{kind}}}",
+                _tabular(replace(shown, cells=block), letters),
+                r"\end{table}",
             )
         ]
-        texts[table.name] = _PACKAGES * bool(style) + "\n".join(lines) + "\n"
+        texts[table.name] = "\n".join(lines) + "\n"
     return texts
 
 
-def label(title: str) -> str:
-    """Return the name of a study as part of a label in LaTeX."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
-
-
-def environment(kind: str, style: Style | None, inches: float = math.inf) -> str:
-    """Return the name of LaTeX's environment for a `figure` or `table` of a width: that with a star
-    if it is wider than one of several columns of text.
-    """
-    return f"{kind}*" if style and style.column and inches > style.column else kind
-
-
-def _narrow(table: Table, text_points: float) -> tuple[str, int, list[pd.DataFrame]]:
+def _narrow(table: Table) -> tuple[str, int, list[pd.DataFrame]]:
     """Return how a table fits into the width of a text: its type in LaTeX, the characters in a line
     of a cell of words, and the cells of its parts.
 
     The widths of columns are estimated from their characters.
     """
     for size, points, letters in _SIZES:
-        if sum(_widths(table, points, letters)) <= text_points:
+        if sum(_widths(table, points, letters)) <= _TEXT_WIDTH:
             return size, letters, [table.cells]
     size, _, letters = _SIZES[1]
     widths = _widths(table, *_SIZES[1][1:])
-    room = text_points - sum(widths[: table.num_keys])
+    room = _TEXT_WIDTH - sum(widths[: table.num_keys])
     blocks: list[list[int]] = [[]]
     for place in range(table.num_keys, len(widths)):
         if blocks[-1] and sum(widths[one] for one in [*blocks[-1], place]) > room:
@@ -155,76 +133,28 @@ def _digits(text: str) -> float:
     return sum(1.7 if letter in "±%MWmw\N{MINUS SIGN}-" else 1.0 for letter in text)
 
 
-def _tabular(table: Table, letters: int, has_siunitx: bool) -> str:
+def _tabular(table: Table, letters: int) -> str:
     """Return the environment `tabular` of a table.
 
     Args:
         table: The table.
         letters: The characters in a line of a cell of words.
-        has_siunitx: Align numbers at their decimal points, by the package siunitx.
     """
     are_numbers = _are_numbers(table)
-    looks = [
-        (_siunitx(cells) if has_siunitx else "r") if is_number else "l"
-        for is_number, (_, cells) in zip(are_numbers, table.cells.items(), strict=True)
-    ]
-    top, middle, bottom = (
-        (r"\toprule", r"\midrule", r"\bottomrule") if has_siunitx else [r"\hline"] * 3
-    )
-    names = map(_tex_heading, map(str, table.cells.columns), are_numbers)
-    head = [
-        f"{{{name}}}" if look[0] == "S" else name for name, look in zip(names, looks, strict=True)
-    ]
+    head = map(_tex_heading, map(str, table.cells.columns), are_numbers)
     rows = (
         [
-            _tex_lines(_broken(cell, letters)) if look == "l" else _tex_number(cell, look)
-            for cell, look in zip(row, looks, strict=True)
+            tex(cell) if is_number else _tex_lines(_broken(cell, letters))
+            for cell, is_number in zip(row, are_numbers, strict=True)
         ]
         for row in table.cells.to_numpy()
     )
     lines = (" & ".join(row) + r" \\" for row in rows)
+    looks = "".join("r" if is_number else "l" for is_number in are_numbers)
     return "\n".join([
-        rf"\begin{{tabular}}{{{''.join(looks)}}}",
-        top, " & ".join(head) + r" \\", middle, *lines, bottom, r"\end{tabular}",
+        rf"\begin{{tabular}}{{{looks}}}",
+        r"\hline", " & ".join(head) + r" \\", r"\hline", *lines, r"\hline", r"\end{tabular}",
     ])  # fmt: skip
-
-
-_ONE_NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?: ± (\d+)(?:\.(\d+))?)?")
-
-
-_SEPARATE = ",separate-uncertainty,table-align-uncertainty=false"
-
-
-def _siunitx(cells: pd.Series[str]) -> str:
-    """Return a column of siunitx with room for the longest of these numbers, or `r` if fewer than
-    half of the cells are single numbers.
-    """
-    found = [match for cell in cells if (match := _ONE_NUMBER.fullmatch(cell))]
-    if not found or 2 * len(found) < len(cells):
-        return "r"
-    sign = "-" * any(match[1] for match in found)
-    whole, decimals = (max(len(match[part] or "") for match in found) for part in (2, 3))
-    uncertain = max(len(_uncertainty(match)) for match in found)
-    form = f"{sign}{whole}.{decimals}" + f"({uncertain})" * bool(uncertain)
-    return f"S[table-format={form}{_SEPARATE * bool(uncertain)}]"
-
-
-def _uncertainty(number: re.Match[str]) -> str:
-    """Return the digits of a number's uncertainty, in units of the number's last digit."""
-    if number[4] is None:
-        return ""
-    decimals = len(number[3] or "")
-    return (number[4] + (number[5] or "").ljust(decimals, "0")[:decimals]).lstrip("0") or "0"
-
-
-def _tex_number(cell: str, look: str) -> str:
-    if look == "r":
-        return tex(cell)
-    match = _ONE_NUMBER.fullmatch(cell)
-    if not match:
-        return f"{{{tex(cell)}}}"
-    number = cell.partition(" ")[0]
-    return number + f"({_uncertainty(match)})" * (match[4] is not None)
 
 
 def as_html(
