@@ -449,7 +449,6 @@ HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
         ),
         (("strategy.weights=[0.5,0.5]",), ["strategy.weights", "num_workers=4"]),
         (("strategy.weights=[0.5,0.5,0.1,0.1]",), ["sum to 1.2", "sum to 1."]),
-        ((*HOROVOD, "strategy.on_loss=continue"), ["strategy.on_loss=continue", "horovod"]),
         (
             ("strategy.algorithm=horovod",),
             ["launch=torchrun", "launch=horovodrun strategy.algorithm=horovod"],

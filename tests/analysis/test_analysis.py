@@ -854,26 +854,6 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
     assert np.isnan(step["codec_seconds"])
 
 
-def test_a_codec_that_computes_beside_the_steps_is_taken_off_once(tmp_path: Path) -> None:
-    """Where rounds overlap, what workers wait for it is in the exposed exchange already."""
-    write_run(
-        tmp_path / "s",
-        local_batch=4,
-        num_workers=4,
-        num_rounds=1,
-        settings=diloco("uniform", overlap=True),
-    )
-    study = bsweep.load(tmp_path / "s")
-    steps = study.epochs["num_steps"].astype(float)
-    times = {"train_seconds": 4 * steps, "wait_seconds": 0 * steps}
-    codec = study.epochs.assign(
-        exposed_exchange_seconds=0.5 * steps, codec_seconds=3 * steps, **times
-    )
-    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
-    assert step["compute_seconds"] == pytest.approx(3.5)
-    assert np.isnan(step["codec_seconds"])
-
-
 def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
     event = {

@@ -316,7 +316,7 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
     }
 
 
-def test_an_exchange_that_overlaps_the_next_round_is_no_time_of_its_own(tmp_path: Path) -> None:
+def test_a_round_ends_when_the_next_one_begins(tmp_path: Path) -> None:
     folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
     path = RunPaths(folder).metrics
     records = [json.loads(line) for line in path.read_text().splitlines()]

@@ -164,7 +164,7 @@ UNEVEN = constants(
         "allreduce:compression=topk",
         "parameter_server:num_servers=2",
         "local_sgd",
-        "diloco:sync_every=20:overlap=true",
+        "diloco:sync_every=20",
         "diloco:sync_every=20:allocation=steps_by_speed",
         "diloco:allocation=network_aware",
         "sharded",
@@ -234,14 +234,10 @@ def test_servers_queue_what_all_workers_push() -> None:
     np.testing.assert_allclose(by_layer, 0.5 + 2 * (8 * BYTES * 0.75 / RATE + LATENCY))
 
 
-def test_rounds_pay_for_one_exchange_and_hide_it_if_they_overlap() -> None:
-    exchange = seconds("ring", 4)
-    plain, hidden = (
-        steps(f"diloco:sync_every=10:overlap={overlap}", 4) for overlap in ("false", "true")
-    )
-    np.testing.assert_allclose(plain.step_seconds, 5 + exchange)
-    np.testing.assert_allclose(hidden.step_seconds[:-1], 5)
-    assert plain.steps_each == 10
+def test_rounds_pay_for_one_exchange() -> None:
+    found = steps("diloco:sync_every=10", 4)
+    np.testing.assert_allclose(found.step_seconds, 5 + seconds("ring", 4))
+    assert found.steps_each == 10
 
 
 def test_steps_by_speed_leave_little_waiting() -> None:

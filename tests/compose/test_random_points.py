@@ -97,7 +97,6 @@ CHOSEN: Mapping[str, list[Any]] = {
     "strategy.num_servers": [None, 1, 2],
     "strategy.weights": [None, [1], [0.5, 0.5], [0.25, 0.75], [0, 1]],
     "strategy.max_seconds": [None, 1e-3, 1e9],
-    "strategy.loss_timeout_seconds": [60, 1e9],
     "strategy.cycle_time_ms": [0.1, 1.0, 20],
     "compression.warmup_densities": [[], [0.25, 0.063]],
     "launch.network_interface": [None, "lo"],

@@ -252,10 +252,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["3 weights", "num_workers=2", "one for each worker"],
         ),
         (
-            (*DILOCO, "strategy.weights=[1,0]", "strategy.on_loss=continue"),
-            ["strategy.weights=[1.0, 0.0]", "strategy.on_loss=continue", "greater than 0"],
-        ),
-        (
             ("local_batch=8", "target_accuracy=90"),
             ["target_accuracy=90", "not a fraction", "Is 0.9 meant?"],
         ),
@@ -288,10 +284,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
                 "evaluate_every_examples=null",
             ],
         ),
-        (
-            (*DILOCO, "evaluate_every_examples=9", "strategy.overlap=true"),
-            ["evaluate_every_examples=9", "strategy.overlap=false"],
-        ),
         ((*SHARDED, "strategy.replicas=3"), ["replicas=3 with num_workers=4", "a divisor"]),
         ((*SHARDED, "strategy.replicas=0"), ["strategy.replicas=0"]),
         ((*SHARDED, "launch.slowdown=[1,1,2,1]"), ["launch.slowdown", "strategy=allreduce"]),
@@ -314,21 +306,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((*DEEPSPEED, "channels_last=true"), ["channels_last=true with strategy=deepspeed"]),
         ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
         ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
-        ((*DILOCO, "strategy.loss_timeout_seconds=0"), ["strategy.loss_timeout_seconds=0"]),
-        ((*DILOCO, "strategy.on_loss=ignore"), ["strategy.on_loss=ignore", "'continue'"]),
-        (
-            (*DILOCO, "strategy.overlap=true", "strategy.on_loss=stop"),
-            ["strategy.overlap=true", "on_loss=stop"],
-        ),
-        (
-            (
-                *DILOCO,
-                "strategy.algorithm=horovod",
-                "launch=horovodrun",
-                "strategy.on_loss=continue",
-            ),
-            ["strategy.on_loss=continue", "horovodrun ends all workers", "launch=torchrun"],
-        ),
         ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Use launch=horovodrun"]),
         ((*DILOCO, "launch=horovodrun"), ["strategy.algorithm=native", "Use launch=torchrun"]),
         ((*DILOCO, "launch=inline"), ["launch=inline"]),

@@ -16,7 +16,7 @@ from bsweep.config import own
 from bsweep.launch import team as leading
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.reading import read_records
 from bsweep.train import team_worker
 from bsweep.train.team_worker import TeamPaths
 from tests.study.test_run import runs
@@ -172,7 +172,6 @@ def test_which_points_the_same_processes_train(others: tuple[str, ...], can: boo
     [
         ("launch.reuse=false",),
         ("launch.memory_limit_mb=[512,512]",),
-        ("strategy=diloco", "strategy.on_loss=continue"),
         ("launch=inline", "strategy=single", "num_workers=1"),
         ("strategy=ddp",),
     ],
@@ -242,23 +241,6 @@ def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
         led.look_after()
         assert led.is_through
         assert led.is_spoilt == is_spoilt
-
-
-def test_a_point_that_diverges_leaves_nothing_travelling_to_the_next(tmp_path: Path) -> None:
-    """Its last exchange was on its way while the next round computed."""
-    overlapped = (
-        "strategy=diloco",
-        "strategy.algorithm=horovod",
-        "launch=horovodrun",
-        "strategy.overlap=true",
-    )
-    more = ("num_workers=2", "local_batch=8", "strategy.sync_every=1", "study=s")
-    result = bsweep(
-        "run", "-m", "optimizer.lr=1e30,0.01,0.02", *POINT, *overlapped, *more, cwd=tmp_path
-    )
-    ends = [end["status"] for end in (read_json(paths.summary) or {} for paths in runs(tmp_path))]
-    assert sorted(ends) == ["completed", "completed", "diverged"], result.stderr
-    assert len(launched(tmp_path, "s")) == 1
 
 
 def test_who_hears_of_no_parent_any_more_ends(

@@ -12,7 +12,6 @@ from bsweep.launch.waiting import Seen, Waiting, cause_of_stall
 from tests.support.running import TINY, compose
 
 LAUNCHED_AT = 1000.0  # the file time of the records when the point was launched
-OUTLIVING = ("strategy=diloco", "strategy.on_loss=continue", "optimizer=adamw_diloco")
 
 
 def waiting(*overrides: str) -> Waiting:
@@ -24,11 +23,9 @@ def seen(
     seconds: float,
     codes: Sequence[int | None] = (None,),
     signs: Sequence[float] = (0.0, 0.0),
-    *,
-    has_ended: bool = False,
 ) -> Seen:
     """A look after `seconds`; `signs` are the file times of the ranks' last signs of life."""
-    return Seen(seconds, codes, dict(enumerate(signs)), LAUNCHED_AT, lambda: has_ended)
+    return Seen(seconds, codes, dict(enumerate(signs)), LAUNCHED_AT)
 
 
 def watched(wait: Waiting, first: float, last: float, signs: Sequence[float] = (0.0, 0.0)) -> bool:
@@ -114,29 +111,3 @@ def test_after_a_lost_connection_ssh_has_time_to_give_up_further_hosts() -> None
     hosts = ("launch.hosts='localhost:1,h2:1'", "launch.stall_timeout_seconds=120")
     wait = waiting("strategy=ddp", *hosts)
     assert seconds_until_over(wait, 5, [None, 255]) == 15 + 1 + 0.25
-
-
-def test_workers_that_outlive_others_go_on_unless_rank_0_failed() -> None:
-    stays, ends = waiting(*OUTLIVING), waiting(*OUTLIVING)
-    begun = (1001.0, 1001.0)
-    assert not stays.is_over(seen(4, [None, None], begun))
-    assert not stays.is_over(seen(5, [None, 1], begun))
-    assert not stays.is_over(seen(100, [None, 1], begun))
-    assert not ends.is_over(seen(5, [None, None], begun))
-    assert not ends.is_over(seen(6, [1, None], begun))
-    assert ends.is_over(seen(17, [1, None], begun))
-
-
-def test_workers_that_would_outlive_others_do_not_outlive_a_failed_start() -> None:
-    wait = waiting(*OUTLIVING)
-    assert seconds_until_over(wait, 5, [None, 255]) < 70
-
-
-def test_a_worker_that_was_given_up_does_not_hold_up_the_end_of_the_run() -> None:
-    wait = waiting(*OUTLIVING, "launch.stall_timeout_seconds=600")
-    begun = (1001.0, 1001.0)
-    assert not wait.is_over(seen(5, signs=begun))
-    assert not wait.is_over(seen(10, signs=begun, has_ended=True))
-    assert not wait.is_over(seen(15, signs=begun, has_ended=True))
-    assert wait.is_over(seen(15.1, signs=begun, has_ended=True))
-    assert wait.timeout is None

@@ -136,7 +136,7 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
 
 def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
     class Alone:
-        members, replicates, gather_json = (0,), True, staticmethod(lambda value: [value])
+        replicates, gather_json = True, staticmethod(lambda value: [value])
         division = ""
         load_elsewhere = staticmethod(lambda checkpoint: True)
 

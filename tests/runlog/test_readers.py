@@ -299,7 +299,7 @@ def test_anything_as_complete_json_is_read_or_taken_for_none(
     checkpoint.folder.mkdir(parents=True)
     checkpoint.complete(
         {
-            "epoch": 2, "position": 0, "num_steps": 9, "members": [0, 1], "num_workers": 2,
+            "epoch": 2, "position": 0, "num_steps": 9, "num_workers": 2,
             "metrics_bytes": 100, "metrics_crc32": 7, "sha256": {}, "time": 1.5,
             "train_seconds": 0.5,
         }

@@ -4,7 +4,7 @@ sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,6 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import Round
 from bsweep.strategies.diloco import Arrivals, DiLoCo
-from bsweep.strategies.eager import EagerDiLoCo
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
     NUM_TRAIN,
@@ -147,49 +146,12 @@ def simulated(workers: Sequence[dict[str, Any]], overrides: Sequence[str]) -> Te
     return anchor
 
 
-def simulated_eagerly(workers: Sequence[dict[str, Any]], overrides: Sequence[str]) -> Tensor:
-    """A round begins where an outer step would lead if the others moved as in the round before; see
-    `eager`.
-    """
-    one = Simulation(workers, overrides)
-    anchor = one.parameters()
-    velocity = torch.zeros_like(anchor)
-    every = range(len(workers))
-    planned = one.weights(
-        [b * s for b, s in zip(one.config.local_batches, one.config.local_steps, strict=True)],
-        one.config.local_steps,
-    )
-    starts = [anchor] * len(workers)
-    travelling: list[Tensor] | None = None
-    for number, record in enumerate(one.rounds):
-        moves = [one.moved(rank, starts[rank], record["local_steps"][rank])[0] for rank in every]
-        if travelling is not None:
-            anchor, velocity = outer_step(anchor, velocity, torch.stack(travelling).sum(dim=0))
-        parts = [planned[rank] * moves[rank] for rank in every]
-        for rank in every:
-            if travelling is None:
-                others = (1 - planned[rank]) * moves[rank]
-            else:
-                others = torch.stack(travelling).sum(dim=0) - travelling[rank]
-            starts[rank], _ = outer_step(anchor, velocity, others + parts[rank])
-        travelling = parts
-        if record["epoch"] != next((r["epoch"] for r in one.rounds[number + 1 :]), None):
-            anchor, velocity = outer_step(anchor, velocity, torch.stack(travelling).sum(dim=0))
-            starts, travelling = [anchor] * len(workers), None
-    assert not any(one.steps)
-    return anchor
-
-
-def agree(
-    simulate: Callable[[Sequence[dict[str, Any]], Sequence[str]], Tensor],
-    num_workers: int,
-    *overrides: str,
-) -> list[dict[str, Any]]:
+def agree(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
     """Real workers all have the weights that the simulation reaches, which are not those it began
     with.
     """
     workers = diloco(num_workers, *overrides)
-    expected = simulate(workers, words(*overrides))
+    expected = simulated(workers, words(*overrides))
     assert workers[0]["moved"] > 0.01
     for worker in workers:
         assert torch.equal(worker["parameters"], workers[0]["parameters"])
@@ -201,7 +163,7 @@ def agree(
 @pytest.mark.parametrize("weighting", ["uniform", "examples", "fednova", "given"])
 def test_workers_reach_the_weights_of_a_plain_simulation(num_workers: int, weighting: str) -> None:
     how = GIVEN[num_workers] if weighting == "given" else f"strategy.weighting={weighting}"
-    workers = agree(simulated, num_workers, *UNEVEN[num_workers], how)
+    workers = agree(num_workers, *UNEVEN[num_workers], how)
     for epoch in (1, 2):
         rounds = [record for record in workers[0]["rounds"] if record["epoch"] == epoch]
         steps = compose(
@@ -214,7 +176,7 @@ def test_workers_reach_the_weights_of_a_plain_simulation(num_workers: int, weigh
 
 
 def test_even_workers_take_rounds_of_sync_every_steps() -> None:
-    workers = agree(simulated, 2)
+    workers = agree(2)
     assert [record["local_steps"] for record in workers[0]["rounds"]] == [[3, 3], [3, 3]] * 2
     assert [record["num_examples"] for record in workers[0]["rounds"]] == [48, 43] * 2
 
@@ -271,28 +233,9 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
         )
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_eager_updates_reach_the_weights_of_a_plain_simulation(num_workers: int) -> None:
-    # Rounds of 21: four and a tail.
-    small = (
-        "allocation.local_batches=[5,3]",
-        "allocation.local_steps=[3,2]",
-    )
-    overrides = (*(small if num_workers == 2 else UNEVEN[3]), "strategy.overlap=true")
-    workers = agree(simulated_eagerly, num_workers, *overrides)
-    late = diloco(num_workers, *overrides[:-1])
-    assert not torch.allclose(workers[0]["parameters"], late[0]["parameters"], rtol=1e-4), (
-        "they are another method"
-    )
-    assert [r["num_examples"] for r in workers[0]["rounds"]] == [
-        r["num_examples"] for r in late[0]["rounds"]
-    ]
-
-
-@pytest.mark.parametrize("overlap", ["false", "true"])
-def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None:
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path) -> None:
     contract = (*TEXT_CONTRACT, f"data.path={write_text(tmp_path / 'text.txt', 1618)}")
-    point = (*words(*UNEVEN[2]), "precision=fp32", f"strategy.overlap={overlap}")
+    point = (*words(*UNEVEN[2]), "precision=fp32")
     once = trained(2, *point, contract=contract)
     # Which trains anew, and changes nothing else.
     again = trained(2, *point, "log_every_steps=7", contract=contract)
@@ -302,18 +245,16 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, overlap: str) -> None
     assert not torch.equal(other[0]["parameters"], once[0]["parameters"])
 
 
-@pytest.mark.parametrize("overlap", ["false", "true"])
-def test_a_round_ends_the_run_with_its_epoch_on_record(overlap: str) -> None:
-    how = (*UNEVEN[2], f"strategy.overlap={overlap}", "epochs=9")
+def test_a_round_ends_the_run_with_its_epoch_on_record() -> None:
+    how = (*UNEVEN[2], "epochs=9")
     for limit, num_rounds, num_epochs in (
         ("rounds=4", 4, 2),
         ("rounds=3", 3, 1),
-        ("seconds=1e-6", None, 1),
+        ("seconds=1e-6", 1, 1),
     ):
         first, second = diloco(2, *how, f"strategy.max_{limit}")
         rounds, epochs = first["rounds"], first["epochs"]
-        # What travels has no time yet.
-        assert len(rounds) == (num_rounds or {"false": 1, "true": 2}[overlap])
+        assert len(rounds) == num_rounds
         assert [epoch["epoch"] for epoch in epochs] == list(range(1, num_epochs + 1))
         last = [record for record in rounds if record["epoch"] == num_epochs]
         assert sum(record["num_examples"] for record in last) < NUM_TRAIN or limit == "rounds=3"
@@ -322,9 +263,8 @@ def test_a_round_ends_the_run_with_its_epoch_on_record(overlap: str) -> None:
         assert torch.equal(first["parameters"], second["parameters"])
 
 
-@pytest.mark.parametrize("overlap", ["false", "true"])
-def test_a_rounds_times_add_up(overlap: str) -> None:
-    workers = diloco(2, *UNEVEN[2], f"strategy.overlap={overlap}")
+def test_a_rounds_times_add_up() -> None:
+    workers = diloco(2, *UNEVEN[2])
     rounds, epochs = workers[0]["rounds"], workers[0]["epochs"]
     assert [record["round"] for record in rounds] == list(range(1, len(rounds) + 1))
     assert all(
@@ -346,10 +286,9 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         assert compute.min() > 0
         assert idle.min() >= 0
         assert exposed.min() > -1e-9
-        assert travel.min() > 0, "it is timed where it travels, hidden or not"
-        if overlap == "false":
-            torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
-            assert idle[arrived.argmax()] == 0
+        assert travel.min() > 0
+        torch.testing.assert_close(idle, arrived.max() - arrived, rtol=0, atol=1e-6)
+        assert idle[arrived.argmax()] == 0
         if record["epoch"] == epoch:
             assert bool((began >= before - 1e-6).all()), (
                 "a round begins when the one before has ended"
@@ -357,18 +296,17 @@ def test_a_rounds_times_add_up(overlap: str) -> None:
         before, epoch = released, record["epoch"]
     assert min(rounds[0]["began_seconds"]) == 0
     for number, of_epoch in enumerate(epochs, 1):
-        idle, exposed, travel = (
+        idle, travel = (
             torch.tensor(
                 [record[key] for record in rounds if record["epoch"] == number], dtype=torch.float64
             )
-            for key in keys[2:]
+            for key in ("idle_seconds", "exchange_seconds")
         )
         assert of_epoch["worker_wait_seconds"] == pytest.approx(idle.sum(dim=0).tolist(), abs=1e-6)
         exchange = float(travel.min(dim=1).values.sum())
         assert of_epoch["exchange_seconds"] == pytest.approx(exchange, abs=1e-6)
         assert of_epoch["codec_seconds"] is None
-        not_hidden = float(exposed.mean(dim=1).sum()) if overlap == "true" else exchange
-        assert of_epoch["exposed_exchange_seconds"] == pytest.approx(not_hidden, abs=1e-6)
+        assert of_epoch["exposed_exchange_seconds"] == of_epoch["exchange_seconds"]
 
 
 def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
@@ -378,10 +316,8 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
-        "    import bsweep.strategies.clocks as clocks\n"
         f"    plain, ahead = time.monotonic, {CLOCKS_APART} * int(os.environ['RANK'])\n"
         "    time.monotonic = lambda: plain() + ahead\n"
-        "    clocks.offsets.__defaults__ = (time.monotonic,)\n"  # a fork has imported it before
     )
     point = (
         *TINY,
@@ -482,17 +418,15 @@ def test_fednova_counts_what_momentum_makes_of_steps(
     mean = sum(went) / 2
     for rank in range(2):
         worker = DiLoCo(config, config.strategy, Place(rank, 2), RunPaths(Path()))
-        weight = worker._weight((0, 1), torch.ones(2, dtype=torch.float64), number)
+        weight = worker._weight(torch.ones(2, dtype=torch.float64), number)
         assert weight == pytest.approx(0.5 * mean / went[rank], rel=1e-12)
 
 
-def test_a_network_aware_run_measures_the_hidden_exchange_too(
+def test_a_network_aware_run_measures_the_exchange_and_the_codec(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of 0.1 s, and 1 s of travel and codec of which nothing is exposed: a tenth of the time
-    is 90 steps.
-    """
-    point = ("strategy.overlap=true", "allocation=network_aware", "allocation.local_steps=[90,90]")
+    """Steps of 0.1 s, and 1 s of travel and codec: a tenth of the time is 90 steps."""
+    point = ("allocation=network_aware", "allocation.local_steps=[90,90]")
     share = (
         "allocation.adapt_every=2",
         "allocation.max_exchange_share=0.1",
@@ -504,16 +438,15 @@ def test_a_network_aware_run_measures_the_hidden_exchange_too(
         "bsweep.strategies.diloco.resolve", lambda _: lambda *_: SimpleNamespace(has_codec=True)
     )
     worker, policy = (
-        EagerDiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path())),
+        DiLoCo(config, config.strategy, Place(0, 2), RunPaths(Path())),
         batching.build(config),
     )
 
     def record(number: int, spent: list[float]) -> None:
         began = torch.full((2,), 10.0 * number, dtype=torch.float64)
         arrived = began + 9
-        worker._close_round(
-            1, number, arrivals(began, arrived, released=arrived, spent=spent), float(arrived[0])
-        )
+        worker._round = number
+        worker._close_round(1, arrivals(began, arrived, arrived + sum(spent), spent))
         rounds = tuple(record for record in worker.records if isinstance(record, Round))
         worker.records = []
         policy.observe(
@@ -539,33 +472,15 @@ def arrivals(began: Tensor, arrived: Tensor, released: Tensor, spent: list[float
         torch.tensor([spent, spent], dtype=torch.float64),
     )
     return Arrivals(
-        (0, 1), sums, examples, examples, examples / steps, steps, began, arrived, released, both
+        sums, examples, examples, examples / steps, steps, began, arrived, released, both
     )
 
 
-def test_dgc_takes_the_outer_momentum_over_whatever_may_be_lost() -> None:
-    """Where workers may be lost their group, and with it the codec, is made twice."""
-    point = (
-        "strategy=diloco",
-        "strategy.sync_every=3",
-        "compression=dgc",
-        "compression.warmup_densities=[]",
-    )
-    kept, lost = (
-        trained(2, *point, f"strategy.on_loss={on_loss}") for on_loss in ("fail", "continue")
-    )
-    assert torch.equal(kept[0]["parameters"], lost[0]["parameters"])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "more"), [((), 2), (("strategy.overlap=true",), 5), (("compression=topk",), 3)]
-)
+@pytest.mark.parametrize(("overrides", "more"), [((), 2), (("compression=topk",), 3)])
 def test_a_diloco_worker_also_holds_an_anchor_and_outer_momentum(
     overrides: tuple[str, ...], more: int
 ) -> None:
-    """Plain: parameters, gradients and two of AdamW. Overlapping holds three more, top-k its
-    memory.
-    """
+    """Plain: parameters, gradients and two of AdamW. Top-k holds its memory, too."""
     wide = ("model.width=64", "optimizer=adamw_diloco", "data.num_train=32", "epochs=1")
     plain = trained(2, "strategy=allreduce", *wide)
     assert [worker["num_vectors"] for worker in plain] == [4, 4]

@@ -234,7 +234,6 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
         (3, (*SYNCHRONOUS_DILOCO, "strategy.algorithm=ring")),
         (2, (*SYNCHRONOUS_DILOCO, "strategy.algorithm=horovod", "launch=horovodrun")),
         (2, (*SYNCHRONOUS_DILOCO, "compression=topk", "compression.density=1")),
-        (3, (*SYNCHRONOUS_DILOCO, "strategy.on_loss=continue")),
     ],
     "sharded": [
         (1, ()),
@@ -654,13 +653,7 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
     "pipeline": ("strategy=pipeline", "strategy.cuts=[1]"),
     "pipedream": ("strategy=pipedream", "strategy.cuts=[1]"),
     "diloco dgc": ("strategy=diloco", "strategy.sync_every=2", "compression=dgc", "precision=fp32"),
-    "diloco overlap": ("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=true"),
-    "diloco loss": (
-        "strategy=diloco",
-        "strategy.sync_every=2",
-        "strategy.on_loss=continue",
-        "optimizer=adamw",
-    ),
+    "diloco adamw": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw"),
     **{
         codec: ("strategy=allreduce", f"compression={codec}", "precision=fp32")
         for codec in sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml"))

@@ -109,7 +109,8 @@ KILLED = {
     "horovod": ("strategy=horovod", "compression=none,topk"),
     "servers": ("strategy=parameter_server", "local_batch=4,8"),
     "diloco": (
-        *("strategy=diloco", "strategy.sync_every=2", "strategy.overlap=false,true"),
+        "strategy=diloco",
+        "strategy.sync_every=2,4",
         "optimizer=adamw_diloco",
     ),
 }

@@ -33,7 +33,7 @@ from bsweep.study import attempts, attendance, commands, overview, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
-from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, struck, tool
+from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, tool
 from tests.support.synthetic_study import META, write_run
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
@@ -261,7 +261,6 @@ def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
         "epoch": 1,
         "position": 8,
         "num_steps": 1,
-        "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
         "metrics_crc32": 0,
@@ -344,23 +343,6 @@ def test_an_interrupt_dropped_before_a_run_ends_it_at_its_start(
         stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print),
     ):
         pass
-
-
-def test_a_lost_worker_is_told_while_the_sweep_goes_on_and_afterwards(tmp_path: Path) -> None:
-    point = (
-        "local_batch=2",
-        "num_workers=3",
-        "strategy=diloco",
-        "strategy.sync_every=5",
-        "epochs=6",
-        *QUICK,
-    )
-    losing = ("strategy.on_loss=continue", "strategy.loss_timeout_seconds=3")
-    env = struck(tmp_path, (2,), "data.plan", "step_indices", call=20)
-    result = bsweep("run", *point, *losing, cwd=tmp_path, env=env)
-    assert result.returncode == 0, result.stderr
-    assert "  worker lost: rank 2 was lost in round" in result.stderr, result.stderr
-    assert "worker lost: rank 2 was lost" in bsweep("status", "results/s", cwd=tmp_path).stdout
 
 
 def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_path: Path) -> None:

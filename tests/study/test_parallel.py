@@ -590,7 +590,6 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> No
                 "num_steps": 1,
                 "epoch": 1,
                 "position": 8,
-                "members": (0,),
                 "num_workers": 1,
                 "metrics_bytes": len(records),
                 "metrics_crc32": zlib.crc32(records),

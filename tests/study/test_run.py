@@ -257,6 +257,7 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
             marks=pytest.mark.nightly,  # it has the launcher of ddp
         ),
         ("allreduce", 1, "rank 1 was ended by SIGKILL"),
+        ("diloco", 1, "rank 1 was ended by SIGKILL"),
         ("parameter_server", 2, "rank 2 (server 0) was ended by SIGKILL"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -
     saved.folder.chmod(0o700)
     source.metrics.touch()
     facts: dict[str, Any] = {
-        "epoch": 1, "position": 8, "num_steps": 1, "members": [0], "num_workers": 1,
+        "epoch": 1, "position": 8, "num_steps": 1, "num_workers": 1,
         "metrics_bytes": 0, "metrics_crc32": 0, "sha256": {}, "train_seconds": 0.5, "time": 0
     }  # fmt: skip
     saved.complete(facts)

@@ -86,7 +86,7 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("facts", "meta"),
-    [({"metrics_bytes": "x"}, {}), ({"members": None}, {}), ({}, {"launched_at": "x"})],
+    [({"metrics_bytes": "x"}, {}), ({"num_workers": None}, {}), ({}, {"launched_at": "x"})],
 )
 def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
     facts: dict[str, Any], meta: dict[str, Any], tmp_path: Path
@@ -95,7 +95,6 @@ def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
         "epoch": 1,
         "position": 8,
         "num_steps": 1,
-        "members": [0],
         "num_workers": 1,
         "metrics_bytes": 0,
         "metrics_crc32": 0,

@@ -90,9 +90,8 @@ def diloco(allocation: str, lists: Lists | None = None, **others: Any) -> dict[s
     strategy = {
         "name": "diloco", "sync_every": 100, "outer_lr": 0.7, "outer_momentum": 0.9,
         "outer_nesterov": True,
-        "weighting": "examples", "weights": None, "algorithm": "native", "overlap": False,
-        "max_rounds": None,
-        "max_seconds": None, "on_loss": "fail", "loss_timeout_seconds": 30.0, **others,
+        "weighting": "examples", "weights": None, "algorithm": "native", "max_rounds": None,
+        "max_seconds": None, **others,
     }  # fmt: skip
     batches, steps = lists or ALLOCATIONS[allocation]
     details: dict[str, dict[str, Any]] = {

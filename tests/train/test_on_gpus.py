@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -175,64 +173,3 @@ def test_no_step_of_two_workers_waits_for_its_gpu(
     (tmp_path / "sitecustomize.py").write_text(WATCHED)
     summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
     assert summary["status"] == "completed", summary["message"]
-
-
-PROFILED = """
-import os
-if os.environ.get("RANK") == "0":
-    import json, torch
-    import bsweep.train.loop as loop
-    from torch.profiler import ProfilerActivity, profile
-    plain = loop.train
-
-    def profiled(job, *a):
-        kind = job.device.type.upper()
-        of_all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        activities = {{ProfilerActivity.CPU, getattr(ProfilerActivity, kind)}}
-        with profile(activities=activities, experimental_config=of_all_threads) as found:
-            plain(job, *a)
-        own = [e for e in found.events() if e.device_type.name == kind]
-        events = [(e.name, e.time_range.start, e.time_range.end) for e in own]
-        with open({events!r}, "w") as file:
-            json.dump(events, file)
-
-    loop.train = profiled
-"""
-
-
-@pytest.mark.skipif(
-    "profile_all_threads" not in str(torch._C._profiler._ExperimentalConfig.__init__.__doc__),
-    reason="the profiler of torch 2.6 sees no thread of Gloo",
-)
-@pytest.mark.parametrize(
-    ("device", "overlap"),
-    [("cpu", True), on_gpus("cuda", True, number=2), on_gpus("cuda", False, number=2)],
-)
-def test_an_eager_exchange_overlaps_the_next_round(
-    tmp_path: Path, device: str, overlap: bool
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        PROFILED.format(events=str(tmp_path / "events.json"))
-    )
-    # A large model on a CPU too: a small one's exchange may fit between two kernels.
-    diloco = (
-        "strategy=diloco",
-        "strategy.sync_every=1",
-        "model=resnet18",
-        "data.num_train=96",  # six rounds
-        f"strategy.overlap={overlap}".lower(),
-    )
-    summary, _ = run(tmp_path, device, *diloco, env=imported_first(tmp_path))
-    assert summary["status"] == "completed", summary["message"]
-    events = json.loads((tmp_path / "events.json").read_text())
-    exchanges = [
-        event
-        for event in events
-        if re.search(r"^gloo:all_?reduce|nccl.*all_?reduce", event[0], re.IGNORECASE)
-    ]
-    kernels = "conv|gemm|cutlass|cudnn|xmma|norm|relu|pool|backward"
-    computed = [event for event in events if re.search(kernels, event[0], re.IGNORECASE)]
-    assert len(exchanges) > 1
-    assert len(computed) > 10
-    at_once = [(e, c) for e in exchanges for c in computed if e[1] < c[2] and c[1] < e[2]]
-    assert bool(at_once) == overlap

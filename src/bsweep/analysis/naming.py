@@ -73,7 +73,6 @@ _OF_VARIANTS = {
     "staleness": ", staleness",
     "sync_every": ", synchronised every",
     "colocated": ", with the workers",
-    "overlap": ", overlapped",
     "fednova": ", FedNova",
     "fp32": ", fp32",
     "fp16": ", fp16",

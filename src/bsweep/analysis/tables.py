@@ -356,19 +356,15 @@ def _amounts_of_epochs(study: Study) -> pd.DataFrame:
     """Return for each run and epoch its steps (or examples in the unit of `step_unit`), its seconds
     and those of their parts, and the bytes that a worker sent.
     """
-    epochs, runs = study.epochs, study.runs.reindex(columns=["run_id", "strategy.overlap"])
+    epochs, amounts = study.epochs, ["train_seconds", "wait_seconds", "codec_seconds", "sent_bytes"]
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
-    # Where rounds overlap, workers compute while the codec does; waiting for it is part of the
-    # exchange.
-    is_beside = epochs["run_id"].isin(runs.loc[runs["strategy.overlap"].eq(True), "run_id"])
-    amounts = epochs[["run_id", "epoch", "train_seconds", "wait_seconds", "sent_bytes"]].assign(
-        codec_seconds=epochs["codec_seconds"].mask(is_beside),
+    table = epochs[["run_id", "epoch", *amounts]].assign(
         exposed_exchange_seconds=exposed,
         num_steps=epochs["num_steps"]
         if step_unit(study) == "step"
         else _examples(epochs) / EXAMPLES_OF_A_UNIT,
     )
-    return amounts.astype({"sent_bytes": float, "num_steps": float})
+    return table.astype({"sent_bytes": float, "num_steps": float})
 
 
 def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:

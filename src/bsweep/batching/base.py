@@ -101,8 +101,6 @@ class Policy(ABC):
         """Return each worker's share of the next round: the examples and the passes of a step, and
         the number of steps.
 
-        The shares of lost workers are not used.
-
         Args:
             epochs_done: The epochs trained so far, including the part of the current one.
 

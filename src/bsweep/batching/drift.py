@@ -38,7 +38,6 @@ class FollowDrift(Fixed):
         assert isinstance(config.allocation, AdaptiveConfig), config.allocation
         self._allocation = config.allocation
         self._least_steps = min(config.local_steps)
-        self._workers: tuple[int, ...] = ()  # the members of the measured rounds
         # One row for each round: the seconds of a step of each worker, then those of the exchange.
         self._seconds: list[Tensor] = []
 
@@ -54,20 +53,15 @@ class FollowDrift(Fixed):
         return {
             "num_steps": [share.num_steps for share in self._shares],
             "least_steps": self._least_steps,
-            "workers": list(self._workers),
             "seconds": self._seconds,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._shares = self.of_batches(self._worker_batches, state["num_steps"])
         self._least_steps = state["least_steps"]
-        self._workers, self._seconds = tuple(state["workers"]), list(state["seconds"])
+        self._seconds = list(state["seconds"])
 
     def _measure(self, record: Round) -> Event | None:
-        if record.workers != self._workers:
-            self._workers, self._seconds = record.workers, []
-        # The whole exchange counts, not only the part that computing does not hide. With overlap
-        # that part is about zero.
         exchange = torch.tensor(record.exchange_seconds, dtype=torch.float64)
         if record.codec_seconds:
             exchange += torch.tensor(record.codec_seconds, dtype=torch.float64)
@@ -89,7 +83,7 @@ class FollowDrift(Fixed):
         policy = self._allocation
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
         self._seconds = []
-        before = [self._shares[worker].num_steps for worker in self._workers]
+        before = [share.num_steps for share in self._shares]
         has_drifted = allocation.drifted(
             [1 / steps for steps in before], measured, policy.max_drift
         )
@@ -100,10 +94,7 @@ class FollowDrift(Fixed):
         after = list(allocation.by_seconds(measured, self._least_steps))
         if not has_drifted or after == before:
             return None
-        steps = [share.num_steps for share in self._shares]
-        for worker, new in zip(self._workers, after, strict=True):
-            steps[worker] = new
-        self._shares = self.of_batches(self._worker_batches, steps)
+        self._shares = self.of_batches(self._worker_batches, after)
         seconds = ", ".join(f"{value:.3g}" for value in measured)
         return Event(
             event="reallocated",

@@ -100,9 +100,6 @@ class Capabilities:
     a checkpoint.
     """
 
-    outlives_workers: bool = False
-    """True if the remaining workers can continue or stop cleanly when a worker is lost."""
-
     leaves_processes_clean: bool = True
     """True if processes that have trained one run with this strategy may train another run
     afterwards.

@@ -267,13 +267,6 @@ class StrategyConfig(Card):
         return self.kind_can
 
     @property
-    def patience_seconds(self) -> float:
-        """The seconds without a sign of life from a worker after which the other workers treat this
-        worker as lost.
-        """
-        return float("inf")
-
-    @property
     def local_steps(self) -> int:
         """The number of optimizer steps that a worker makes in a round. A strategy that averages
         parameters within its own steps, as `local_sgd` does, has rounds of one step.

@@ -166,12 +166,6 @@ class SrunConfig(ProcessesConfig):
                 "launch=horovodrun launch.hosts=slurm, or another strategy such as "
                 "strategy=allreduce."
             )
-        if can.outlives_workers:
-            return (
-                f"{named} strategy.on_loss=..., by which workers outlive a lost worker: SLURM ends "
-                "all workers when the first one is lost. Use launch=torchrun launch.hosts=slurm, "
-                "or strategy.on_loss=fail."
-            )
         return ""
 
 

@@ -286,35 +286,13 @@ class DiLoCoConfig(EitherConfig):
     outer_nesterov: bool
     weighting: Literal["uniform", "examples", "fednova"]
     weights: tuple[NonNegative, ...] | None
-    overlap: bool
     max_rounds: Count | None
     max_seconds: Seconds | None
-    on_loss: Literal["fail", "stop", "continue"]
-    loss_timeout_seconds: Seconds
 
-    builds: ClassVar[str] = "bsweep.strategies.eager:build"
+    builds: ClassVar[str] = "bsweep.strategies.diloco:DiLoCo"
     kind_can: ClassVar[Capabilities] = replace(
         EitherConfig.kind_can, in_step=False, takes_local_steps=True
     )
-    changes_no_number: ClassVar[tuple[str, ...]] = ("loss_timeout_seconds",)
-
-    @property
-    def can(self) -> Capabilities:
-        apart = (
-            "with strategy.overlap=true workers train on during an exchange, so that each worker "
-            "has its own model until an epoch ends. Use strategy.overlap=false"
-        )
-        outlives_workers = self.on_loss != "fail"
-        return replace(
-            super().can,
-            why_apart=apart if self.overlap else "",
-            outlives_workers=outlives_workers,
-            leaves_processes_clean=not outlives_workers,
-        )
-
-    @property
-    def patience_seconds(self) -> float:
-        return self.loss_timeout_seconds
 
     @property
     def local_steps(self) -> int:
@@ -329,8 +307,7 @@ class DiLoCoConfig(EitherConfig):
 
     @property
     def vectors_held(self) -> int:
-        anchor_and_outer_momentum, of_overlap = 2, 3
-        return anchor_and_outer_momentum + self.overlap * of_overlap
+        return 2  # the anchor and the outer momentum
 
     @property
     def vectors_of_first_step(self) -> int:
@@ -360,18 +337,6 @@ class DiLoCoConfig(EitherConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.can.uses_horovod and self.on_loss != "fail":
-            yield (
-                f"strategy.on_loss={self.on_loss} with strategy.algorithm=horovod: horovodrun ends "
-                "all workers when the first one is lost. Use strategy.on_loss=fail, or "
-                "strategy.algorithm=native launch=torchrun."
-            )
-        if self.overlap and self.on_loss != "fail":
-            yield (
-                f"strategy.overlap=true with strategy.on_loss={self.on_loss}: an exchange under "
-                "way cannot be repeated when a worker is lost. Use strategy.on_loss=fail, or "
-                "strategy.overlap=false."
-            )
         if self.weights is not None:
             yield from self._weight_problems(self.weights, point.num_workers)
 
@@ -384,12 +349,6 @@ class DiLoCoConfig(EitherConfig):
             )
         if abs(sum(weights) - 1) > 1e-6:
             yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
-        if min(weights, default=1) == 0 and self.on_loss != "fail":
-            yield (
-                f"{given} with strategy.on_loss={self.on_loss}: if only workers with weight 0 were "
-                "left, the model would not change any more. Give each worker a weight greater than "
-                "0, or use strategy.on_loss=fail."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

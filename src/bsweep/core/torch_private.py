@@ -25,11 +25,9 @@ COMPILER = "torch._dynamo"
 NAMES = {
     "batchnorm": "torch.nn.modules.batchnorm:_BatchNorm",
     "copy_each": "torch:_foreach_copy_",
-    "default_store": "torch.distributed.distributed_c10d:_get_default_store",
     "dispatch_mode": "torch.utils._python_dispatch:TorchDispatchMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "is_view": "torch:Tensor._is_view",
-    "num_groups": "torch.distributed.distributed_c10d:get_pg_count",
     "parse_endpoint": "torch.distributed.elastic.rendezvous.utils:parse_rendezvous_endpoint",
     "unscale": "torch:_amp_foreach_non_finite_check_and_unscale_",
     "update_scale": "torch:_amp_update_scale_",

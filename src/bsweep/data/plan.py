@@ -9,7 +9,7 @@ batch size may change at any step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,9 +40,7 @@ class Share:
     """
 
     worker_batch: int  # examples of one optimizer step
-    # Optimizer steps between two synchronisations: 1 if every step synchronises, 0 for a lost
-    # worker.
-    num_steps: int
+    num_steps: int  # optimizer steps between two synchronisations: 1 if every step synchronises
     num_passes: int = 1  # passes of a step, over which the gradient accumulates
 
     @property
@@ -51,18 +49,8 @@ class Share:
 
 
 def global_batch(shares: Sequence[Share]) -> int:
-    """Return the number of examples of one optimizer step over all workers that take steps."""
-    return sum(share.worker_batch for share in shares if share.num_steps)
-
-
-def of_members(shares: Sequence[Share], members: Sequence[int]) -> tuple[Share, ...]:
-    """Return all workers' shares of a round, with 0 steps for each lost worker, whose rank is
-    missing in `members`.
-    """
-    return tuple(
-        share if rank in members else replace(share, num_steps=0)
-        for rank, share in enumerate(shares)
-    )
+    """Return the number of examples of one optimizer step over all workers."""
+    return sum(share.worker_batch for share in shares)
 
 
 def round_size(shares: Sequence[Share]) -> int:

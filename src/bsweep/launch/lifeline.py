@@ -23,14 +23,12 @@ This table lists the signs of life in bsweep:
 | a team's process | the launcher | FILE | a kill that nothing else shows | 60 s |
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
 | the launcher | all processes | `rank.N/waits`, each second | a stall, to name its cause | 5 s |
-| DiLoCo's workers (3) | each other | the store (`strategies.roll_call`) | a lost worker | (3) |
-| ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (4) |
+| ssh, Horovod | their peers | messages of their own | a cut link, a lost launcher | (3) |
 
 1. 60 s (`train.team_worker.PATIENCE_SECONDS`), or `launch.stall_timeout_seconds` if that is less.
 2. `launch.start_timeout_seconds` before the first sign, `launch.stall_timeout_seconds` after it.
    `launch.stop` uses the same file to see how long steps take.
-3. With `strategy.on_loss` other than `fail`: `strategy.loss_timeout_seconds`.
-4. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
+3. ssh: three signs, at most 15 s apart. Horovod: twice `launch.stall_timeout_seconds`.
 """
 
 from __future__ import annotations

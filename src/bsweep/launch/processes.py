@@ -43,11 +43,7 @@ class ProcessLauncher(HostLauncher):
         started, codes, timeout = self._run(request)
         ended = recorded(paths)
         failed = not started.is_through and any(command.returncode for command in started.commands)
-        if ended and (
-            ended.status in ("diverged", "interrupted")
-            or config.strategy.can.outlives_workers
-            or not failed
-        ):
+        if ended and (ended.status in ("diverged", "interrupted") or not failed):
             return ended
         if timeout and not first_error(paths, len(request.ranks)):
             if silent := preflight.silent_hosts(config):
@@ -56,7 +52,7 @@ class ProcessLauncher(HostLauncher):
                 "timeout", f"{timeout}\n{failure.last_lines_of_all(config, paths)}", may_pass=True
             )
         console = started.console.read_text(errors="replace")
-        found = [] if timeout else self.failures(console) or _hidden_failures(config, paths)
+        found = [] if timeout else self.failures(console)
         return failure.outcome(config, paths, found, started.console, codes)
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
@@ -83,9 +79,7 @@ class ProcessLauncher(HostLauncher):
 def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:
     """Return the shell command that starts one worker or parameter server of a point.
 
-    The process's output goes to the log folder of its rank. A command such as torchrun ends all
-    processes once one fails. If workers of the strategy can outlive a lost one, the exit code is
-    therefore written to a file and hidden from that command.
+    The process's output goes to the log folder of its rank.
 
     Args:
         request: The point.
@@ -96,8 +90,6 @@ def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[s
     folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
     read = f". {shlex.quote(str(paths.environment.resolve()))}; "
     run = f"{shlex.join([sys.executable, '-u', '-m', *words])} >{folder}/stdout 2>{folder}/stderr"
-    if request.config.strategy.can.outlives_workers:
-        return ["sh", "-c", f"{read}{run}; echo $? >{folder}/exit_code"]
     return ["sh", "-c", f"{read}export {LAUNCHER}=$PPID; exec {run}"]
 
 
@@ -118,16 +110,6 @@ def meeting_port() -> int:
     by default gives to client sockets.
     """
     return random.SystemRandom().randrange(20_000, 30_000)
-
-
-def _hidden_failures(config: RunConfig, paths: RunPaths) -> list[tuple[int, int]]:
-    codes = ((rank, paths.rank_logs(rank) / "exit_code") for rank in range(config.num_workers))
-    known = [
-        (rank, int(path.read_text()))
-        for rank, path in codes
-        if path.exists() and path.read_text().strip()
-    ]
-    return [(rank, code) for rank, code in known if code]
 
 
 def _wait(started: Started, request: LaunchRequest) -> str | None:
@@ -158,7 +140,6 @@ def _wait(started: Started, request: LaunchRequest) -> str | None:
             codes,
             _signs_of_life(config, paths),
             _touched_at(paths.metrics),
-            lambda: recorded(paths) is not None,
         )
         if waiting.is_over(seen):
             if waiting.has_stalled:

@@ -5,7 +5,7 @@ It depends only on a clock and on facts that the launcher passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bsweep.config.launch import ProcessesConfig
@@ -36,10 +36,6 @@ class Seen:
     """
     recorded_at: float
     """The time at which the run's file of records was last modified."""
-    has_recorded_end: Callable[[], bool]
-    """A function that returns True if the workers recorded how the run ended; it reads
-    all records.
-    """
 
 
 class Waiting:
@@ -56,7 +52,7 @@ class Waiting:
 
     def __init__(self, config: RunConfig, launched_at: float, seconds: float) -> None:
         assert isinstance(config.launch, ProcessesConfig), config.launch
-        self._config, self._card = config, config.launch
+        self._card = config.launch
         self._launched_at = self._last_sign = launched_at
         self._last_sign_at = self._looked_at = seconds
         self._failed_at: float | None = None
@@ -69,12 +65,12 @@ class Waiting:
         """Return True if the launcher is to stop waiting for the processes of the point.
 
         Call this method while a command runs. The wait is over if the grace period after a failure
-        has passed, if the workers that still run were given up by the others, or after a time-out.
+        has passed, or after a time-out.
         """
         # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
         self._last_sign_at += max(0.0, seen.seconds - self._looked_at - APART_SECONDS)
         self._looked_at = seen.seconds
-        if self._failed_at is None and self._has_failed(seen):
+        if self._failed_at is None and any(seen.codes):
             self._failed_at = seen.seconds
         if self._failed_at is not None:
             grace = _seconds_after_failure(self._card, seen.codes)
@@ -82,33 +78,14 @@ class Waiting:
         sign = max(self._launched_at, seen.recorded_at, *seen.signs_of_life.values())
         if sign != self._last_sign:
             self._last_sign, self._last_sign_at = sign, seen.seconds
-        silent_seconds = seen.seconds - self._last_sign_at
-        is_long = silent_seconds > _seconds_after_end(self._config)
-        if self._outlives_workers and is_long and seen.has_recorded_end():
-            return True
-        self.timeout = self._timeout(silent_seconds, seen)
+        self.timeout = self._timeout(seen.seconds - self._last_sign_at)
         return self.timeout is not None
 
     @property
     def _has_begun(self) -> bool:
         return self._last_sign != self._launched_at
 
-    @property
-    def _outlives_workers(self) -> bool:
-        return self._config.strategy.can.outlives_workers
-
-    def _has_failed(self, seen: Seen) -> bool:
-        """Return True if a launcher command such as torchrun failed, and the workers of the other
-        commands cannot train on or have recorded the run's end.
-        """
-        if not any(seen.codes):
-            return False
-        # The first command hosts the store through which workers meet, so they cannot outlive it.
-        if not (self._outlives_workers and self._has_begun) or seen.codes[0]:
-            return True
-        return seen.has_recorded_end()  # the other commands wait for the lost host
-
-    def _timeout(self, silent_seconds: float, seen: Seen) -> str | None:
+    def _timeout(self, silent_seconds: float) -> str | None:
         launch = self._card
         if not self._has_begun and silent_seconds > launch.start_timeout_seconds:
             return (
@@ -159,12 +136,3 @@ def _seconds_after_failure(launch: ProcessesConfig, codes: Sequence[int | None])
     """
     grace = min(_GRACE_SECONDS, launch.stall_timeout_seconds / 6)
     return max(grace, ssh.interval_seconds(launch) + 1) if ssh.EXIT_CODE in codes else grace
-
-
-def _seconds_after_end(config: RunConfig) -> float:
-    """Return how many seconds a launcher waits for the processes that still run after the workers
-    recorded the run's end.
-
-    This is 10 s, or the time that workers wait for a sign of life of each other if that is less.
-    """
-    return min(_GRACE_SECONDS, config.strategy.patience_seconds)

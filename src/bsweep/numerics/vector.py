@@ -190,13 +190,13 @@ class Anchor(Flat):
     own model.
 
     `tensors` holds one parameter of its own. The gradients use the vector's memory, which is free
-    between two steps, or with `own_gradients` separate memory.
+    between two steps.
     """
 
-    def __init__(self, vector: Flat, own_gradients: bool) -> None:
+    def __init__(self, vector: Flat) -> None:
         self.slices, self.num_matrix_elements = vector.slices, vector.num_matrix_elements
         self.parameters = vector.parameters.clone()
-        self.gradients = torch.zeros_like(vector.gradients) if own_gradients else vector.gradients
+        self.gradients = vector.gradients
         self.tensors = (nn.Parameter(self.parameters),)
         self.tensors[0].grad = self.gradients
 

@@ -322,7 +322,6 @@ class Recorder:
                 "position": 0,
                 "num_steps": self._before.num_steps,
                 "train_seconds": self._before.train_seconds,
-                "members": list(range(self._config.num_workers)),
                 "num_workers": self._config.num_workers,
                 "metrics_bytes": num_bytes,
                 "metrics_crc32": crc32_of_records(self._paths.metrics, num_bytes),

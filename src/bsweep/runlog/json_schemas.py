@@ -40,7 +40,6 @@ class Summary:
     final_test_loss: Finite | None = None  # of runs with validation examples
     final_test_accuracy: Amount | None = None
     warnings: tuple[str, ...] = ()
-    lost_workers: tuple[str, ...] = ()
     metrics_crc32: Natural | None = None  # of `metrics.jsonl`; None if its records are damaged
 
 
@@ -55,7 +54,6 @@ class Saved:
     epoch: Count
     position: Natural
     num_steps: Natural
-    members: tuple[Natural, ...]  # ranks that had not been lost
     num_workers: Processes
     metrics_bytes: Natural
     metrics_crc32: Natural  # of the first `metrics_bytes` bytes of `metrics.jsonl`

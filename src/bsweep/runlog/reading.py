@@ -117,9 +117,6 @@ def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None
 def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> None:
     """Raise Damaged unless the records of a completed run are complete: a start record, each epoch
     once, and as many epochs and steps as the end record says.
-
-    After a worker was lost, steps are not compared: another worker may have written the records,
-    and may have counted its own steps.
     """
     refuse_repeated(records, metrics)
     if not any(record["type"] == "start" for record in records):
@@ -129,8 +126,6 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
         raise Damaged(f"{metrics}: the run completed, but the file has no end record. {REMEDY}")
     epochs = [record for record in records if record["type"] == "epoch"]
     found = {"epochs": len(epochs), "num_steps": sum(epoch["num_steps"] for epoch in epochs)}
-    if lost_workers(records):
-        del found["num_steps"]
     for key, number in found.items():
         if (wanted := ends[-1].get(key)) != number:
             raise Damaged(
@@ -364,12 +359,3 @@ def warnings_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """
     events = (record for record in records if record["type"] == "event")
     return [event["message"] for event in events if event["event"] not in _NO_WARNINGS]
-
-
-def lost_workers(records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the messages of a run's events about lost workers, one for each lost worker."""
-    return tuple(
-        one["message"]
-        for one in records
-        if one["type"] == "event" and one["event"] == "worker_lost"
-    )

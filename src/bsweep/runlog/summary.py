@@ -16,7 +16,6 @@ from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
     Damaged,
     content_of,
-    lost_workers,
     numbered,
     read_meta,
     read_records,
@@ -70,7 +69,6 @@ def write_summary(
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
         **_final_scores(records),
         warnings=tuple(warnings_in(records)),
-        lost_workers=lost_workers(records),
         metrics_crc32=checksum,
     )
     if checksum is not None:

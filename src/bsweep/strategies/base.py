@@ -128,17 +128,6 @@ class Strategy(ABC):
     which is `Vector.scale`.
     """
 
-    stop_reason: str | None = None
-    """The reason why the run must stop at the end of a round, or None if the run continues.
-
-    It is the same on all workers. The run is saved then, and may be resumed.
-    """
-
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        """The indices of the shares of all workers that the run has not lost."""
-        return self.members
-
     passes_together = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
@@ -184,8 +173,6 @@ class Strategy(ABC):
         """
         self.counts = True
         """True if this worker's sums of losses count. One worker of each replica has it."""
-        self.members = tuple(range(place.num_workers))
-        """The ranks of all workers that the run has not lost."""
 
     def vector(self, model: nn.Module) -> Vector:
         """Return the vector of the parameters that this worker holds, whose tensors are the
@@ -265,13 +252,13 @@ class Strategy(ABC):
         """Collect a few values from each worker, and return all of them as the rows of one tensor
         in the order of the ranks.
 
-        All workers call it together, each with the same number of values. Lost workers have no row.
+        All workers call it together, each with the same number of values.
 
         Args:
             values: This worker's values, a 1-D float64 tensor of n elements on the CPU.
 
         Returns:
-            A float64 CPU tensor (members, n), whose rows follow the order of `members`.
+            A float64 CPU tensor (workers, n).
         """
 
     def mean(self, values: Tensor) -> Tensor:
@@ -395,8 +382,8 @@ class Strategy(ABC):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore the part of the strategy's state that only this worker knows, from a checkpoint.
 
-        It is called after `load_state`. It is not called on a worker that was lost before the
-        checkpoint, nor if another number of workers saved it.
+        It is called after `load_state`. It is not called if another number of workers saved the
+        checkpoint.
 
         Args:
             state: The values of this worker from a checkpoint, by name.

@@ -9,7 +9,7 @@ without momentum a round is synchronous SGD at that learning rate; with more ste
 SGD.
 
 Compared with plain training a worker also holds the anchor and, if there is one, the outer
-momentum. The outer gradient uses the memory of the gradients; `eager` needs more.
+momentum. The outer gradient uses the memory of the gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,12 +32,10 @@ from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Anchor, Flat
-from bsweep.runlog.errors import WorkerLost
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import Event, Round, Traffic
+from bsweep.runlog.records import Round, Traffic
 from bsweep.strategies import clocks
 from bsweep.strategies.base import Meter, Rounds
-from bsweep.strategies.roll_call import RollCall
 from bsweep.strategies.summing import Summing
 
 
@@ -50,21 +47,15 @@ class Arrivals:
     Times are in seconds on the first worker's clock.
     """
 
-    members: tuple[int, ...]
-    sums: Tensor  # (members, 3): losses, correct answers, labels
-    num_planned: Tensor  # (members,), as all below: examples of a whole round
+    sums: Tensor  # (workers, 3): losses, correct answers, labels
+    num_planned: Tensor  # (workers,), as all below: examples of a whole round
     num_examples: Tensor
     worker_batch: Tensor
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
     released: Tensor  # when the worker continued
-    spent: Tensor  # (members, 2): seconds of data transfer, and of the codec's computing
-
-    def without(self, lost: Sequence[int]) -> Arrivals:
-        rows = [row for row, member in enumerate(self.members) if member not in lost]
-        values = {f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)[1:]}
-        return Arrivals(tuple(self.members[row] for row in rows), **values)
+    spent: Tensor  # (workers, 2): seconds of data transfer, and of the codec's computing
 
 
 @dataclass
@@ -77,7 +68,6 @@ class OfEpoch:
 
     waits: Tensor  # (workers,)
     exchange: float = 0.0
-    exposed: float = 0.0
     codec: float = 0.0
 
 
@@ -92,14 +82,8 @@ class DiLoCo(Rounds):
         self._exchange: Summing = resolve(strategy.in_probe.builds)(
             config, strategy.in_probe, place, paths
         )
-        self._roll_call: RollCall | None = None
-        if strategy.on_loss != "fail" and place.num_workers > 1:
-            self._roll_call = RollCall(place.rank, place.num_workers, strategy.loss_timeout_seconds)
-        # True after a worker was lost or an exchange failed: the group must be made anew.
-        self._is_broken = False
-        self._message_timeout = timedelta(seconds=strategy.loss_timeout_seconds)
-        self._epoch = 1
-        self._offsets = [0.0] * place.num_workers  # of the workers' clocks
+        # of the workers' clocks
+        self._offsets = torch.zeros(place.num_workers, dtype=torch.float64)
         self._round = self._num_steps = 0
         self._train_seconds = 0.0
         # the zero of the run's times, on the first worker's clock
@@ -111,7 +95,7 @@ class DiLoCo(Rounds):
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         s = self._strategy
         self._vector, self._optimizer = vector, optimizer
-        self._anchor = Anchor(vector, own_gradients=s.overlap)
+        self._anchor = Anchor(vector)
         nesterov = s.outer_nesterov and s.outer_momentum > 0
         self._outer_optimizer = SGD(
             self._anchor.tensors,
@@ -123,16 +107,10 @@ class DiLoCo(Rounds):
         # From here on all workers have the first worker's anchor.
         self._exchange.prepare(self._anchor, self._outer_optimizer)
         vector.parameters.copy_(self._anchor.parameters)
-        if self._roll_call:
-            self._regroup()  # into a group whose operations time out
 
     def begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
         self._exchange.begin_epoch(epoch)
-        ahead = clocks.offsets(self.gather).tolist()  # of the first remaining worker
-        before = self._offsets[self.members[0]]
-        for member, offset in zip(self.members, ahead, strict=True):
-            self._offsets[member] = before + offset
+        self._offsets = clocks.offsets(self.gather)
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         return max(1, num_own)  # each worker's own mean
@@ -152,39 +130,17 @@ class DiLoCo(Rounds):
 
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
-        is_whole = not self._is_broken
-        # Gather first: a message of the exchange times out sooner than this gather does.
-        self.gather(torch.zeros(1, dtype=torch.float64))
-        try:
-            if is_whole:
-                self._exchange.rehearse()
-        except WorkerLost:
-            if self._roll_call is None:
-                raise
-            is_whole = False
-        self._is_broken |= not bool(
-            self.gather(torch.tensor([is_whole], dtype=torch.float64)).all()
-        )
+        self._exchange.rehearse()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        own, members = self._arrive(sums, num_examples), self.members
-        arrivals = self._meet(own)
-        last = float(arrivals.arrived.max())
-        if self.members != members:  # the others waited until now for a lost worker
-            last = time.monotonic() - self._offsets[self.rank]
-        arrivals = self._sum(arrivals)
+        arrivals = self._sum(self._meet(self._arrive(sums, num_examples)))
         self._outer_optimizer.step()
         self._vector.parameters.copy_(self._anchor.parameters)
-        self._close_round(epoch, self._round, arrivals, last)
+        self._close_round(epoch, arrivals)
         self._look_at_the_clock()
 
     def gather(self, values: Tensor) -> Tensor:
-        if self._roll_call is None:
-            return self._exchange.gather(values)
-        every = self._roll_call.gather(values)
-        for member in set(self.members) - set(self._roll_call.members):
-            self._lose(member)
-        return every
+        return self._exchange.gather(values)
 
     def traffic(self) -> Traffic:
         meter, self._exchange.meter = self._exchange.meter, Meter()
@@ -198,9 +154,7 @@ class DiLoCo(Rounds):
             received_bytes=int(received.mean()),
             exchange_steps=int(exchange_steps.max()),
             exchange_seconds=seconds.exchange,
-            exposed_exchange_seconds=seconds.exposed
-            if self._strategy.overlap
-            else seconds.exchange,
+            exposed_exchange_seconds=seconds.exchange,
             codec_seconds=seconds.codec if self._exchange.has_codec else None,
             worker_wait_seconds=tuple(seconds.waits.tolist()),
         )
@@ -232,10 +186,7 @@ class DiLoCo(Rounds):
         self._exchange.load_own_state(state)
 
     def close(self) -> None:
-        if self._roll_call:
-            self._roll_call.close()
-        if len(self.members) == self.num_workers:  # otherwise it would wait for the lost workers
-            self._exchange.close()
+        self._exchange.close()
 
     def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
         """Count the round that ends, and return this worker's sums, counts and times of it.
@@ -256,59 +207,24 @@ class DiLoCo(Rounds):
         every = self.gather(own)
         times = (self._on_first_clock(column) for column in every[:, 7:].unbind(dim=1))
         spent = torch.zeros(len(every), 2, dtype=torch.float64)  # filled in after the exchange
-        return Arrivals(self.members, every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
+        return Arrivals(every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
 
     def _on_first_clock(self, times: Tensor) -> Tensor:
-        return times - torch.tensor(
-            [self._offsets[member] for member in self.members], dtype=torch.float64
-        )
+        return times - self._offsets
 
     def _sum(self, arrivals: Arrivals) -> Arrivals:
         """Sum the weighted parameter changes of the workers into the outer gradient, and return the
-        data of those workers that took part.
-
-        With `strategy.on_loss=fail`, a failed exchange raises `WorkerLost`. Otherwise, if a worker
-        is lost during the exchange, the others sum again without it; the parameters are unchanged
-        until then. The exchange can also fail although all workers are alive, after a pause of the
-        network or of a worker. Then they try once more, and double the timeout of every later
-        message.
+        data of the workers with the times of this exchange.
         """
-        may_try_again = True
-        while True:
-            members = self.members
-            weight = self._weight(arrivals.members, arrivals.num_examples, arrivals.num_steps)
-            torch.sub(
-                self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients
-            ).mul_(weight)
-            problem: WorkerLost | None = None
-            spent = [0.0, 0.0]
-            try:
-                if self._is_broken:
-                    self._regroup()
-                spent = self._timed_exchange()
-            except WorkerLost as error:
-                if self._roll_call is None:
-                    raise
-                problem = error
-            every = self.gather(
-                torch.tensor([problem is None, time.monotonic(), *spent], dtype=torch.float64)
-            )
-            arrivals = arrivals.without(
-                [member for member in arrivals.members if member not in self.members]
-            )
-            if bool(every[:, 0].all()):
-                return dataclasses.replace(
-                    arrivals, released=self._on_first_clock(every[:, 1]), spent=every[:, 2:]
-                )
-            if self.members == members:
-                if not may_try_again:
-                    raise problem or WorkerLost(
-                        "the exchange failed twice although no worker was lost, the second time on "
-                        "another worker"
-                    )
-                may_try_again = False
-                self._message_timeout *= 2
-            self._is_broken = True
+        weight = self._weight(arrivals.num_examples, arrivals.num_steps)
+        torch.sub(
+            self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients
+        ).mul_(weight)
+        spent = self._timed_exchange()
+        every = self.gather(torch.tensor([time.monotonic(), *spent], dtype=torch.float64))
+        return dataclasses.replace(
+            arrivals, released=self._on_first_clock(every[:, 0]), spent=every[:, 1:]
+        )
 
     def _timed_exchange(self) -> list[float]:
         """Sum the outer gradient over workers, and return the seconds that the exchange and the
@@ -325,30 +241,27 @@ class DiLoCo(Rounds):
         meter.read_clocks()  # this waits until the GPU has the sum
         return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
 
-    def _weight(self, members: Sequence[int], num_examples: Tensor, num_steps: Tensor) -> float:
-        """Return the factor of this worker's parameter change in the weighted sum over the workers
-        `members`.
+    def _weight(self, num_examples: Tensor, num_steps: Tensor) -> float:
+        """Return the factor of this worker's parameter change in the weighted sum over the workers.
 
         With FedNova (Wang et al., arXiv 2007.07481), a worker that takes more steps does not pull
         the mean further towards its own data. FedNova divides by ||a_i||_1, the total weight of a
         worker's steps, which momentum makes larger than their number.
 
         Args:
-            members: The ranks that take part, this worker among them.
-            num_examples: The examples that each member took, (members,).
-            num_steps: The steps that each member took, (members,).
+            num_examples: The examples that each worker took, (workers,).
+            num_steps: The steps that each worker took, (workers,).
         """
         s = self._strategy
         if s.weights:
-            weights = torch.tensor([s.weights[member] for member in members], dtype=torch.float64)
+            weights = torch.tensor(s.weights, dtype=torch.float64)
         else:
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
-        # All examples of an epoch's tail may have been those of lost workers.
-        weights = weights / weights.sum().clamp(min=1e-300)
+        weights = weights / weights.sum()
         if self._normalizes:
             counted = self._counted(num_steps)
             weights = weights * (weights * counted).sum() / counted
-        return float(weights[members.index(self.rank)])
+        return float(weights[self.rank])
 
     def _counted(self, num_steps: Tensor) -> Tensor:
         """Return, for each worker, the total weight ||a_i||_1 that FedNova gives to the worker's
@@ -376,31 +289,30 @@ class DiLoCo(Rounds):
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].zero_()
 
-    def _close_round(self, epoch: int, number: int, arrivals: Arrivals, last: float) -> None:
+    def _close_round(self, epoch: int, arrivals: Arrivals) -> None:
         """Record a finished round, and add its waiting and exchange seconds to those of the epoch.
 
-        The other workers waited for the last one to arrive, until the time `last`.
+        The other workers waited for the last one to arrive.
         """
         began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
         if self._origin is None:
             self._origin = float(began.min()) - self._last_end
-        idle = (released.clamp(max=last) - arrived).clamp(min=0)
+        idle = (released.clamp(max=float(arrived.max())) - arrived).clamp(min=0)
         exposed = released - arrived - idle
         travel, codec = arrivals.spent.unbind(dim=1)
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # rounds may overlap in time
         self._last_end = end
         of_epoch = self._of_epoch
-        of_epoch.waits[list(arrivals.members)] += idle
+        of_epoch.waits += idle
         of_epoch.exchange += float(travel.min())
-        of_epoch.exposed += float(exposed.mean())
         of_epoch.codec += float(codec.mean())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(
                 epoch=epoch,
-                round=number,
-                workers=arrivals.members,
+                round=self._round,
+                workers=tuple(range(self.num_workers)),
                 worker_batches=tuple(int(number) for number in arrivals.worker_batch),
                 local_steps=tuple(int(number) for number in arrivals.num_steps),
                 began_seconds=tuple((began - self._origin).tolist()),
@@ -420,27 +332,3 @@ class DiLoCo(Rounds):
         self.is_finished = self._round == self._strategy.max_rounds or (
             limit is not None and self._train_seconds >= limit
         )
-
-    def _lose(self, lost: int) -> None:
-        self.members = tuple(member for member in self.members if member != lost)
-        self._is_broken = True
-        goes_on = self._strategy.on_loss == "continue"
-        message = (
-            f"{self._config.process_name(lost)} was lost in round {self._round} or after it: no "
-            "sign of life for "
-            f"strategy.loss_timeout_seconds={self._strategy.loss_timeout_seconds:g}; "
-            + ("the others continue" if goes_on else "the run stops at the end of a round")
-        )
-        self.records.append(Event(event="worker_lost", message=message))
-        if not goes_on:
-            self.stop_reason = message
-
-    def _regroup(self) -> None:
-        from bsweep.strategies.allreduce import AllReduce
-
-        assert isinstance(self._exchange, AllReduce), (
-            "a configuration with Horovod cannot lose workers"
-        )
-        self._exchange.regroup(self.members, self._message_timeout)
-        self._exchange.begin_epoch(self._epoch)
-        self._is_broken = False

@@ -82,10 +82,6 @@ class Pipeline(InParts, Staged):
         # Of what each stage sends to the next, for micro-batches of the configured size.
         self._message_seconds = [0.0] * num_stages
 
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        return tuple(range(self._config.replicas))
-
     def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
         pieces = models.pieces(self._run.model, model)
         size = max(self._run.local_batches) // self.num_microbatches

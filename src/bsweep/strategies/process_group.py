@@ -137,10 +137,6 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     Workers have their ranks in this group. Parameter servers join only the world around it.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
-    if config.strategy.can.outlives_workers:
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
-            "1"  # Otherwise NCCL's watchdog ends the processes that wait for a lost worker.
-        )
     backend = (
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     )

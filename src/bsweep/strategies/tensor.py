@@ -42,10 +42,6 @@ class TensorParallel(Split):
         self._sent: dict[torch.Size | None, SentBytes] = {}
         self._for_losses = ExitStack()
 
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        return tuple(range(self.num_replicas))
-
     def vector(self, model: nn.Module) -> ShardedVector:
         mesh = self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -63,7 +63,6 @@ class Row:
             "epochs": planned.epochs if planned else state.num_epochs,
             "num_workers": planned.num_workers if planned else None,
             "global_batch": planned.examples_per_step if planned else None,
-            "lost_workers": list(state.lost_workers),
             "test_accuracy": state.test_accuracy,
             "test_loss": state.test_loss,
             "seconds_left": self.seconds if self.is_left else 0.0,
@@ -167,7 +166,7 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
     """Return a text with the number of points in each state, and lines on points that run, were
-    interrupted, have failed, are damaged or lost a worker.
+    interrupted, have failed or are damaged.
     """
     lines = [f"{study_dir}: {totals(rows, source, len(sweeps))}"]
     if unknown := sum(row.planned is None and not row.state.is_imported for row in rows):
@@ -182,8 +181,6 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
             left = f", {duration(row.seconds)} left" if row.seconds is not None else ""
             lines.append(f"  {row.run_id}: {row.state.says(of)}{share}{left}")
     lines += _failures(rows)
-    lost = [(row, message) for row in rows for message in row.state.lost_workers]
-    lines += _at_most([f"  {row.run_id}: worker lost: {message}" for row, message in lost])
     if sweeps:
         lines.append(
             "sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps)

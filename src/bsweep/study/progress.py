@@ -27,7 +27,6 @@ from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
-_SAID_EVENTS = {"worker_lost": "worker lost", "warning": "warning"}  # of workers, by their words
 
 
 @dataclass
@@ -168,10 +167,10 @@ class Progress:
                 self._trained_at = time.monotonic()
             elif (
                 record["type"] == "event"
-                and record["event"] in _SAID_EVENTS
+                and record["event"] == "warning"
                 and record["message"] not in self._said_warnings
             ):
-                self._say(f"  {_SAID_EVENTS[record['event']]}: {record['message']}")
+                self._say(f"  warning: {record['message']}")
             if record["type"] == "epoch":
                 self._say(
                     f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "

@@ -15,7 +15,7 @@ from typing import Any
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.following import Following
-from bsweep.runlog.reading import lost_workers, read_meta
+from bsweep.runlog.reading import read_meta
 from bsweep.runlog.summary import read_ended
 from bsweep.study import attendance
 
@@ -45,7 +45,6 @@ class State:
     train_seconds: float | None = None
     wall_seconds: float | None = None
     can_resume: bool = False
-    lost_workers: tuple[str, ...] = ()
     beside_others: bool = False  # other points ran on its machine meanwhile
     num_examples: float | None = None  # of the complete epochs; None while the run is under way
     test_accuracy: float | None = None  # of the last evaluation
@@ -106,7 +105,6 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
         train_seconds=summary["train_seconds"],
         wall_seconds=summary["wall_seconds"],
         can_resume=summary["status"] not in RESULTS and bool(checkpoints(paths)),
-        lost_workers=tuple(summary.get("lost_workers", ())),
         beside_others=bool(meta.get("beside_others")),
         is_imported="imported_from" in meta,
         num_examples=(summary["images_per_second"] or 0) * (summary["train_seconds"] or 0) or None,
@@ -123,7 +121,6 @@ class _Recorded:
         self.num_epochs: int | None = None
         self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
         self.epochs_done = 0.0
-        self.lost_workers: tuple[str, ...] = ()
         self.scores: dict[str, Any] = dict.fromkeys(_SCORES)
         self._file = Following(metrics)
 
@@ -147,7 +144,6 @@ class _Recorded:
                 self.epochs.append((record["epoch"], record["train_seconds"]))
                 self.epochs_done = float(record["epoch"])
                 self._score(record)
-        self.lost_workers += lost_workers(news or ())
         return news is not None
 
     def _score(self, record: Mapping[str, Any]) -> None:
@@ -179,7 +175,6 @@ def _under_way(paths: RunPaths) -> State:
         whole_epochs=len(recorded.epochs),
         train_seconds=sum(seconds for _, seconds in recorded.epochs) if recorded.epochs else None,
         can_resume=is_running or bool(checkpoints(paths)),
-        lost_workers=recorded.lost_workers,
         beside_others=_was_beside_others(paths),
         **recorded.scores,
     )

@@ -71,18 +71,16 @@ class Keeper:
         strategy = self._job.strategy
         if not (cursor.ends_epoch or strategy.saves_within_epochs):
             return 0.0
-        reason = strategy.stop_reason
-        wish = _GO_ON if reason or self._every is None else self._agreed_wish(cursor.ends_epoch)
-        if wish == _GO_ON and not reason:
+        wish = _GO_ON if self._every is None else self._agreed_wish(cursor.ends_epoch)
+        if wish == _GO_ON:
             return 0.0
         # The checkpoint holds the seconds of these steps, which a GPU may not have finished yet.
         clock.seconds()
         seconds = self._save(cursor)
-        if reason or wish == _STOP:
+        if wish == _STOP:
             _stop(
                 self._job,
-                reason
-                or f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}",
+                f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}",
             )
         return seconds
 
@@ -109,7 +107,7 @@ class Keeper:
             self._wish(now),
             *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart)),
         ]
-        # Each worker gathers its own answer and takes row 0, because the first worker may be lost.
+        # The answer of the first worker counts.
         wish, self._rounds_together, self._rounds_apart = map(
             int, strategy.gather(torch.tensor(own, dtype=torch.float64))[0].tolist()
         )
@@ -144,7 +142,7 @@ def _stop(job: Job, reason: str) -> NoReturn:
 
 
 def save(job: Job, cursor: Cursor) -> None:
-    """Write a checkpoint of the run; all workers that still take part call this together.
+    """Write a checkpoint of the run; all workers call this together.
 
     If the checkpoint cannot be written, the run records a warning, and this raises no error.
     """
@@ -152,7 +150,7 @@ def save(job: Job, cursor: Cursor) -> None:
     checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
     problem, sha256 = "", {}
     files = [(checkpoint.own(job.place.rank), _own_state)]
-    if job.place.rank == strategy.members[0]:
+    if job.place.rank == 0:
         files.append((checkpoint.shared, _shared_state))
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +165,7 @@ def save(job: Job, cursor: Cursor) -> None:
         problem = problem or f"{type(error).__name__}: {error}"
     every = strategy.gather_json({"problem": problem, "sha256": sha256})
     problems = [one["problem"] for one in every if one["problem"]]
-    if job.place.rank == strategy.members[0]:
+    if job.place.rank == 0:
         if problems:
             checkpoint.remove()
             message = f"{checkpoint.folder} was not written: {problems[0]}"
@@ -187,7 +185,6 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "position": cursor.position,
         "num_steps": cursor.num_steps,
         "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
-        "members": list(job.strategy.members),
         "num_workers": job.place.num_workers,
         "division": job.strategy.division,
         "metrics_bytes": num_bytes,
@@ -233,8 +230,7 @@ def load(job: Job) -> Cursor | None:
     training continues.
 
     Return None if there is no checkpoint. All workers call this together. The process that launched
-    them has checked the files for damage. A worker that was lost when the others saved begins with
-    a fresh optimizer, and its sums of the epoch are lost.
+    them has checked the files for damage.
 
     Raises:
         ValueError: If a file of the checkpoint cannot be read.
@@ -261,18 +257,16 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
     """Read a checkpoint and return two states: the one that all workers share, and this worker's
     own.
 
-    A state is None if its file cannot be read. The own state is empty if this worker was lost when
-    the others saved.
+    A state is None if its file cannot be read.
     """
     rank, num_workers = job.place.rank, job.place.num_workers
-    facts = checkpoint.facts() or {"members": [rank], "num_workers": num_workers}
+    facts = checkpoint.facts() or {"num_workers": num_workers}
     shared = tensor_files.read_tensors(checkpoint.shared)
     then = facts["num_workers"], facts.get("division", "")
     if then != (num_workers, job.strategy.division):
-        every = [tensor_files.read_tensors(checkpoint.own(member)) for member in facts["members"]]
+        every = [tensor_files.read_tensors(checkpoint.own(r)) for r in range(facts["num_workers"])]
         return shared, None if None in every else _of_one_among_others(every, rank)
-    was_here = rank in facts["members"]
-    return shared, tensor_files.read_tensors(checkpoint.own(rank)) if was_here else {}
+    return shared, tensor_files.read_tensors(checkpoint.own(rank))
 
 
 def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:

@@ -133,10 +133,7 @@ def evaluate(job: Job, part: Part) -> Scores:
     """
     if job.config.average_batchnorm:
         average_batchnorm(job)
-    members = job.strategy.members
     loss, correct, num_labels = job.sums(_scores_of_own_examples(job, part))
-    if job.strategy.members != members:
-        return evaluate(job, part)  # The remaining workers share the part of a lost worker.
     return _finite(loss / num_labels), _finite(correct / num_labels)
 
 
@@ -144,14 +141,13 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
     part, as a float64 tensor (3,).
     """
-    dataset, replicas = job.dataset, job.strategy.replicas
-    share = replicas.index(job.strategy.replica), len(replicas)
-    mine = plan.even_part(torch.arange(len(part)), *share)
+    dataset, num_shares = job.dataset, job.config.data_parallel_size
+    mine = plan.even_part(torch.arange(len(part)), job.strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
     at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(part) // len(replicas)) if job.strategy.passes_together else len(mine)
+    longest = -(-len(part) // num_shares) if job.strategy.passes_together else len(mine)
     num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.

@@ -87,8 +87,9 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
     # would wait at each step for a worker without a graph.
     trials.clear()
     graphs.drop()
-    pairs = zip(job.strategy.members, every, strict=True)
-    reasons = [(one["weight"], rank, one["reason"]) for rank, one in pairs if one["reason"]]
+    reasons = [
+        (one["weight"], rank, one["reason"]) for rank, one in enumerate(every) if one["reason"]
+    ]
     weight, rank, reason = max(reasons, key=itemgetter(0))
     if len(every) > 1:
         reason = f"rank {rank}: {reason}"
@@ -131,7 +132,7 @@ def leave_out_next_time(config: RunConfig, paths: RunPaths, strategy: Strategy) 
     """
     if config.graph is True:
         return
-    if strategy.rank == strategy.members[0]:
+    if strategy.rank == 0:
         write_json(paths.meta, {**(read_json(paths.meta) or {}), "without_graph": True})
     strategy.gather_json({})
 

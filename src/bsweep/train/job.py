@@ -64,10 +64,8 @@ class Job:
     phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
 
     def record(self, *records: Record) -> None:
-        """Write records to the run log if this worker is the one that writes them: the lowest rank
-        that still takes part.
-        """
-        if self.place.rank == self.strategy.members[0]:
+        """Write records to the run log if this worker is the first one."""
+        if self.place.rank == 0:
             for record in records:
                 self.log.write(record)
 

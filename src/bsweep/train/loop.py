@@ -40,7 +40,6 @@ def train(job: Job, cursor: Cursor | None) -> None:
         _is_finished(job, cursor) and cursor.position == 0
     ):
         job.record(train_epoch(job, cursor, keeper))
-        _record_rounds(job)  # Workers may have been lost during the evaluation.
         own = job.vector.parameters.sum().double().view(1)  # a worker may hold a part of them only
         if not math.isfinite(job.sums(own)[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
@@ -64,9 +63,9 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
 
 def _keep_weights(job: Job) -> None:
-    """Write the trained weights; the lowest rank that still takes part writes them."""
+    """Write the trained weights, on the first worker."""
     weights = job.strategy.weights(job.model)
-    if job.place.rank != job.strategy.members[0]:
+    if job.place.rank != 0:
         return
     try:
         final_file.write(weights, job.dataset, job.paths.final)
@@ -111,7 +110,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
         order: The indices of the epoch's examples in training order, int64 (num_train,).
         clock: The clock that times the steps.
     """
-    shares = plan.of_members(job.policy.shares(cursor.epochs_done()), job.strategy.members)
+    shares = job.policy.shares(cursor.epochs_done())
     graph_capture.drop_left(job, shares)
     size = plan.round_size(shares)
     batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))

@@ -341,7 +341,7 @@ def _warnings_of_threads(job: Job) -> list[Event]:
     Sums of several threads are added in another order, so the run's results change in their last
     bits. The configuration rarely names the number of threads: it follows from a host's cores.
     """
-    if job.device.type != "cpu" or job.place.rank != job.strategy.members[0]:
+    if job.device.type != "cpu" or job.place.rank != 0:
         return []
     records, _ = read_records(job.paths.metrics, with_steps=False)
     starts = (r for r in records if r["type"] == "start" and r["run_id"] == job.config.run_id)

@@ -274,21 +274,19 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
 
 @outcome.register
 def _(card: LocalSGDConfig, case: Case) -> Outcome:
-    return _in_rounds(case, card.sync_every, case.all_reduce(case.constants.parameter_bytes), False)
+    return _in_rounds(case, card.sync_every, case.all_reduce(case.constants.parameter_bytes))
 
 
 @outcome.register
 def _(card: DiLoCoConfig, case: Case) -> Outcome:
     rounds, codec_seconds = case.gradient()
-    return _in_rounds(case, card.sync_every, rounds, card.overlap, codec_seconds)
+    return _in_rounds(case, card.sync_every, rounds, codec_seconds)
 
 
 def _in_rounds(
-    case: Case, sync_every: int, rounds: list[Round], overlap: bool, codec_seconds: float = 0.0
+    case: Case, sync_every: int, rounds: list[Round], codec_seconds: float = 0.0
 ) -> Outcome:
-    """Return the outcome of rounds of local steps with an exchange after each, or, if they overlap,
-    an exchange beside the next round.
-    """
+    """Return the outcome of rounds of local steps with an exchange after each."""
     sync_every = _steps_between(case, sync_every, rounds, codec_seconds)
     number_of = max(NUM_DRAWS, -(-case.num_steps // sync_every))
     draws = np.arange(number_of) * NUM_DRAWS // number_of
@@ -296,8 +294,6 @@ def _in_rounds(
     busy = case.busy(draws, sync_every)
     exchange = Exchange("outer", seconds)
     program: Program = (Compute(1.0), exchange, Wait("outer"))
-    if overlap:
-        program = (Compute(1.0), Wait("outer", 1), exchange)
     examples = case.local_steps(sync_every) * case.batches
     more = float(examples.mean() / (sync_every * case.local_batch))
     return replace(_ran(case, program, busy, sync_every), examples_factor=more)

@@ -1,5 +1,5 @@
 """Strategies as a user of a simulation names them: `horovod`, or with settings
-`diloco:sync_every=500:overlap=true`.
+`diloco:sync_every=500:outer_lr=0.9`.
 
 Settings that are not given are those of the study's runs with this strategy, or else the defaults
 in `conf/strategy/`.
