@@ -47,7 +47,6 @@ BY_PANEL = ("loss_by_epoch", "accuracy_by_epoch", "accuracy_by_time")
 OF_SPLITS = {
     "time_by_split",
     "memory_by_worker",
-    "pipeline_timeline",
 }
 
 

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis import splitting as tables
 from bsweep.analysis.once import computing_once
-from bsweep.plots import splitting
 from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts
 from tests.support.split_study import (
@@ -34,7 +32,6 @@ from tests.support.synthetic_study import write_study
 FIGURES = (
     "time_by_split",
     "memory_by_worker",
-    "pipeline_timeline",
 )
 
 
@@ -62,15 +59,10 @@ def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: 
             assert_readable(plots.FIGURES[name](one))
 
 
-def test_a_study_of_pipedream_alone_has_no_micro_batches(tmp_path: Path) -> None:
+def test_a_study_of_pipedream_alone_has_its_versions_of_weights(tmp_path: Path) -> None:
     study = bsweep.load(write_split_study(tmp_path / "alone", only="pipedream"))
     with computing_once():
         assert set(FIGURES) <= set(plots.figures(study))
-        figure = plots.pipeline_timeline(study)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["21", "20", "21", "21"]
-    said = plots.caption(figure)
-    assert "PipeDream's numbers are those of the epoch's batches." in said
-    assert "micro-batch" not in said
     stages = study.stages[study.stages["run_id"] == study.stages["run_id"].iloc[-1]]
     assert [*stages["weight_versions"]] == [4, 3, 2, 1]
     assert [*stages["stashed_bytes"]] == [3 * STASHED_BYTES, 2 * STASHED_BYTES, STASHED_BYTES, 0]
@@ -127,24 +119,6 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
     table = tables.worker_memory(split)
     largest = table.groupby(level="worker")["peak_bytes"].max()
     assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
-
-
-def test_a_timeline_has_each_pass_at_its_time(split: analysis.Study) -> None:
-    figure = plots.pipeline_timeline(split)
-    assert len(figure.axes) == 8
-    axes = figure.axes[0]
-    forward, backward = (to_hex(splitting.PASSES[name][1]) for name in ("forward", "backward"))
-    of_first = [bar for bar in bars(axes) if round(bar.get_y() + 0.4, 6) == 0]
-    begins = {
-        color: [round(bar.get_x(), 3) for bar in of_first if to_hex(bar.get_facecolor()) == color]
-        for color in (forward, backward)
-    }
-    assert begins[forward] == [0, 10, 20, 30]
-    assert begins[backward] == [60, 70, 80, 90]
-    assert [text.get_text() for text in axes.texts[:8]] == ["1", "2", "3", "4"] * 2
-    waits = [bar for bar in bars(axes) if bar.get_hatch()]
-    assert [round(bar.get_width(), 3) for bar in waits] == [1.0], "one message, of 1 ms"
-    assert "(ms)" in figure.axes[-1].get_xlabel()
 
 
 def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:

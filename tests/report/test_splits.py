@@ -12,7 +12,6 @@ import pytest
 import bsweep
 from bsweep import analysis
 from bsweep.analysis import splitting as tables
-from bsweep.report import splits
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from tests.report.browser import go, opened, rows
@@ -109,37 +108,6 @@ def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
             "tensor 1x2, 1x4",
             "tensor 2x2",
         }
-
-
-def test_a_runs_page_has_its_timeline(browser: Any, path: Path, split: analysis.Study) -> None:
-    run_id = split.timeline["run_id"].iloc[-1]
-    recorded = split.timeline[split.timeline["run_id"] == run_id]
-    with opened(browser, path, f"run={run_id}") as page:
-        drawn = rows(page, "timeline")
-    assert [row["begin"] for row in drawn] == pytest.approx([*1000 * recorded["begin_seconds"]])
-    assert [row["end"] for row in drawn] == pytest.approx([*1000 * recorded["end_seconds"]])
-    passes = recorded[~recorded["kind"].isin(["bubble", "exchange"])]
-    assert [row["number"] for row in drawn if row["number"]] == [*passes["microbatch"] + 1]
-    assert {row["kind"] for row in drawn} >= {"forward", "backward", "backward, weights", "bubble"}
-
-
-def test_a_page_of_pipedream_has_numbers_of_batches(
-    browser: Any, path: Path, split: analysis.Study
-) -> None:
-    runs = split.runs[(split.runs["strategy"] == "pipedream") & (split.runs["num_workers"] == 4)]
-    with opened(browser, path, f"run={runs['run_id'].iloc[0]}") as page:
-        drawn = rows(page, "timeline")
-    assert [row["number"] for row in drawn if row["number"]] == [21, 18, 21, 19, 21, 20, 21, 21]
-    assert any("backward, batch 18, stage 1" in row["tip"] for row in drawn)
-
-
-def test_each_cell_has_a_timeline_before_further_seeds_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = bsweep.load(write_split_study(tmp_path / "s", seeds=2, only="pipeline"))
-    monkeypatch.setattr(splits, "_MAX_TIMELINES", 9)
-    runs = study.runs.set_index("run_id").loc[[*splits.timelines(study)]]
-    assert [*runs["seed"]] == [0] * 8 + [1]
 
 
 def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path) -> None:

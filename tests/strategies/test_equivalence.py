@@ -9,7 +9,6 @@ pass on a run that did nothing.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import pickle
 import subprocess
@@ -393,32 +392,6 @@ def test_schedules_of_a_pipeline_reach_one_workers_language_model(
             # Other workers may also wait for the first one while it does not train.
             assert number or sum(seconds) < epoch["train_seconds"]
             assert load["peak_activation_bytes"] > 0
-        num_parts = num_workers // (1 + ("strategy.replicas=2" in more))
-        for first in range(0, num_workers, num_parts):
-            assert_messages_arrive_before_passes(epoch["timeline"][first : first + num_parts])
-
-
-def assert_messages_arrive_before_passes(timeline: list[dict[str, Any]]) -> None:
-    """No pass of a replica's step begins before those whose results it needs have ended."""
-    found: dict[tuple[str, int, int], tuple[float, float]] = {}
-    names = ("kinds", "stages", "microbatches", "begin_seconds", "end_seconds")
-    for one in timeline:
-        assert one["clock_error_seconds"] == 0
-        last = one["began_seconds"]
-        for kind, stage, number, begin, end in zip(*(one[name] for name in names), strict=True):
-            assert last - 2e-6 <= begin <= end
-            last, found[kind, stage, number] = end, (begin, end)
-        assert last <= one["ended_seconds"] + 2e-6
-    assert min(one["began_seconds"] for one in timeline) == 0
-    stages, microbatches = {stage for _, stage, _ in found}, {number for _, _, number in found}
-    for kind, before in (("F", -1), ("B", 1)):
-        assert {key[1:] for key in found if key[0] == kind} == {
-            *itertools.product(stages, microbatches)
-        }
-        for stage, microbatch in itertools.product(stages, microbatches):
-            if stage + before in stages:
-                begin, _ = found[kind, stage, microbatch]
-                assert begin >= found[kind, stage + before, microbatch][1] - 2e-6
 
 
 def test_a_resumed_pipeline_goes_on_with_its_stages() -> None:
@@ -685,7 +658,7 @@ def _untimed(record: dict[str, Any]) -> dict[str, Any]:
     """Without what no two runs have alike."""
     servers = [_untimed(server) for server in record.get("servers") or ()]
     timed = ["time", "seconds", "per_second", "memory", "_p50", "_p95", "servers"]
-    timed += ["stage_loads", "bubble", "timeline"]
+    timed += ["stage_loads", "bubble"]
     return {
         key: value for key, value in record.items() if not any(word in key for word in timed)
     } | {"of": servers}

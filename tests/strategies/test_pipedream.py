@@ -149,24 +149,6 @@ def test_workers_reach_the_weights_of_the_formula(
             assert load["peak_activation_bytes"] > 0
 
 
-def test_a_timeline_has_the_batches_of_one_step(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    path = write_text(tmp_path_factory.getbasetemp() / "pipedream.txt", 1618)
-    words = (f"data.path={path}", "optimizer.lr=0.1", "strategy=pipedream", *BATCHES)
-    worker = trained(2, *words, "strategy.vertical_sync=false", contract=TEXT_CONTRACT)[0]
-    for epoch in worker["epochs"]:
-        first, last = epoch["timeline"]
-        whole = NUM_STEPS - 2  # the last step has fewer examples
-        assert first["kinds"] == last["kinds"] == "FB"
-        assert [*first["microbatches"]] == [whole, whole - 1]
-        assert [*last["microbatches"]] == [whole, whole]
-        assert [*first["stages"], *last["stages"]] == [0, 0, 1, 1]
-        sent, began = first["end_seconds"][0], last["begin_seconds"][0]
-        assert began >= sent - 1e-5, "outputs are there before the next stage computes with them"
-        assert last["travelled_seconds"][0] <= began
-
-
 def test_versions_are_kept_as_long_as_they_are_needed() -> None:
     torch.manual_seed(0)
     vector = Vector(nn.Linear(3, 2))

@@ -10,7 +10,7 @@ from typing import Any
 
 from bsweep.config.splitting import PipelineConfig
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import StageLoad, StageTimeline, WorkerMemory
+from bsweep.runlog.records import StageLoad, WorkerMemory
 from tests.support.synthetic_study import META, write_run
 
 GLOBAL_BATCH = 64
@@ -116,11 +116,9 @@ def _records(
         yield "stage_loads", [asdict(load)] * workers
         yield "bubble", bubble
         yield "textbook_bubble", card.textbook_bubble(workers)
-        yield "timeline", [asdict(timeline(worker, workers, how)) for worker in range(workers)]
     if strategy == "pipedream":
         yield "stage_loads", [asdict(load_of_stage(worker, workers)) for worker in range(workers)]
         yield "bubble", 0.05
-        yield "timeline", [asdict(step_of_stage(worker, workers)) for worker in range(workers)]
 
 
 STASHED_BYTES = 1_700_000  # of each older version
@@ -130,42 +128,3 @@ def load_of_stage(worker: int, workers: int) -> StageLoad:
     """A worker of PipeDream: the first one has the most versions of its weights."""
     lag = workers - 1 - worker
     return StageLoad(0.9, 0.05, 0.05, 1_000_000, lag + 1, lag * STASHED_BYTES, float(lag))
-
-
-def step_of_stage(worker: int, workers: int) -> StageTimeline:
-    """Batch 20 forward, and backward the batch whose gradient has come back, of 10 ms each."""
-    begins = (0.01 * worker, 0.01 * worker + 0.01)
-    return StageTimeline(
-        began_seconds=0.0,
-        ended_seconds=round(begins[1] + 0.01, 6),
-        kinds="FB",
-        stages=(worker, worker),
-        microbatches=(20, 20 - (workers - 1 - worker)),
-        begin_seconds=tuple(round(begin, 6) for begin in begins),
-        end_seconds=tuple(round(begin + 0.01, 6) for begin in begins),
-        travelled_seconds=(0.0, 0.0),
-        clock_error_seconds=0.0,
-    )
-
-
-def timeline(worker: int, workers: int, how: Mapping[str, Any]) -> StageTimeline:
-    """All forward passes, then all backward passes, of 10 ms each; a message takes 1 ms."""
-    number, seconds = how["microbatches"], 0.01
-    weights = "W" if "zero" in how["schedule"] else ""
-    begins = [(worker + at) * seconds for at in range(number)]
-    turn = (2 * workers - 2 - worker + number) * seconds
-    begins += [turn + at * seconds for at in range(number * (1 + len(weights)))]
-    kinds = "F" * number + ("B" + weights) * number
-    microbatches = [*range(number), *(m for m in range(number) for _ in "B" + weights)]
-    first_waits = [0.001 if worker and not at else 0.0 for at in range(len(begins))]
-    return StageTimeline(
-        began_seconds=0.0,
-        ended_seconds=round(begins[-1] + 2 * seconds, 6),
-        kinds=kinds,
-        stages=(worker,) * len(begins),
-        microbatches=tuple(microbatches),
-        begin_seconds=tuple(round(begin, 6) for begin in begins),
-        end_seconds=tuple(round(begin + seconds, 6) for begin in begins),
-        travelled_seconds=tuple(first_waits),
-        clock_error_seconds=0.0,
-    )

@@ -268,16 +268,6 @@ STAGES = (
     Column("stashed_bytes", "count_or_null", "older weights"),
     Column("staleness", heading="updates that weights lacked"),
 )
-TIMELINE = (
-    *_again(EPOCHS, "run_id", "epoch"),
-    *_again(WAITS, "worker"),
-    Column("kind", "text"),
-    Column("stage", "count"),
-    Column("microbatch", "count", "micro-batch"),
-    Column("begin_seconds"),
-    Column("end_seconds"),
-    Column("clock_error_seconds"),
-)
 ROUNDS = (
     *_again(EPOCHS, "run_id", "epoch"),
     Column("round", "count"),
@@ -302,7 +292,6 @@ TABLES = {  # the tables of a study
     "waits": WAITS,
     "memory": MEMORY,
     "stages": STAGES,
-    "timeline": TIMELINE,
     "rounds": ROUNDS,
 }
 COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
@@ -338,7 +327,6 @@ _SAID = {
     for column in (
         *COMPUTED,
         *ROUNDS,
-        *TIMELINE,
         *STAGES,
         *MEMORY,
         *WAITS,

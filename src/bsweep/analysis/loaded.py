@@ -91,10 +91,6 @@ class Study:
         `stages`: One row for each run and worker that holds stages of a model: the sums of its
             seconds, its most activations and older weights, and its mean staleness; see
             `bsweep.runlog.records.StageLoad`.
-        `timeline`: One row for each pass of each such worker, and for each wait between passes, in
-            one step (one pass, if a step has several): the last one that the run recorded. `kind`
-            is `forward`, `backward`, `backward_weights`, `exchange` or `bubble`. `microbatch` is
-            the number of a batch of the epoch for `pipedream`. Times are since the pass began.
         `rounds`: One row for each run, round and worker, with the seconds that
             `bsweep.runlog.records.Round` tells apart. `train_loss` and `num_examples` are those
             of the whole round.
@@ -134,7 +130,6 @@ class Study:
     waits: pd.DataFrame
     memory: pd.DataFrame
     stages: pd.DataFrame
-    timeline: pd.DataFrame
     rounds: pd.DataFrame
     skipped: Mapping[str, str] = field(default_factory=dict)
     larger: LargerClusters | None = None

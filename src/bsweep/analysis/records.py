@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -61,7 +61,6 @@ NO_COLUMNS = (
     "worker_memory",
     "servers",
     "stage_loads",
-    "timeline",
 )
 
 
@@ -92,7 +91,6 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "waits": _wait_rows(epochs),
         "memory": _memory_rows(epochs),
         "stages": _stage_rows(epochs),
-        "timeline": _timeline_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
         "provenance": [_shown(_provenance(run.meta))],
     }
@@ -311,47 +309,6 @@ def _stage_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
         staleness = sum(load["staleness"] for load in loads) / len(loads)
         rows.append({"worker": worker, **row, "staleness": staleness})
     return rows
-
-
-_PASSES = {"F": "forward", "B": "backward", "W": "backward_weights"}
-_TIMELINE = ("kinds", "stages", "microbatches", "begin_seconds", "end_seconds", "travelled_seconds")
-
-
-def _timeline_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each pass of each worker, and for each wait between them, in the last step
-    whose passes a run recorded.
-    """
-    told = [epoch for epoch in epochs if epoch.get("timeline")][-1:]
-    names = ("kind", "stage", "microbatch", "begin_seconds", "end_seconds")
-    return [
-        {
-            "epoch": epoch["epoch"],
-            "worker": worker,
-            **dict(zip(names, span, strict=True)),
-            "clock_error_seconds": of_worker["clock_error_seconds"],
-        }
-        for epoch in told
-        for worker, of_worker in enumerate(epoch["timeline"])
-        for span in _spans(of_worker)
-    ]
-
-
-def _spans(timeline: Mapping[str, Any]) -> Iterator[tuple[str, int, int, float, float]]:
-    """Yield the kind, stage, micro-batch, begin and end of each pass and of each wait of a worker.
-    A wait has the stage and the micro-batch of the pass after it; the last one, those of the last
-    pass.
-    """
-    last, stage, microbatch = timeline["began_seconds"], 0, 0
-    passes = zip(*(timeline[name] for name in _TIMELINE), strict=True)
-    for kind, stage, microbatch, begin, end, travelled in passes:
-        sent = min(max(last, begin - travelled), begin)
-        waits = (("bubble", last, sent), ("exchange", sent, begin))
-        for name, start, stop in (*waits, (_PASSES.get(kind, kind), begin, end)):
-            if stop > start:
-                yield name, stage, microbatch, start, stop
-        last = end
-    if timeline["ended_seconds"] > last:
-        yield "bubble", stage, microbatch, last, timeline["ended_seconds"]
 
 
 _BY_WORKER = {

@@ -1,5 +1,5 @@
-"""Tables of studies whose workers hold parts of one model: memory, a step of pipelines, and the
-time of each way of splitting.
+"""Tables of studies whose workers hold parts of one model: memory, and the time of each way
+of splitting.
 
 Each table is indexed by `cell_keys`. It is empty for a study without a completed run of a strategy
 that splits a model. Such a run says how many replicas of the model it trained.
@@ -68,23 +68,6 @@ def worker_memory(study: Study) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     return over_seeds(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
-
-
-@once
-def pipeline_steps(study: Study) -> pd.DataFrame:
-    """Return the passes and the waits of one step, for the first seed of each cell of pipelines.
-
-    Args:
-        study: The study.
-
-    Returns:
-        The rows of `Study.timeline` of these runs, indexed by `cell_keys`.
-    """
-    runs = _completed(study)
-    shown = runs[runs["run_id"].isin(study.timeline.dropna(subset="begin_seconds")["run_id"])]
-    keys = cell_keys(study.runs)
-    first = shown.sort_values("seed", kind="stable").drop_duplicates(keys)
-    return study.timeline.merge(first[["run_id", *keys]], on="run_id").set_index(keys)
 
 
 @once

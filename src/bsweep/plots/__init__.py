@@ -71,12 +71,6 @@ _FIGURES = (
         splitting.memory_by_worker,
         charts.memory_of_workers,
     ),
-    StudyFigure(
-        "pipeline_timeline",
-        split_tables.pipeline_steps,
-        splitting.pipeline_timeline,
-        charts.timeline,
-    ),
     StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch, charts.run_curves),
     StudyFigure(
         "accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch, charts.run_curves

@@ -1,11 +1,8 @@
-"""Figures of models split over workers: memory, a step of a pipeline, and the time of each way of
-splitting.
-"""
+"""Figures of models split over workers: memory, and the time of each way of splitting."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,27 +27,9 @@ MEMORY_PARTS = {
     "optimizer_bytes": ("optimizer state", "#009E73", "......"),
     "stashed_bytes": ("older weights", "#CC79A7", "xxxxxx"),
 }
-# Of each kind of pass its name and its colours: of a worker's first stage, and of its others.
-PASSES: dict[str, tuple[str, str, str]] = {
-    "forward": ("forward", "#8CC8EE", "#3D8FC6"),
-    "backward": ("backward", "#F3B95F", "#D98A1B"),
-    "backward_weights": ("backward, weights", "#7CCBAF", "#2F9C79"),
-}
-WAITS: dict[str, tuple[str, dict[str, Any]]] = {
-    "exchange": (
-        "exchange",
-        {"facecolor": "white", "edgecolor": "#444444", "hatch": "////////", "linewidth": 0},
-    ),
-    "bubble": ("bubble", {"facecolor": "#EEEEEE", "linewidth": 0}),
-}
 _MAX_BARS = 8  # workers of a cell with a bar each
 _MAX_CELLS = 24  # of the figure of memory
-_MAX_STEPS = 8  # timelines
 _MAX_PANELS = 6
-_ROW_INCHES = 0.19  # of a worker in a timeline
-_NUMBER_POINTS = 5.5  # the size of a micro-batch's number
-_INCHES_OF_DIGIT = 0.055
-_LABELS_INCHES = 0.75  # beside the axes of a timeline
 _SPARE = "The tables have all."
 
 
@@ -140,92 +119,6 @@ _BESIDE: dict[str, Any] = {
     "size": 7,
     "color": drawing.GRAY,
 }
-
-
-def pipeline_timeline(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw when each worker computed in one step of each cell of pipelines, at most eight cells,
-    with the numbers of the micro-batches, or of PipeDream's batches.
-    """
-    cells = dict(list(table.groupby(level=analysis.levels(table), sort=False)))
-    shown = [*cells][:_MAX_STEPS]
-    abreast = 1 if len(shown) <= 4 else 2
-    num_rows = math.ceil(len(shown) / abreast)
-    num_workers = max(int(cells[key]["worker"].max()) for key in shown) + 1
-    height = 0.6 + num_rows * (0.42 + _ROW_INCHES * max(2, num_workers))
-    figure = Figure(figsize=(drawing.width(), height), layout="constrained")
-    grid = figure.subplots(num_rows, abreast, squeeze=False, sharex=True)
-    used = list(grid.flat)[: len(shown)]
-    for unused in list(grid.flat)[len(shown) :]:
-        unused.remove()
-    longest = max(float(cells[key]["end_seconds"].max()) for key in shown)
-    unit, scale = ("ms", 1000.0) if longest < 1 else ("s", 1.0)
-    varying = analysis.varying(table) or ["variant"]
-    inches = drawing.width() / abreast - _LABELS_INCHES
-    for axes, key in zip(used, shown, strict=True):
-        named = dict(zip(analysis.levels(table), key, strict=True))
-        title = ", ".join(said(name, named[name]) for name in varying)
-        axes.set_title(drawing.broken(title, 88 // abreast), loc="left")
-        _draw_step(axes, cells[key], scale, inches / (longest * scale))
-        axes.set_xlim(0, longest * scale)
-    for axes in used[-abreast:]:
-        axes.tick_params(labelbottom=True)
-        axes.set_xlabel(f"Time ({unit})")
-    kinds = [name for name in PASSES if (table["kind"] == name).any()]
-    handles = [Patch(label=PASSES[name][0], facecolor=PASSES[name][1]) for name in kinds]
-    waits = [Patch(label=label, **look) for label, look in WAITS.values()]
-    drawing.legends(figure, ([*handles, *waits], common(table)))
-    sentences = _timeline_sentences(study, table, len(shown), len(cells))
-    return drawing.captioned(figure, *sentences)
-
-
-def _timeline_sentences(
-    study: Study, table: pd.DataFrame, num_shown: int, num_cells: int
-) -> Iterator[str]:
-    runs = study.runs[study.runs["run_id"].isin(table["run_id"])]
-    of_step = " (or one of its passes)" if runs["accumulation_steps"].max() > 1 else ""
-    yield (
-        f"What each worker does in one step{of_step}, the last whole one of the last epoch of the "
-        "first seed."
-    )
-    without = runs["strategy"] == "pipedream"
-    if not without.all():
-        yield "Numbers are those of the micro-batches."
-    if without.any():
-        yield "PipeDream's numbers are those of the epoch's batches."
-    if table.groupby([*analysis.levels(table), "worker"])["stage"].nunique().max() > 1:
-        yield "Passes of a worker's later stages are darker."
-    yield (
-        "Exchange is the part of a wait in which a message travels, as long as it takes if both "
-        "workers are ready; the rest is the bubble."
-    )
-    if (off := table["clock_error_seconds"].max()) > 0:
-        yield f"Clocks of different hosts are compared within {1000 * off:.2g} ms."
-    if num_shown < num_cells:
-        yield f"Shown for {num_shown} of {num_cells} cells."
-
-
-def _draw_step(axes: Axes, spans: pd.DataFrame, scale: float, inches_of_unit: float) -> None:
-    workers = sorted(spans["worker"].unique())
-    first = spans.groupby("worker")["stage"].min()
-    for span in spans.to_dict("records"):
-        begin, width = scale * span["begin_seconds"], scale * span["end_seconds"]
-        width -= begin
-        at: dict[str, Any] = {"y": span["worker"], "left": begin, "width": width}
-        if span["kind"] in WAITS:
-            axes.barh(**at, height=0.8, **WAITS[span["kind"]][1])
-            continue
-        _, light, dark = PASSES[span["kind"]]
-        color = light if span["stage"] == first[span["worker"]] else dark
-        axes.barh(**at, height=0.8, facecolor=color, edgecolor="white", linewidth=0.3)
-        number = str(span["microbatch"] + 1)
-        if width * inches_of_unit > _INCHES_OF_DIGIT * len(number):
-            middle = (begin + width / 2, span["worker"])
-            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "#111111"}
-            axes.text(*middle, number, size=_NUMBER_POINTS, **look)
-    axes.set_yticks(workers, [f"worker {worker + 1}" for worker in workers])
-    axes.set_ylim(max(workers) + 0.6, min(workers) - 0.6)
-    axes.grid(visible=False)
-    axes.tick_params(axis="y", length=0)
 
 
 def time_by_split(study: Study, table: pd.DataFrame) -> Figure:

@@ -15,7 +15,6 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import escaped
 from bsweep.plots.batching import noise_scales
-from bsweep.report.splits import timelines
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_json
 
@@ -37,7 +36,7 @@ def details(study: Study) -> dict[str, Any]:
         study: The study.
 
     Returns:
-        By table, for each run its columns or None; `events`, `logs` and `timelines` by run id;
+        By table, for each run its columns or None; `events` and `logs` by run id;
         `provenance` with the columns that differ, and `shared_provenance` with those that do not.
     """
     runs = study.runs
@@ -51,7 +50,6 @@ def details(study: Study) -> dict[str, Any]:
     return {
         **{name: _by_run(*of, [*runs["run_id"]]) for name, of in tables.items()},
         "step_unit": analysis.step_unit(study),
-        "timelines": timelines(study),
         "events": dict(_events(study)),
         "logs": dict(_logs(study)),
         "shared_provenance": {

@@ -110,7 +110,6 @@ _CHARTS = {  # of the page, with a figure that each is the second drawing of
     "along": "batch_by_epoch",
     "split_times": "time_by_split",
     "split_memory": "memory_by_worker",
-    "timeline": "pipeline_timeline",
 }
 
 

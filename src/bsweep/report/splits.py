@@ -17,8 +17,6 @@ from bsweep.core.words import joined
 from bsweep.plots import in_order
 from bsweep.plots.splitting import MEGA
 
-_MAX_TIMELINES = 40  # runs whose steps are in the page
-
 
 def splits(study: Study) -> dict[str, Any]:
     """Return the tables of the page's charts of split models, each as columns by name.
@@ -87,26 +85,3 @@ def _memory(study: Study) -> pd.DataFrame:
     workers = table.index.get_level_values("worker")
     megabytes = {name.replace("_bytes", ""): values for name, values in amounts.items()}
     return pd.DataFrame({"cell": _cells(study, table), "worker": workers, **megabytes})
-
-
-def timelines(study: Study) -> dict[str, dict[str, list[Any]]]:
-    """Return the passes and waits in one step of runs with pipelines, as columns, by run id.
-
-    Args:
-        study: The study.
-
-    Returns:
-        The columns of `Study.timeline` of at most 40 such runs, the first seeds of cells before
-        others. For `pipedream`, `microbatch` is called `batch_number`.
-    """
-    columns = ["worker", "kind", "stage", "microbatch", "begin_seconds", "end_seconds"]
-    known = dict(list(study.timeline.dropna(subset="begin_seconds").groupby("run_id")))
-    by_seed = study.runs.sort_values("seed", kind="stable")["run_id"]
-    whole = {*study.runs.loc[study.runs["strategy"] == "pipedream", "run_id"]}
-    return {
-        str(run_id): {
-            "batch_number" if name == "microbatch" and run_id in whole else str(name): [*values]
-            for name, values in known[run_id][columns].items()
-        }
-        for run_id in [run_id for run_id in by_seed if run_id in known][:_MAX_TIMELINES]
-    }

@@ -214,38 +214,6 @@ class StageLoad:
     staleness: Amount = 0.0
 
 
-@dataclass(frozen=True)
-class StageTimeline:
-    """The times at which one worker that holds stages of a model computed its passes in one step,
-    which an epoch has as a sample.
-
-    `kinds` has a letter for each pass, in the order in which the worker computed them: F for a
-    forward pass, B for a backward pass, and W for the part of a backward pass that only the
-    weights need, where the schedule computes it on its own. For `pipedream`, `microbatches` has
-    the numbers of batches. `travelled_seconds` is the last part of the wait before a pass, in which
-    its message travelled; see `StageLoad`.
-
-    Times are in seconds since the first worker of the replica began the step. They are rounded to
-    microseconds. `clock_error_seconds` is the most by which this worker's clock may be off: 0 if it
-    agrees with the first worker's, as on one host.
-    """
-
-    began_seconds: Amount
-    ended_seconds: Amount
-    kinds: str
-    stages: tuple[Natural, ...]
-    microbatches: tuple[Natural, ...]  # from 0
-    begin_seconds: tuple[Finite, ...]
-    end_seconds: tuple[Finite, ...]
-    travelled_seconds: tuple[Amount, ...]
-    clock_error_seconds: Amount
-
-    def __post_init__(self) -> None:
-        by_pass = (self.stages, self.microbatches, self.begin_seconds, self.end_seconds)
-        if any(len(values) != len(self.kinds) for values in (*by_pass, self.travelled_seconds)):
-            raise ValueError(f"a list of the timeline does not have {len(self.kinds)} values")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """The bytes and the seconds of the exchanges in one stretch of training, such as an epoch; a
@@ -259,9 +227,9 @@ class Traffic:
     without a codec. `worker_wait_seconds` has, for each worker, the time from being ready to send
     until the slowest worker was ready.
 
-    If workers hold stages of a model, `stage_loads` has the work of each worker, `timeline` their
-    passes in one step, and `bubble` the idle share of their time. `textbook_bubble` is this share
-    if all stages took the same time and messages none; None if the schedule has no such formula.
+    If workers hold stages of a model, `stage_loads` has the work of each worker, and `bubble` the
+    idle share of their time. `textbook_bubble` is this share if all stages took the same time and
+    messages none; None if the schedule has no such formula.
     """
 
     sent_bytes: int | None = None
@@ -273,7 +241,6 @@ class Traffic:
     worker_wait_seconds: tuple[float, ...] | None = None
     servers: tuple[ServerLoad, ...] | None = None
     stage_loads: tuple[StageLoad, ...] | None = None
-    timeline: tuple[StageTimeline, ...] | None = None
     bubble: float | None = None
     textbook_bubble: float | None = None
 
@@ -301,9 +268,8 @@ class Epoch:
     slowest one; `worker_wait_seconds` has this time for each worker. `sent_bytes` is the mean over
     workers. `exchange_steps` counts the messages that had to follow one another, on the worker with
     the most. `servers` has the work of each parameter server, see `ServerLoad`. `stage_loads` has
-    the work of each worker that holds stages of a model, see `StageLoad`; `timeline` has the passes
-    of each in the last step of the epoch that was not shorter than others, see `StageTimeline`;
-    `bubble` and `textbook_bubble` are those of `Traffic`.
+    the work of each worker that holds stages of a model, see `StageLoad`; `bubble` and
+    `textbook_bubble` are those of `Traffic`.
 
     Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
     `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
@@ -335,7 +301,6 @@ class Epoch:
     exchange_steps: Natural | None = None
     servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
     stage_loads: tuple[Annotated[Mapping[str, Any], _as(StageLoad)], ...] | None = None
-    timeline: tuple[Annotated[Mapping[str, Any], _as(StageTimeline)], ...] | None = None
     bubble: Amount | None = None
     textbook_bubble: Amount | None = None
     learning_rate: Rate | None

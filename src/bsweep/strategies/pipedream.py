@@ -110,7 +110,7 @@ class PipeDream(Pipeline, Rounds):
     ) -> None:
         if not self._is_begun:
             self._begin_batch()
-        with self._times.step(len(inputs)):
+        with self._times.step():
             self._flow[-1].passes.append(self._forward(inputs, targets, loss))
             if len(self._flow) > self._lag and self._flow[0].passes:
                 self._backward(self._flow[0])
@@ -139,14 +139,14 @@ class PipeDream(Pipeline, Rounds):
             # The stage before lags one step more. It took this batch forward after it had taken the
             # batch before backward that lags so much, whose gradient therefore has arrived.
             self._wait_for_sent(self._flow[-1].number - 2 - self._lag)
-        version, of = self._flow[-1].version, ("F", stage, self._flow[-1].number)
+        version = self._flow[-1].version
         self._activations.leave_out(self._versions.of(version))
         waited, _ = self._seconds_of_messages(stage, size)
         # An optimizer may change the model's tensors in place before the backward pass. autograd
         # would refuse that, but it does not check tensors that come from hooks, such as these,
         # which count them. So no check finds a tensor that a model itself changes in place.
         counted = self._activations.counted()
-        with self._times.computing(waited, of), self._versions.used(version), counted:
+        with self._times.computing(waited), self._versions.used(version), counted:
             outputs = self._modules[stage](inputs)
             if self.counts:
                 outputs = loss(outputs, targets)
@@ -171,9 +171,8 @@ class PipeDream(Pipeline, Rounds):
                 one.sent.wait()  # not for long: the gradient is that of what was sent
             self.meter.received_bytes += one.gradient.nbytes
         _, waited = self._seconds_of_messages(stage, len(one.inputs))
-        of = ("B", stage, batch.number)
         # Code of the model may read parameters again, as activation checkpointing does.
-        with self._times.computing(waited, of), self._versions.used(batch.version):
+        with self._times.computing(waited), self._versions.used(batch.version):
             torch.autograd.backward(one.outputs, one.gradient)
         if stage > 0:
             assert one.inputs.grad is not None

@@ -10,7 +10,6 @@ workers that hold the same stages sum their gradients at the end of a step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -34,14 +33,12 @@ from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
-from bsweep.strategies import timelines
 from bsweep.strategies.base import Context, Meter, Sample, Staged
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.parts import InParts
 from bsweep.strategies.stages import (
     Measured,
-    Sampled,
     StageModule,
     TimedStage,
     Times,
@@ -59,7 +56,6 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one size
-_SAME_CLOCK_SECONDS = 1.0  # by which the time of day may be corrected
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 
@@ -141,7 +137,7 @@ class Pipeline(InParts, Staged):
         first = (inputs,) if self._owners[0] == self._part else ()
         more = {"target": targets} if self.counts else {}
         counted = self._activations.counted() if is_new else nullcontext()
-        with exchange_lost(), self._times.step(len(inputs)), counted:
+        with exchange_lost(), self._times.step(), counted:
             schedule.step(*first, return_outputs=False, **more)
         for stage in stages:
             self.meter.sent_bytes += stage.sent_bytes
@@ -291,7 +287,6 @@ class Pipeline(InParts, Staged):
         times, peak = self._times, self._activations.peak_bytes
         times.read()
         own = [meter.sent_bytes, meter.received_bytes, times.busy, times.idle, times.exchange, peak]
-        timeline = timelines.of_all(self, times.sample, dist.get_world_size(self._chain))
         times.forget()
         every = self.gather(torch.tensor([*own, *meter.seconds], dtype=torch.float64))
         sent, received, *of_passes = every[:, : len(own)].T
@@ -310,35 +305,23 @@ class Pipeline(InParts, Staged):
                 StageLoad(busy, idle, exchange, int(num_bytes))
                 for busy, idle, exchange, num_bytes in torch.stack(of_passes, dim=1).tolist()
             ),
-            timeline=timeline,
             bubble=float(all_idle.sum()) / seconds if seconds else None,
             textbook_bubble=self._config.textbook_bubble(self.num_workers),
         )
 
     def own_state(self) -> dict[str, Any]:
         self._times.read()
-        times, sample = self._times, self._times.sample
+        times = self._times
         return {
             **super().own_state(),
             "times": [times.busy, times.idle, times.exchange],
-            "sample": sample and tuple(sample),
-            "clock": _clock(),
             "peak": self._activations.peak_bytes,
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         self._times.busy, self._times.idle, self._times.exchange = state["times"]
-        if state["sample"] and abs(state["clock"] - _clock()) < _SAME_CLOCK_SECONDS:
-            self._times.sample = Sampled(*state["sample"])
         self._activations.peak_bytes = state["peak"]
-
-
-def _clock() -> float:
-    """Return when this host's clock of timelines began, which tells it from those of other hosts,
-    and from its own before a restart of the host.
-    """
-    return time.time() - time.perf_counter()
 
 
 class _PartVector(Vector):

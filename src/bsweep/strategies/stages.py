@@ -5,7 +5,6 @@ its passes.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -164,14 +163,12 @@ class Times:
     A worker that waits for a message does so for two reasons. The message travels in the last
     seconds of the wait, as long as one message takes if both workers are ready. Before that, the
     other worker had not sent it yet.
-
-    `sample` has the passes of the last of the largest steps; None before the first.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # begin and end of what was computed, the seconds that its message travelled, and its pass
-        self._computed: list[tuple[Mark, Mark, float, Pass | None]] = []
+        # begin and end of what was computed, and the seconds that its message travelled
+        self._computed: list[tuple[Mark, Mark, float]] = []
         self._steps: list[_Step] = []
         self.forget()
 
@@ -179,88 +176,53 @@ class Times:
         """Begin anew, with times of 0."""
         self._steps.clear()
         self.busy = self.idle = self.exchange = 0.0
-        self.sample: Sampled | None = None
 
     @contextmanager
-    def step(self, num_examples: int = 0) -> Iterator[None]:
-        """Time the `with` block, which makes one pass over all micro-batches.
-
-        Args:
-            num_examples: The number of its examples. The tail of an epoch has fewer.
-        """
+    def step(self) -> Iterator[None]:
+        """Time the `with` block, which makes one pass over all micro-batches."""
         begin = mark(self._device)
-        # Two readings may be apart. On a GPU, the host's is when the work was submitted, not begun.
-        host = begin if isinstance(begin, float) else time.perf_counter()
         yield
-        self._steps.append(_Step(num_examples, host, begin, self._computed, mark(self._device)))
+        self._steps.append(_Step(begin, self._computed, mark(self._device)))
         self._computed = []
         if self._device.type != "cuda" or len(self._steps) > _MOST_STEPS:
             self.read()
 
     @contextmanager
-    def computing(self, message_seconds: float = 0.0, of: Pass | None = None) -> Iterator[None]:
+    def computing(self, message_seconds: float = 0.0) -> Iterator[None]:
         """Time the `with` block, in which the worker computes.
 
         Args:
             message_seconds: The seconds that one message takes, if the block needs one from another
                 worker.
-            of: The pass that the block computes; None if it goes on with the pass before it.
         """
         begin = mark(self._device)
         yield
-        self._computed.append((begin, mark(self._device), message_seconds, of))
+        self._computed.append((begin, mark(self._device), message_seconds))
 
     def read(self) -> None:
-        """Add new times to `busy`, `idle` and `exchange`, in seconds, and renew `sample`. On a GPU,
-        wait for its work.
+        """Add new times to `busy`, `idle` and `exchange`, in seconds. On a GPU, wait for its
+        work.
         """
         for step in self._steps:
-            last, passes = step.begin, list[TimedPass]()
-            for start, stop, message_seconds, of in step.computed:
+            last = step.begin
+            for start, stop, message_seconds in step.computed:
                 waited = max(0.0, seconds_between(last, start))
                 travelled = min(waited, message_seconds)
                 self.exchange += travelled
                 self.idle += waited - travelled
                 self.busy += seconds_between(start, stop)
                 last = stop
-                begin, end = (seconds_between(step.begin, moment) for moment in (start, stop))
-                if of is not None:
-                    passes.append((*of, begin, end, travelled))
-                elif passes:
-                    passes[-1] = (*passes[-1][:4], end, passes[-1][5])
             self.idle += max(0.0, seconds_between(last, step.end))
-            if self.sample is None or step.num_examples >= self.sample.num_examples:
-                lasted = seconds_between(step.begin, step.end)
-                self.sample = Sampled(step.num_examples, step.host, lasted, passes)
         self._steps.clear()
 
 
 _MOST_STEPS = 100  # whose events wait to be read
-Pass = tuple[str, int, int]
-"""A pass: its kind as in `StageTimeline.kinds`, its stage and its micro-batch."""
-TimedPass = tuple[str, int, int, float, float, float]
-"""A pass with its begin and its end, in seconds since the step began, and the seconds in which its
-message travelled.
-"""
 
 
 class _Step(NamedTuple):
-    num_examples: int
-    host: float  # the host's clock when it began
     begin: Mark
-    computed: list[tuple[Mark, Mark, float, Pass | None]]
+    computed: list[tuple[Mark, Mark, float]]
     end: Mark
-
-
-class Sampled(NamedTuple):
-    """The passes of one step: the number of its examples, the reading of the host's clock when it
-    began, the seconds that it lasted, and its passes in their order.
-    """
-
-    num_examples: int
-    began: float
-    seconds: float
-    passes: list[TimedPass]
 
 
 class TimedStage(PipelineStage):
@@ -297,13 +259,11 @@ class TimedStage(PipelineStage):
         self._message_seconds = from_before, from_behind
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
-        of = ("F", self.stage_index, fwd_chunk_id)
-        with self._times.computing(self._message_seconds[0], of), _own_errors():
+        with self._times.computing(self._message_seconds[0]), _own_errors():
             return super().forward_one_chunk(fwd_chunk_id, *args, **more)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
-        of = ("B", self.stage_index, bwd_chunk_id)
-        with self._times.computing(self._message_seconds[1], of), _own_errors():
+        with self._times.computing(self._message_seconds[1]), _own_errors():
             super().backward_one_chunk(bwd_chunk_id, *args, **more)
             # A gradient may be a view with any strides, which cannot be sent.
             self.bwd_cache[bwd_chunk_id] = tuple(
@@ -312,8 +272,7 @@ class TimedStage(PipelineStage):
             )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
-        of = ("W", self.stage_index, bwd_chunk_id)
-        with self._times.computing(of=of), _own_errors():
+        with self._times.computing(), _own_errors():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **more)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[torch.distributed.P2POp]:

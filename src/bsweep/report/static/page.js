@@ -737,14 +737,13 @@ async function renderRun() {
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
     "run-curves": row.curve, anatomy: details.steps[row.at],
-    timeline: details.timelines[row.run_id], noise: details.noise_scales[row.at], batches: details.batches[row.at],
+    noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
   const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, words(heading)), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
   host.replaceChildren(...[
     back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
     row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
     commandLine(command(row), study.commands.of_run[row.at] !== null),
-    chart("timeline", "timeline"),
     el("div", { class: "two" },
       el("div", {}, chart("run-curves", "curves"), chart("anatomy", "anatomy"), chart("noise", "noise"), chart("batches", "batches")),
       el("div", {},
@@ -763,14 +762,6 @@ async function renderRun() {
       (point) => go({ run: point.run }, true));
   }
   if (has.anatomy) await drawAnatomy(details.steps[row.at]);
-  if (has.timeline) {
-    const spans = table(details.timelines[row.run_id]), unit = "microbatch" in spans[0] ? "microbatch" : "batch_number";
-    await drawTimeline(spans.map((one) => {
-      const isWait = one.kind === "exchange" || one.kind === "bubble", said = words(one.kind), number = one[unit] + 1;
-      const pass = isWait ? "" : `, ${words(unit)} ${number}, ${words("stage")} ${one.stage + 1}`;
-      return { ...one, row: `${words("worker")} ${one.worker + 1}`, said, number: isWait ? null : number, tip: said + pass };
-    }));
-  }
   if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
   if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
 }
@@ -787,19 +778,6 @@ async function drawAnatomy(steps) {
     }
   }
   await draw("anatomy", spec, parts);
-}
-async function drawTimeline(spans) {
-  const spec = structuredClone(study.charts.timeline), isLong = Math.max(...spans.map((one) => one.end_seconds)) >= 1;
-  const scale = isLong ? 1 : 1000, color = spec.layer[0].encoding.color, kinds = color.scale.domain, said = new Map(spans.map((one) => [one.kind, one.said]));
-  color.scale = { domain: kinds.filter((kind) => said.has(kind)).map((kind) => said.get(kind)), range: color.scale.range.filter((_, at) => said.has(kinds[at])) };
-  for (const layer of spec.layer) layer.encoding.x.title = words(isLong ? "step_time_s" : "step_time_ms");
-  if (innerWidth < 700) color.legend.columns = 2;
-  const rows = new Set(spans.map((one) => one.row)).size;
-  spec.height = (rows > 8 ? 20 : 30) * rows;
-  await draw("timeline", spec, spans.map((one) => ({
-    worker: one.row, begin: scale * one.begin_seconds, end: scale * one.end_seconds, kind: one.said, number: one.number,
-    tip: `${one.tip}: ${number(1000 * (one.end_seconds - one.begin_seconds))} ms`,
-  })));
 }
 async function drawAlong(name, x, y, points) {
   const spec = structuredClone(study.charts.along);

@@ -81,10 +81,8 @@ const TEXTS = {
   split_seconds: "training time (s)", megabytes: "memory (MB)",
   split_times_say: "2x4: two replicas of the model, each split over four workers. Each way has its fastest settings.",
   split_memory_says: "Parts of the model: one bar for each worker of a cell, the first one above. The pointer shows activations, which only pipelines and PipeDream measure, and the peak.",
-  worker: "worker", stage: "stage", microbatch: "micro-batch", batch_number: "batch",
+  worker: "worker",
   parameter_memory: "parameters", gradient_memory: "gradients", optimizer_memory: "optimizer state", stashed_memory: "older weights", peak_activation_memory: "activations", peak_memory: "peak",
-  timeline: "What the workers of the pipeline do in one step, or in one of its passes", step_time_s: "time (s)", step_time_ms: "time (ms)",
-  forward: "forward", backward: "backward", backward_weights: "backward, weights", bubble: "bubble",
 };
 function words(name, values = {}) {
   return (TEXTS[name] ?? name).replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
