@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Runs what needs a machine with GPUs, the most informative first: set-up with NCCL, the tests that need a GPU, the
-# benches beside their targets, whole steps in CUDA graphs (graph=step), and the paper's sweep of batch sizes over 50
-# epochs, a worker on each GPU.
+# benches beside their targets, and the paper's sweep of batch sizes over 50 epochs, a worker on each GPU.
 #
 #   scripts/gpu.sh [--seconds N] [--python PYTHON] [--dry-run] [OVERRIDE...]
 #
@@ -10,7 +9,7 @@
 #   --dry-run        prints what it would do
 #   OVERRIDE         goes to the sweep, such as data.root=DIR
 #
-# The tests have at most 900 seconds, or a third of N, and whole steps 300, so that the measurements get the rest. All
+# The tests have at most 900 seconds, or a third of N, so that the measurements get the rest. All
 # results are in results/HARDWARE, such as results/4x_tesla_t4. Without a GPU the exit code is 2.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -97,13 +96,6 @@ if ((seconds && seconds / 3 < most)); then most=$((seconds / 3)); fi
 attempt tests "$python" -m pytest -m gpu -rs
 most=0
 attempt bench "$python" scripts/bench.py --json "$folder/bench.json" "${benches[@]}"
-# No GPU had run graph=step when this was written.
-most=300
-strategies=single
-if ((number > 1)); then strategies=ddp,allreduce; fi
-attempt graphs "$python" -m bsweep run study=graphs "results_dir=$folder" "num_workers=$number" data=synthetic epochs=2 \
-    "strategy=$strategies" local_batch=8,64 graph=auto,step
-most=0
 # The large batches are the quick ones: of a short time, most points are made of.
 attempt sweep "$python" -m bsweep run --report experiment=paper "results_dir=$folder" "num_workers=$number" \
     local_batch=256,128,64,32,16,8 "$@"

@@ -70,7 +70,7 @@ CHOSEN: Mapping[str, list[Any]] = {
     "epochs": [1, 1, 1, 2],
     "device": ["auto", "cpu"],
     "precision": ["auto", "fp32", "bf16", "fp16", "fp64"],  # neither TF32 nor graphs without a GPU
-    "graph": ["auto", False],
+    "graph": [True, False],
     "checkpoint_every": ["auto", None, 1, "0.001s", "60s"],
     "evaluate_every_examples": [None, 1, 7, 10, 29],
     "target_accuracy": [None, 0.0, 0.1, 0.9],

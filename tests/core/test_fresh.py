@@ -17,8 +17,10 @@ from bsweep.core import fresh_process, memory
 from bsweep.launch import failure, inline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
-from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process
+from bsweep.numerics.graphs import BrokenCapture
+from bsweep.runlog.errors import spoils_process
 from bsweep.runlog.files import RunPaths
+from bsweep.train import graph_capture
 from tests.support.running import TINY, compose
 
 _calls: list[int] = []
@@ -113,19 +115,19 @@ def test_inline_uses_a_fresh_process_under_a_limit_or_after_a_failure(
 def test_inline_frees_a_gpus_memory_after_a_point_or_says_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors, freed = [ValueError("its own"), OutOfMemoryInCapture("CUDA out of memory")], [0]
+    freed: list[int] = []
 
     def train(*_: object) -> None:
-        raise errors.pop(0)
+        raise ValueError("its own")
 
     monkeypatch.setattr(inline, "_train", train)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(len(errors)))
+    monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(1))
     point = compose(*TINY, "local_batch=8", "num_workers=1", "launch=inline", "strategy=single")
     request, launcher = LaunchRequest(point, RunPaths(tmp_path), lambda: None), inline.Inline()
     assert launcher.launch(request).status == "failed"
-    assert freed == [0, 1]
-    assert launcher.launch(request).status == "out_of_memory"
+    assert freed == [1]
+    monkeypatch.setattr(graph_capture, "_broken", [BrokenCapture("CUDA out of memory")])
     unfit = launcher.launch(request)
     assert unfit.status == "interrupted"
     assert "CUDA out of memory" in unfit.message

@@ -27,7 +27,7 @@ from bsweep.launch.outcome import Outcome
 from bsweep.numerics import objective
 from bsweep.runlog.errors import WorkerLost, errors_reported, said_by, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.reading import read_json, read_meta, read_records
+from bsweep.runlog.reading import read_json
 from bsweep.strategies import ddp
 from bsweep.study import attempts
 from bsweep.study.progress import Progress
@@ -129,24 +129,6 @@ def test_tries_are_further_and_further_apart(
 
     assert attempts.run_point(config, [], Progress(1), start) == "diverged"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-def test_a_point_whose_capture_has_no_memory_is_trained_again(tmp_path: Path) -> None:
-    """Once: if memory runs out again, that is a result."""
-    config = compose(*TINY, "local_batch=8", f"results_dir={tmp_path}")
-    found: list[bool] = []
-
-    def start(_: object, paths: RunPaths, poll: object) -> Outcome:
-        meta = read_meta(paths)
-        found.append("without_graph" in meta)
-        write_json(paths.meta, {**meta, "without_graph": True})
-        return Outcome("out_of_memory", "rank 0 failed: OutOfMemoryInCapture")
-
-    assert attempts.run_point(config, [], Progress(1), start) == "out_of_memory"
-    assert found == [False, True]
-    (event,) = read_records(attempts.paths_of(config).metrics)[0]
-    assert event["event"] == "retried"
-    assert "without a CUDA graph" in event["message"]
 
 
 def test_a_pause_between_tries_ends_with_the_sweep() -> None:

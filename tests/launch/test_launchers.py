@@ -51,18 +51,11 @@ def test_another_host_is_reached_by_the_launcher_of_its_card() -> None:
     assert "srun" in host_launcher_of(srun).on_host("h2", srun, ["true"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("words", "on_gpus", "said"),
-    [
-        ("launch.memory_limit_mb=[64]", True, "not the memory of GPUs: set device=cpu"),
-        ("graph=true", False, "graph=true, but this machine shows no GPU"),
-        ("graph=step", False, "graph=step, but this machine shows no GPU"),
-    ],
-)
-def test_a_machine_with_or_without_gpus_refuses_what_it_cannot_do(
-    monkeypatch: pytest.MonkeyPatch, words: str, on_gpus: bool, said: str
+def test_a_machine_with_gpus_refuses_a_limit_of_main_memory(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks, "_on_gpus", lambda _: on_gpus)
-    config = compose("local_batch=8", "num_workers=1", "launch=inline", "strategy=single", words)
-    with pytest.raises(ValueError, match=said):
+    monkeypatch.setattr(checks, "_on_gpus", lambda _: True)
+    words = ("launch=inline", "strategy=single", "launch.memory_limit_mb=[64]")
+    config = compose("local_batch=8", "num_workers=1", *words)
+    with pytest.raises(ValueError, match="not the memory of GPUs: set device=cpu"):
         checks.check_machine(config)

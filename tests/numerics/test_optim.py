@@ -5,7 +5,6 @@ their formulas.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -64,38 +63,6 @@ def test_sgd_equals_torch(nesterov: str, decay_all: str) -> None:
     result = train(model, optim.build(config.optimizer, vector), vector)
     torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
     assert float((result - start).abs().max()) > 1e-3, "the weights must have moved"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("optimizer=sgd", "optimizer.weight_decay=0.1"),
-        ("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false"),
-        ("optimizer=adamw", "optimizer.decay_norm_and_bias=false"),
-    ],
-    ids=" ".join,
-)
-def test_a_rate_in_a_tensor_gives_the_steps_of_a_number(words: tuple[str, ...]) -> None:
-    """Bit for bit, with the rates of a schedule; the numbers stay with the optimizer for others."""
-    config, found = compose("local_batch=8", *words).optimizer, []
-    for in_tensor in (False, True):
-        vector = Vector(make_model())
-        optimizer = optim.build(config, vector)
-        assert type(config).step_in_graph
-        rate = torch.zeros((), dtype=torch.float64)
-        torch.manual_seed(1)
-        for number in range(1, 6):
-            vector.gradients.normal_()
-            optim.set_learning_rate(optimizer, 0.3 / number)
-            rate.fill_(0.3 / number)
-            before = [dict(group) for group in optimizer.param_groups]
-            with optim.capturable(optimizer, rate) if in_tensor else nullcontext():
-                assert torch.is_tensor(optimizer.param_groups[0]["lr"]) == in_tensor
-                optimizer.step()
-            assert [dict(group) for group in optimizer.param_groups] == before
-        found.append(vector.parameters.clone())
-    assert torch.equal(*found)
-    assert not torch.allclose(found[0], Vector(make_model()).parameters, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -247,23 +214,3 @@ def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
     assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx(
         [0.5, 0.5]
     )
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_saved_state_comes_back_in_the_tensors_of_the_state(name: str) -> None:
-    """A CUDA graph refers to them, and fills them with zeros before the run resumes."""
-    config = compose("local_batch=8", f"optimizer={name}", "optimizer.lr=0.01").optimizer
-    vectors = [Vector(make_model()) for _ in range(3)]
-    saved, into, fresh = (optim.build(config, vector) for vector in vectors)
-    for vector, optimizer in zip(vectors, (saved, into), strict=False):
-        vector.gradients.fill_(1 if optimizer is saved else 2)
-        optimizer.step()
-    before = optim._state_tensors(into)
-    assert before
-    for optimizer in (into, fresh):
-        optim.load_in_place(optimizer, saved.state_dict())
-        for found, right in zip(
-            optim._state_tensors(optimizer), optim._state_tensors(saved), strict=True
-        ):
-            assert torch.equal(found, right)
-    assert [id(tensor) for tensor in optim._state_tensors(into)] == [*map(id, before)]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.running import ROOT
 
-STEPS = ["pytest", "--json", "bsweep", "bsweep"]  # tests, benches, whole steps in graphs, the sweep
+STEPS = ["pytest", "--json", "bsweep"]  # tests, benches, the sweep
 Script = Callable[..., subprocess.CompletedProcess[str]]
 PYTHON = """#!/bin/sh
 echo "$*" >>calls
@@ -84,15 +84,13 @@ def test_gpus_that_torch_cannot_use_end_it_before_the_tests(script: Script, tmp_
 def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None:
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
     assert result.returncode == 0
-    where, set_up, tests, bench, graphs, sweep, hosts = result.stderr.splitlines()
+    where, set_up, tests, bench, sweep, hosts = result.stderr.splitlines()
     assert set_up.startswith("set-up: ")
     assert set_up.endswith("python -m bsweep.core.gpus")
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
     assert tests.startswith("tests: ")
     assert "-m pytest -m gpu" in tests
     assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench
-    assert "num_workers=2 data=synthetic" in graphs
-    assert "strategy=ddp\\,allreduce local_batch=8\\,64 graph=auto\\,step" in graphs
     assert "strategy.buckets=1,4" in hosts
     assert "experiment=paper results_dir=results/2x_tesla_t4 num_workers=2 local_batch=256" in sweep
     assert sweep.rstrip().endswith("data.root=cifar10")

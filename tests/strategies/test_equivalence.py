@@ -149,13 +149,12 @@ def trained(
     warm_up: bool = True,
     overflow: tuple[int, ...] = (),
     break_off: tuple[int, int] = (0, 0),
-    in_graph: bool = False,
 ) -> list[dict[str, Any]]:
     """What each worker of a real run saw and ended with; by one of `tests.support.policies`, or by
     its configured batch.
 
     Gradients `overflow` on a rank, in a step. Those that `break_off` save after a round, end as by
-    a kill after a later one, and train on. Those `in_graph` call what a graph would replay.
+    a kill after a later one, and train on.
     """
     given = (
         ("local_batch=8", *overrides) if not any("_batch=" in o for o in overrides) else overrides
@@ -176,7 +175,6 @@ def trained(
         "warm_up": warm_up,
         "overflow": list(overflow),
         "break_off": break_off,
-        "in_graph": in_graph,
     }
     return _STARTED[key].run({**job, "ports": [meeting_port(), meeting_port()]})[:num_workers]
 
@@ -570,35 +568,6 @@ def test_gradients_of_a_model_with_batchnorm_are_exchanged_alike(
 
 
 ADAMW = ("optimizer=adamw", "optimizer.lr=0.01")
-
-
-@pytest.mark.parametrize(
-    ("how", "break_off"),
-    [
-        (("strategy=ddp",), (0, 0)),
-        (("strategy=ddp", "accumulation_steps=2", *ADAMW), (2, 3)),
-        (("strategy=allreduce",), (3, 5)),
-        (("strategy=allreduce", *ADAMW), (0, 0)),
-    ],
-)
-def test_whole_steps_of_a_graph_are_those_without(
-    how: tuple[str, ...], break_off: tuple[int, int]
-) -> None:
-    """Exchange and update, at the rates of a schedule, and after a resume. The optimizer's state
-    stays in the memory that a graph would have been given.
-    """
-    more = (*how, "optimizer.schedule=cosine")
-    expected, _ = trained(2, *more)
-    found, other = trained(2, *more, in_graph=True, break_off=break_off)
-    assert found["moved"] > 1e-3
-    assert torch.equal(found["parameters"], expected["parameters"])
-    assert torch.equal(found["parameters"], other["parameters"])
-    assert found["state_places"] == 1
-    for epoch, plain in zip(found["epochs"], expected["epochs"], strict=True):
-        assert epoch["exchange_seconds"] is None, "no part of a graph is timed"
-        assert epoch["train_loss"] == plain["train_loss"]
-        # Each step is counted for its graph, and again by the code that is called instead of it.
-        assert epoch["sent_bytes"] == 2 * plain["sent_bytes"]
 
 
 def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:

@@ -15,29 +15,25 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from bsweep import batching, data, models, strategies
 from bsweep.config import own
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
-from bsweep.numerics import graphs, optim
 from bsweep.numerics.vector import Vector, layout
 from bsweep.runlog.checkpoint_files import checkpoints, cut_records
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.strategies import Staged
-from bsweep.train import graph_capture, loop, step, worker
+from bsweep.train import loop, step, worker
 from bsweep.train import warm_up as warm_up_module
 from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
 from bsweep.train.cursor import Cursor
@@ -52,8 +48,6 @@ _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     warm_up_module.make_steps,
 )
 _PLAIN_SCALED, _PLAIN_LOOP = Job.scaled, loop.train
-_PLAIN_NO_GRAPH, _PLAIN_CAPTURE = graph_capture.no_graph, graphs.capture
-_PLAIN_CAPTURABLE = optim.capturable
 
 
 def main(folder: Path) -> None:
@@ -86,12 +80,10 @@ def run(
     policy: str | None,
     warm_up: bool,
     overflow: list[int],
-    in_graph: bool,
 ) -> dict[str, object] | None:
     """What this worker saw and ended with; None of a parameter server.
 
-    Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such. With
-    `in_graph`, what `graph=step` would replay is called instead.
+    Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
     config = own.resolve(config)
     place = Place.from_environment(config.num_server_processes)
@@ -117,8 +109,6 @@ def run(
     Job.scaled = overflowing  # type: ignore[method-assign]
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     warm_up_module.make_steps = _PLAIN_WARM_UP if warm_up else do_nothing
-    places = _replay_by_calling(in_graph)
-    config = replace(config, graph="step") if in_graph else config
     folder.mkdir(exist_ok=True)
     if place.is_server:
         strategies.serve(config, place, RunPaths(folder))
@@ -150,7 +140,6 @@ def run(
         "events": [record for record in records if record["type"] == "event"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
-        "state_places": len(places),
         "in_buckets": getattr(job.training_model, "gradient_as_bucket_view", None),
     }
 
@@ -177,38 +166,6 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     if Place.from_environment().rank == 0:
         (saved,) = checkpoints(paths)
         cut_records(paths, (saved.facts() or {})["metrics_bytes"])
-
-
-def _replay_by_calling(in_graph: bool) -> set[tuple[int, ...]]:
-    """Put calls in place of CUDA graphs if `in_graph`, or take them away.
-
-    Return a set that will hold the places in memory of the optimizer's state in each such call.
-    """
-    places: set[tuple[int, ...]] = set()
-    captures: list[object] = []  # those under way, in which a GPU would compute nothing
-
-    @contextmanager
-    def capturable(optimizer: Optimizer, rate: torch.Tensor) -> Iterator[None]:
-        places.add(tuple(tensor.data_ptr() for tensor in optim._state_tensors(optimizer)))
-        kept = optim.undone(optimizer) if captures else nullcontext()
-        with kept, _PLAIN_CAPTURABLE(optimizer, rate):
-            yield
-
-    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
-        captures.append(work)
-        work()
-        captures.clear()
-        return graphs.Captured(lambda: [work()].clear(), 0, pool)
-
-    graph_capture.no_graph = no_reason if in_graph else _PLAIN_NO_GRAPH
-    graphs.capture = capture if in_graph else _PLAIN_CAPTURE
-    optim.capturable = capturable if in_graph else _PLAIN_CAPTURABLE
-    return places
-
-
-def no_reason(job: Job) -> str:
-    """In place of the reason why there is no graph on a CPU."""
-    return ""
 
 
 def do_nothing(job: Job) -> None:

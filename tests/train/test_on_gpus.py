@@ -88,28 +88,6 @@ def test_horovod_and_ddp_train_alike_over_nccl(tmp_path: Path, device: str) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("device", "strategy"), [on_gpus("cuda", s, number=2) for s in ("ddp", "allreduce")]
-)
-def test_whole_steps_over_nccl_train_alike_in_graphs(
-    tmp_path: Path, device: str, strategy: str
-) -> None:
-    """And the workers end: a group of NCCL waits for graphs that contain its exchanges."""
-    losses = []
-    for graph in ("auto", "step"):
-        (cwd := tmp_path / graph).mkdir()
-        summary, records = run(cwd, device, f"strategy={strategy}", f"graph={graph}")
-        assert summary["status"] == "completed", summary["message"]
-        (start,) = (record for record in records if record["type"] == "start")
-        (epoch,) = (record for record in records if record["type"] == "epoch")
-        if graph == "step":
-            assert start["graph"], [r["message"] for r in records if r["type"] == "event"]
-            assert epoch["exchange_seconds"] is None
-        assert epoch["sent_bytes"] > 0
-        losses.append(summary["train_loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 STRATEGIES = ("horovod", "ddp", "allreduce", "local_sgd", "diloco", "parameter_server")
 FAILING = """
 import os, time

@@ -21,23 +21,19 @@ from torch.optim import SGD
 
 from bsweep import strategies
 from bsweep.config import own
-from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import gpus, memory
 from bsweep.core.ranks import Place
-from bsweep.data import plan
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.clock import StepClock
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.runlog.checkpoint_files import checkpoints
-from bsweep.runlog.errors import OutOfMemoryInCapture, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.base import Meter
 from bsweep.strategies.horovod import Horovod, HostCopies
-from bsweep.strategies.single import Single
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
@@ -240,18 +236,8 @@ def replays_later(work: Callable[[], object], pool: object) -> graphs.Captured:
     return graphs.Captured(lambda: [work()].clear(), 0, pool)
 
 
-def in_step(folder: Path, *overrides: str) -> RunConfig:
-    """In float64, which a GPU's graph of a whole step excludes."""
-    folder.mkdir(exist_ok=True)
-    return replace(compose(*POINT, *SMALL, *overrides), graph="step")
-
-
-@pytest.mark.parametrize("graph", ["auto", "step"])
 def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
-    tmp_path: Path,
-    may_capture: Callable[[Capture], None],
-    monkeypatch: pytest.MonkeyPatch,
-    graph: Any,
+    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a model that is not trained: where gradients are almost zero, the rounding of kernels that
     add in varying order is larger than a tenth of them.
@@ -266,99 +252,12 @@ def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
     may_capture(replays_later)
     monkeypatch.setattr(graph_capture, "_check", noted)
     more = ("checkpoint_every=1", "optimizer=adamw", "optimizer.lr=0.01", "epochs=3")
-    config, paths = replace(in_step(tmp_path, *more), graph=graph), RunPaths(tmp_path)
+    config, paths = compose(*POINT, *SMALL, *more), RunPaths(tmp_path)
     at_once = worker.train(config, paths, Place()).vector.parameters.clone()
     resumed = worker.train(config, paths, Place()).vector.parameters
     assert checkpoints(paths), "the second resumed"
     assert torch.equal(at_once, resumed)
     assert torch.equal(*compared)
-
-
-@pytest.mark.parametrize("graph", ["auto", "step"])
-def test_only_a_graph_of_whole_steps_contains_the_update(
-    tmp_path: Path,
-    may_capture: Callable[[Capture], None],
-    monkeypatch: pytest.MonkeyPatch,
-    graph: Any,
-) -> None:
-    inside: list[bool] = []  # of each update, in the order of two epochs
-    replaying: list[int] = []
-    plain, _ = trained(tmp_path / "plain")
-
-    def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
-        def replay() -> None:
-            replaying.append(1)
-            work()
-            replaying.clear()
-
-        return graphs.Captured(replay, 0, pool)
-
-    def step(strategy: Single, own: Any = Single.step) -> None:
-        inside.append(bool(replaying))
-        own(strategy)
-
-    may_capture(capture)
-    monkeypatch.setattr(Single, "step", step)
-    config = replace(in_step(tmp_path / "graph"), graph=graph)
-    job = worker.train(config, RunPaths(tmp_path / "graph"), Place())
-    assert torch.equal(job.vector.parameters, plain)
-    assert inside[-6:] == [graph == "step"] * 6
-    assert not job.graphs, "a group of NCCL waits for graphs that contain its exchanges"
-
-
-def test_a_whole_step_that_cannot_be_captured_trains_without_a_graph(
-    tmp_path: Path, may_capture: Callable[[Capture], None]
-) -> None:
-    """Also if the graph computes the gradients and forgets the update."""
-    plain, _ = trained(tmp_path / "plain")
-    jobs: list[Job] = []
-
-    def breaks_off(work: Callable[[], object], pool: object) -> graphs.Captured:
-        return breaks(lambda: None, pool)  # A GPU computes nothing in a capture.
-
-    def forgets(work: Callable[[], object], pool: object) -> graphs.Captured:
-        def replay() -> None:
-            before = jobs[0].vector.parameters.clone()
-            work()
-            jobs[0].vector.parameters.copy_(before)
-
-        return graphs.Captured(replay, 0, pool)
-
-    for capture, said in ((breaks_off, "stream is capturing"), (forgets, "update")):
-        may_capture(capture)
-        config, paths = in_step(tmp_path / said), RunPaths(tmp_path / said)
-        jobs[:] = [worker.set_up(config, paths, Place())]
-        before = jobs[0].vector.parameters.clone()
-        job, (warning,) = graph_capture.captured(jobs[0])
-        assert job.graphs is None
-        assert said in warning.message
-        assert torch.equal(job.vector.parameters, before)
-    may_capture(breaks_off)
-    config, paths = in_step(tmp_path / "run"), RunPaths(tmp_path / "run")
-    assert torch.equal(worker.train(config, paths, Place()).vector.parameters, plain)
-
-
-def test_workers_do_not_go_on_without_one_that_failed_in_an_exchange(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They would wait for it: so it fails, and the launcher ends all."""
-    may_capture(replays_later)
-    job = worker.set_up(in_step(tmp_path), RunPaths(tmp_path), Place())
-    monkeypatch.setattr(job.strategy, "step", lambda: breaks(lambda: 0, None))
-    with pytest.raises(RuntimeError, match="not permitted"):
-        graph_capture.captured(job)
-
-
-def test_whole_steps_are_captured_where_every_worker_has_examples(tmp_path: Path) -> None:
-    """Others would not take part in the exchange of a last round of one example."""
-    job = prepared(tmp_path, *SMALL, "data.num_train=65")
-    job = replace(job, place=replace(job.place, rank=1))
-    shares = [plan.Share(16, 1), plan.Share(16, 1)]
-    policy: Any = SimpleNamespace(of_batches=lambda _: shares)
-    whole, passes = replace(job.config, graph="step"), job.config
-    for config, sizes in ((passes, [32, 1]), (whole, [32])):
-        found = graph_capture._sizes(replace(job, config=config, policy=policy))
-        assert [len(size.batch) for size in found] == sizes
 
 
 class FakeCuda:
@@ -509,25 +408,21 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
 ) -> None:
     plain, _ = trained(tmp_path / "plain")
     may_capture(capture)
-    parameters, records = trained(tmp_path / "auto")
+    parameters, records = trained(tmp_path / "graph")
     assert torch.equal(parameters, plain)
     (warning,) = (record["message"] for record in records if record["type"] == "event")
     assert said in warning
     assert "\n" not in warning
     assert "graph=false" in warning
-    with pytest.raises(ValueError, match=f"graph=true, but .*{said}"):
-        trained(tmp_path / "true", "graph=true")
 
 
 def test_a_replay_without_memory_leaves_steps_without_graph(
     tmp_path: Path, may_capture: Callable[[Capture], None]
 ) -> None:
     may_capture(is_full_later)
-    _, records = trained(tmp_path / "auto")
+    _, records = trained(tmp_path)
     (warning,) = (record["message"] for record in records if record["type"] == "event")
     assert "not enough memory for graphs" in warning
-    with pytest.raises(torch.OutOfMemoryError, match=r"graph=true, but .*memory"):
-        trained(tmp_path / "true", "graph=true")
 
 
 def test_a_capture_that_breaks_off_leaves_no_trace(
@@ -546,7 +441,7 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     before = [tensor.clone() for tensor in kept]
     may_capture(breaks)
     assert graph_capture.captured(job)[0].graphs is None
-    assert graph_capture.broken_capture() == "operation not permitted when stream is capturing"
+    assert "not permitted when stream is capturing" in graph_capture.broken_capture()
     assert all(map(torch.equal, before, kept))
     assert torch.equal(torch.get_rng_state(), random)
     monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: 0, None))
@@ -573,50 +468,23 @@ def test_after_a_capture_that_broke_off_nothing_is_captured_again(
     assert "earlier in this process" in second[0].message
     assert "not permitted when stream is capturing" in second[0].message
     assert graph_capture.broken_capture(), "the process should train no other point"
-    demanding = replace(job, config=replace(job.config, graph=True))
-    with pytest.raises(ValueError, match=r"graph=true, but .*type the command again"):
-        graph_capture.captured(demanding)
+    assert not graph_capture.lost_memory()
     # torch 2.13 may take such a capture for one under way.
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: breaks(lambda: 0, None))
     memory.give_back_garbage()
 
 
 @pytest.mark.parametrize("capture", [is_full, is_full_for_cuda])
-def test_memory_lost_in_a_capture_ends_the_attempt(
+def test_a_run_whose_capture_has_no_memory_goes_on_without_a_graph(
     tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture
 ) -> None:
+    plain, _ = trained(tmp_path / "plain")
     may_capture(capture)
-    for graph, notes in (("true", {}), ("auto", {"without_graph": True})):
-        graph_capture._broken.clear()
-        with pytest.raises(OutOfMemoryInCapture, match=r"CUDA (error: )?out of memory$") as found:
-            trained(tmp_path / "run", f"graph={graph}")
-        assert (read_json(RunPaths(tmp_path / "run").meta) or {}) == notes
-    assert status_of(found.value) == "out_of_memory"
-    assert spoils_process(found.value)
-    other = prepared(tmp_path / "other", *SMALL, "precision=fp32")
-    assert "out of memory" in graph_capture.captured(other)[1][0].message
-    assert graph_capture.lost_memory()
-    _, records = trained(tmp_path / "run")
+    parameters, records = trained(tmp_path / "graph")
+    assert torch.equal(parameters, plain)
     (warning,) = (record["message"] for record in records if record["type"] == "event")
-    assert "an earlier attempt" in warning
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_workers_fail_when_the_lost_memory_is_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
-    """The launcher ends all when one fails: they meet after the lowest rank wrote the note."""
-    job = prepared(tmp_path, *SMALL)
-    met: list[object] = []
-
-    def meet(_: object) -> list[object]:
-        met.append(read_json(job.paths.meta))
-        return []
-
-    monkeypatch.setattr(job.strategy, "gather_json", meet)
-    monkeypatch.setattr(job.strategy, "rank", rank)
-    graph_capture.leave_out_next_time(job.config, job.paths, job.strategy)
-    assert met == [None if rank else {"without_graph": True}]
+    assert "out of memory" in warning
+    assert graph_capture.lost_memory(), "the process should train no other point"
 
 
 @pytest.mark.parametrize(
@@ -660,9 +528,6 @@ def test_what_runs_beside_graphs_is_tried_beside_them(
         assert without.graphs is None
         assert "not enough memory for graphs and for passes" in warning.message
         assert graph_capture.broken_capture() == ""
-        demanding = replace(job, config=replace(job.config, graph=True))
-        with pytest.raises(torch.OutOfMemoryError, match="graph=true, but there is not enough"):
-            graph_capture.captured(demanding)
 
 
 @pytest.mark.parametrize(("policy", "stays"), [("schedule", False), ("goodput", True)])
@@ -707,13 +572,13 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
 def test_a_probe_measures_nothing_after_a_capture_cost_memory(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it note anything for another attempt, which would time no graphs."""
     measured: list[object] = []
 
     def seconds(job: Job, local_batch: int, times: int) -> float:
         measured.append(local_batch)
         if local_batch == 8:
             graph_capture.captured(job)
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return 0.1
 
     def flops(job: Job) -> float:
@@ -729,7 +594,6 @@ def test_a_probe_measures_nothing_after_a_capture_cost_memory(
     (found,) = (read_json(tmp_path / "probe.json") or {})["workers"]
     assert found["largest_batch"] == 4
     assert found["stopped_by"] == "out_of_memory"
-    assert read_json(RunPaths(tmp_path).meta) is None
 
 
 def test_one_worker_without_a_graph_leaves_all_without(
@@ -751,40 +615,10 @@ def test_one_worker_without_a_graph_leaves_all_without(
         ] * broke_off
 
 
-def test_an_impossible_graph_is_refused_and_an_optional_one_is_not(
-    tmp_path: Path,
-) -> None:
-    for more in ("device=cpu", "launch.slowdown=[2]", "data.device=cpu"):
-        with pytest.raises(ConfigError, match="graph=true with"):
-            compose(*POINT, *SMALL, "graph=true", more)
-    for words in (
-        ("strategy=horovod",),
-        ("strategy=ddp", "strategy.hook=bf16"),
-        ("optimizer=lars",),
-        ("strategy=allreduce", "compression=topk"),
-        ("precision=fp16",),
-        ("precision=fp64",),
-        ("measure.noise_scale=true",),
-    ):
-        with pytest.raises(ConfigError, match="graph=step with") as found:
-            compose("local_batch=8", "strategy=single", "graph=step", *words)
-        assert len(found.value.problems) == 1
-    for strategy in (
-        ("strategy=ddp", "launch=torchrun"),
-        ("strategy=horovod", "strategy.buckets=2"),
-    ):
-        with pytest.raises(ConfigError, match="within the backward pass"):
-            compose("local_batch=8", "graph=true", *strategy)
+def test_without_a_gpu_no_graph_is_tried_and_nothing_is_said(tmp_path: Path) -> None:
     job = prepared(tmp_path, *SMALL)
     assert graph_capture.captured(job) == (job, [])
     assert graph_capture.no_graph(job) == "there is no GPU"
-    with pytest.raises(ValueError, match="there is no GPU"):
-        graph_capture.captured(prepared(tmp_path, *SMALL, "graph=true"))
-    ids = {
-        compose(*POINT, *SMALL, "precision=fp32", *more).run_id
-        for more in ((), ("graph=auto",), ("graph=false",), ("graph=step",))
-    }
-    assert len(ids) == 3
 
 
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -936,23 +770,6 @@ def test_a_gpus_graph_computes_what_its_kernels_do(
         peaks.append(epoch["peak_memory_bytes"])
     assert torch.equal(*found)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
-
-
-@pytest.mark.parametrize("name", [on_gpus("sgd"), on_gpus("adamw")])
-def test_a_gpus_graph_of_whole_steps_trains_as_kernels_do(
-    tmp_path: Path, same_order: None, name: str
-) -> None:
-    """At the rates of a schedule, which the graph reads as fp32 numbers."""
-    found = []
-    for graph in ("step", "false"):
-        (folder := tmp_path / graph).mkdir()
-        words = (f"optimizer={name}", "optimizer.lr=0.001", "optimizer.schedule=cosine")
-        config = compose(*POINT, *GPU, "precision=fp32", *words, f"graph={graph}")
-        job = worker.train(config, RunPaths(folder), Place())
-        start, *_ = read_records(RunPaths(folder).metrics)[0]
-        assert start["graph"] == (graph == "step")
-        found.append(job.vector.parameters)
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 OF_THE_USER = """

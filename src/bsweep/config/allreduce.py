@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
@@ -20,7 +20,3 @@ class AllReduceConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",), takes_codecs=True, replicates=True
     )
-
-    @property
-    def can(self) -> Capabilities:
-        return replace(self.kind_can, step_in_graph=self.algorithm == "native")

@@ -85,11 +85,6 @@ class Capabilities:
     stores_channels_last: bool = True
     """True if the model's 4-dimensional tensors may be stored channels last."""
 
-    step_in_graph: bool = False
-    """True if a CUDA graph can contain a whole step: its passes, the exchange of gradients and the
-    update of the parameters.
-    """
-
     replicates: bool = False
     """True if, without a codec, all workers have the same parameters, optimizer state and strategy
     state after each step. Any number of workers can then resume from the state of one.

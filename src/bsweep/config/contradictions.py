@@ -70,8 +70,6 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             f"channels_last=true with strategy={c.strategy.name}: this strategy divides tensors "
             "that are stored contiguously. Leave channels_last out, or use channels_last=false."
         )
-    if c.graph not in ("auto", False):
-        yield from _graph_contradictions(c)
     if c.compile and (reason := _why_not_compiled(c)):
         yield f"compile=true with {reason}. Leave compile out, or use compile=false."
     yield from _target_contradictions(c)
@@ -115,62 +113,6 @@ def _why_not_compiled(config: RunConfig) -> str:
     return ""
 
 
-def _graph_contradictions(c: RunConfig) -> Iterator[str]:
-    graph, remedy = f"graph={show(c.graph)}", "Leave graph out, or use graph=false."
-    if c.device == "cpu":
-        yield f"{graph} with device=cpu: only GPUs have CUDA graphs. {remedy}"
-    if c.graph == "step":
-        yield from (f"graph=step with {reason}" for reason in _whole_step_contradictions(c))
-    elif c.strategy.can.exchanges_in_passes:
-        yield (
-            f"{graph} with strategy={c.strategy.name}: this strategy exchanges gradients within "
-            f"the backward pass, and a graph of the passes cannot contain these exchanges. {remedy}"
-        )
-    if c.launch.slowdown:
-        yield (
-            f"{graph} with launch.slowdown: a slowed worker sleeps in each pass, and a graph "
-            f"cannot contain this sleep. {remedy}"
-        )
-    if c.data.device == "cpu":
-        yield (
-            f"{graph} with data.device=cpu: a graph cannot wait for examples that are being "
-            f"copied. {remedy}"
-        )
-
-
-def _whole_step_contradictions(c: RunConfig) -> Iterator[str]:
-    """Yield each setting with which a CUDA graph cannot contain a whole step, with the reason and
-    the remedy.
-    """
-    if not c.strategy.can.step_in_graph:
-        yield (
-            f"strategy={c.strategy.name}: a graph can contain the exchange of strategy=ddp with "
-            "strategy.hook=none, or of strategy=allreduce with strategy.algorithm=native. Use one "
-            "of them, strategy=single, or graph=auto."
-        )
-    if not c.optimizer.step_in_graph:
-        yield (
-            f"optimizer={c.optimizer.name}: a graph can contain the steps of sgd and adamw. Use "
-            "one of them, or graph=auto."
-        )
-    if c.compression.builds:
-        yield (
-            f"compression={c.compression.name}: a graph cannot contain a codec. Use "
-            "compression=none, or graph=auto."
-        )
-    if c.precision in ("fp16", "fp64"):
-        why = {
-            "fp16": "whether gradients overflowed decides about each step",
-            "fp64": "the graph reads the learning rate as an fp32 number",
-        }
-        yield f"precision={c.precision}: {why[c.precision]}. Use precision=auto, or graph=auto."
-    if c.measures_noise:
-        yield (
-            "a measurement of the gradient noise, which needs gradients from before the exchange: "
-            "use graph=auto."
-        )
-
-
 def _program_contradictions(c: RunConfig) -> Iterator[str]:
     """Yield an error message for each key that the chosen program does not read."""
     parts = ("data", "model", "optimizer", "strategy")
@@ -205,7 +147,7 @@ def _unread(c: RunConfig) -> Iterator[str]:
         "precision": "auto",
         "channels_last": "auto",
         "compile": False,
-        "graph": "auto",
+        "graph": True,
         "keep_weights": False,
         "resume_from": None,
         "accumulation_steps": 1,

@@ -209,10 +209,6 @@ class OptimizerConfig(Card):
 
     needs_global_norm: ClassVar[bool] = False
 
-    step_in_graph: ClassVar[bool] = False
-    """True if a CUDA graph can contain its step, which then reads the learning rate from a tensor.
-    """
-
     known_for_fednova: ClassVar[bool] = False
     """True if FedNova's paper says how to count the steps of this optimizer."""
 

@@ -23,7 +23,6 @@ class SGDConfig(OptimizerConfig):
 
     builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
     known_for_fednova: ClassVar[bool] = True
-    step_in_graph: ClassVar[bool] = True
 
     @property
     def vectors_of_state(self) -> int:
@@ -41,7 +40,6 @@ class AdamWConfig(OptimizerConfig):
     eps: Positive
 
     builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
-    step_in_graph: ClassVar[bool] = True
 
     @property
     def vectors_of_state(self) -> int:

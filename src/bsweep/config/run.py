@@ -70,7 +70,7 @@ class RunConfig(Schema):
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
     channels_last: Literal["auto", True, False]
-    compile: bool = False  # not part of a run id, if it has this value
+    compile: bool = False
     average_batchnorm: bool
     log_every_steps: Count
     data: AnyData
@@ -80,9 +80,9 @@ class RunConfig(Schema):
     compression: AnyCompression
     allocation: AnyAllocation
     launch: AnyLaunch
-    batching: AnyBatching = FIXED  # not part of a run id, if it has this value
-    program: AnyProgram = BUILTIN  # the same
-    graph: Literal["auto", "step", True, False] = "auto"  # the same
+    batching: AnyBatching = FIXED
+    program: AnyProgram = BUILTIN
+    graph: bool = True
     checkpoint_every: Every = "auto"
     keep_weights: bool = False
     resume_from: PathName | None = None
@@ -90,7 +90,7 @@ class RunConfig(Schema):
     target_accuracy: Finite | None = None
     target_loss: Finite | None = None
     stop_at_target: bool = True
-    trackers: Trackers = ()  # the same
+    trackers: Trackers = ()
     measure: MeasureConfig = NO_MEASURES
 
     @property

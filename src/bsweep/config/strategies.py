@@ -45,7 +45,7 @@ class SingleConfig(StrategyConfig):
     name: Literal["single"]
 
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
-    kind_can: ClassVar[Capabilities] = Capabilities(replicates=True, step_in_graph=True)
+    kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
@@ -196,7 +196,6 @@ class DDPConfig(StrategyConfig):
             why_no_fp16=no_fp16 if is_powersgd else "",
             why_no_noise=no_noise if self.hook != "none" else "",
             why_no_cpu=no_cpu if self.hook == "bf16" else "",
-            step_in_graph=self.hook == "none",
         )
 
     @property

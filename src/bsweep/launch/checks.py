@@ -128,11 +128,6 @@ def _check_without_gpus(config: RunConfig) -> None:
         raise ValueError(
             "device=cuda, but this machine shows no GPU: use device=auto or device=cpu."
         )
-    if config.graph not in ("auto", False):
-        raise ValueError(
-            f"graph={show(config.graph)}, but this machine shows no GPU: leave graph out, or use "
-            "graph=false."
-        )
     if config.strategy.can.why_no_cpu:
         raise ValueError(config.strategy.can.why_no_cpu)
 

@@ -29,7 +29,6 @@ class Inline(Launcher):
 
     def __init__(self) -> None:
         self._is_spoilt = False  # True once a failure made this process unfit for training
-        self._lost_memory = ""  # the failure that cost this process memory of its GPU
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point's only worker, and return the status of the run and, after a failure, the
@@ -40,21 +39,17 @@ class Inline(Launcher):
         # Import torch only when a worker runs.
         import torch
 
-        if self._lost_memory:
-            return of_unfit_processes(self._lost_memory)
+        from bsweep.train import graph_capture
+
+        if reason := graph_capture.lost_memory():
+            return of_unfit_processes(reason)
         outcome = self._launched(request)
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
         return outcome
 
     def _launched(self, request: LaunchRequest) -> Outcome:
-        from bsweep.runlog.errors import (
-            OutOfMemoryInCapture,
-            ProgramError,
-            described,
-            spoils_process,
-            status_of,
-        )
+        from bsweep.runlog.errors import ProgramError, described, spoils_process, status_of
 
         is_apart = self._is_spoilt or bool(request.config.launch.memory_limit_mb)
         try:
@@ -64,8 +59,6 @@ class Inline(Launcher):
             # In that case this call raises the interrupt.
             request.on_poll()
             self._is_spoilt = self._is_spoilt or (not is_apart and spoils_process(error))
-            if isinstance(error, OutOfMemoryInCapture):
-                self._lost_memory = described(error)
             # These errors need no traceback of bsweep: their messages say what to do.
             is_full_disk = isinstance(error, OSError) and is_full(error)
             if not (is_full_disk or isinstance(error, ProgramError)):

@@ -35,7 +35,7 @@ from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.train import worker
+from bsweep.train import graph_capture, worker
 
 logger = terminal.logger(__name__)
 
@@ -90,8 +90,8 @@ class WarmRank:
 
         Only rank 0 calls this method.
         """
-        if self._spoilt_by:
-            return of_unfit_processes(self._spoilt_by)
+        if reason := self._spoilt_by or graph_capture.lost_memory():
+            return of_unfit_processes(reason)
         _send((config, paths.folder.resolve()))
         self._is_training = True
         outcome = self._train(config, paths, on_poll)

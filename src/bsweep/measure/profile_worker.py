@@ -60,8 +60,7 @@ def measure(
             found = dissect(job)
         job.record(*warnings)
         folder = profile_file.folder_of(config)
-        with graph_capture.dropped_at_end(job):
-            busy_seconds = trace(job, folder / f"trace.rank{place.rank}.json")
+        busy_seconds = trace(job, folder / f"trace.rank{place.rank}.json")
         found = replace(found, busy_seconds=busy_seconds)
         every = job.strategy.gather_json(asdict(found))
         if place.rank == 0:

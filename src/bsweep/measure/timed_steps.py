@@ -30,11 +30,10 @@ def config_alone(config: RunConfig, rank: int) -> RunConfig:
     `rank`, and without CUDA graphs where the run's exchanges within passes rule them out.
     """
     slowdown, limits = config.launch.slowdown, config.launch.memory_limit_mb
-    is_without = config.strategy.can.exchanges_in_passes and config.graph != "step"
     return replace(
         config,
         num_workers=1,
-        graph=False if is_without else config.graph,
+        graph=config.graph and not config.strategy.can.exchanges_in_passes,
         strategy=SingleConfig(name="single"),
         allocation=UniformConfig(
             name="uniform", devices=None, probe=None, local_batches=None, local_steps=None

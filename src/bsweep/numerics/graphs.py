@@ -3,10 +3,9 @@ kernel.
 
 With small batches a fast GPU computes a step in less time than the host takes to launch it. A graph
 ends with this worker's gradient in the vector; any exchange and any optimizer follow as without a
-graph. With `graph=step` it contains them, and reads the learning rate from a tensor. The other
-inputs that change, the examples of a step and the crops of an epoch, are in tensors, too. There is
-a graph for each size of a step, such as a full step and an epoch's last. The graphs never run at
-the same time and share their memory. Steps of another size are launched kernel by kernel.
+graph. The inputs that change, the examples of a step and the crops of an epoch, are in tensors.
+There is a graph for each size of a step, such as a full step and an epoch's last. The graphs never
+run at the same time and share their memory. Steps of another size are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from bsweep.core import gpus, memory
-from bsweep.runlog.errors import OutOfMemoryInCapture
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """A function that computes the gradient of some examples, and returns the sums of their losses,
@@ -58,8 +56,6 @@ class Graph:
     crops: Tensor
     sums: Tensor
     drawn: Tensor  # the epoch's crops of which `crops` is a copy
-    # What the host does before each replay of a whole step; None if the graph contains passes only.
-    begin_step: Callable[[], None] | None
 
     def replay(self, part: Tensor, crops: Tensor) -> Tensor:
         """Replay the captured passes on the training examples whose indices are `part`.
@@ -70,8 +66,6 @@ class Graph:
         if crops is not self.drawn:  # another epoch has begun
             self.crops.copy_(crops)
             self.drawn = crops
-        if self.begin_step:
-            self.begin_step()
         self.captured.replay()
         return self.sums
 
@@ -96,13 +90,7 @@ class Graphs:
         return max((graph.captured.num_bytes for graph in self._by_size.values()), default=0)
 
     def capture(
-        self,
-        compute: Compute,
-        part: Tensor,
-        crops: Tensor,
-        num_all: int,
-        num_passes: int,
-        begin_step: Callable[[], None] | None = None,
+        self, compute: Compute, part: Tensor, crops: Tensor, num_all: int, num_passes: int
     ) -> Graph:
         """Capture the forward and backward passes of a step as a CUDA graph, and return the graph.
 
@@ -115,12 +103,9 @@ class Graphs:
             crops: The crops of all training examples in an epoch; the graph keeps their number.
             num_all: The number of examples of all workers in a round.
             num_passes: The number of passes in which the part is computed.
-            begin_step: Called before each replay, if `compute` makes the whole step: the exchange
-                and the update, too.
 
         Raises:
-            BrokenCapture: If the passes cannot be captured.
-            OutOfMemoryInCapture: If there is not enough memory.
+            BrokenCapture: If the passes cannot be captured, or there is not enough memory.
         """
         pool = next((graph.captured.pool for graph in self._by_size.values()), None)
         part, drawn, crops = part.clone(), crops, crops.clone()
@@ -132,8 +117,8 @@ class Graphs:
             errors = [*_chain(error)]
             cause = next(filter(memory.is_out_of_memory, errors), None)
             first, *_ = str(cause or error).splitlines() or [type(error).__name__]
-            raise (OutOfMemoryInCapture if cause else BrokenCapture)(first) from error
-        graph = Graph(captured, part, crops, sums, drawn, begin_step)
+            raise BrokenCapture(first) from error
+        graph = Graph(captured, part, crops, sums, drawn)
         self._by_size[len(part), num_all, num_passes] = graph
         return graph
 

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -227,27 +226,12 @@ def rehearse(optimizer: Optimizer) -> None:
         private("copy_each")(tensors, before)
 
 
-def load_in_place(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Restore an optimizer's saved state in the tensors that hold its state now, where there are
-    some: a CUDA graph may refer to them.
-    """
-    before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    optimizer.load_state_dict(saved)
-    for parameter, state in before.items():
-        loaded = optimizer.state[parameter]
-        for name, tensor in state.items():
-            value = loaded.get(name)
-            is_same_kind = isinstance(tensor, Tensor) and isinstance(value, Tensor)
-            if is_same_kind and tensor.shape == value.shape:
-                loaded[name] = tensor.copy_(value)
-
-
 @contextmanager
 def undone(optimizer: Optimizer) -> Iterator[None]:
     """Undo the optimizer's steps in the block: restore parameters and state in their tensors.
 
-    Tensors of the state that the block creates stay, filled with zeros. So they do not move later,
-    as a CUDA graph needs. With SGD and AdamW this state is that of an optimizer without steps.
+    Tensors of the state that the block creates stay, filled with zeros. With SGD and AdamW this
+    state is that of an optimizer without steps.
     """
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -270,22 +254,6 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
 def state_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of this process's parts of an optimizer's state, such as momentum."""
     return sum(part_of(tensor).nbytes for tensor in _state_tensors(optimizer))
-
-
-@contextmanager
-def capturable(optimizer: Optimizer, rate: Tensor) -> Iterator[None]:
-    """Make steps of the optimizer in the block fit for a CUDA graph: they read the learning rate
-    from the tensor `rate`.
-    """
-    groups, keys = optimizer.param_groups, {"lr", "capturable"}
-    before = [{key: group[key] for key in keys & group.keys()} for group in groups]
-    for group, old in zip(groups, before, strict=True):
-        group.update({**dict.fromkeys(old, True), "lr": rate})
-    try:
-        yield
-    finally:
-        for group, old in zip(groups, before, strict=True):
-            group.update(old)
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -65,12 +65,6 @@ class Stopped(RuntimeError):
     """
 
 
-class OutOfMemoryInCapture(torch.OutOfMemoryError):
-    """The error of a worker whose GPU ran out of memory during the capture of a CUDA graph. Up to
-    torch 2.13 the process keeps the memory that the capture had allocated.
-    """
-
-
 @contextmanager
 def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
     """Turn an error of the type `broken` in the `with` block, which runs an exchange, into
@@ -187,5 +181,4 @@ def spoils_process(error: BaseException) -> bool:
     After the host ran out of memory oneDNN may fail from then on, see `bsweep.core.fresh_process`.
     """
     # torch raises OutOfMemoryError only for the memory of a GPU.
-    is_of_gpu = isinstance(error, torch.OutOfMemoryError)
-    return isinstance(error, OutOfMemoryInCapture) or (is_out_of_memory(error) and not is_of_gpu)
+    return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)

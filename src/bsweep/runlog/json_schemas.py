@@ -79,5 +79,3 @@ class Meta:
     versions: Mapping[str, str | None] | None = None
     # True if other points ran on the machine at the same time, see `launch.parallel`.
     beside_others: bool = False
-    # True if the capture of a CUDA graph ran out of memory, so that later attempts do without.
-    without_graph: bool = False

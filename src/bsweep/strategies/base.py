@@ -37,7 +37,6 @@ class Meter:
     # One number for each exchange, which includes waiting for other workers; see `read_clocks`.
     seconds: list[float] = field(default_factory=list)
     codec_seconds: float | None = None
-    is_timed: bool = True  # False if exchanges were part of CUDA graphs, whose parts take no time
 
     def __post_init__(self) -> None:
         self._exchanges: list[tuple[Mark, Mark]] = []
@@ -54,9 +53,6 @@ class Meter:
         Args:
             tensor: The tensor that travels; the time is taken on its device.
         """
-        if not self.is_timed:
-            yield
-            return
         begin = mark(tensor.device)
         yield
         self._exchanges.append((begin, mark(tensor.device)))
@@ -75,19 +71,6 @@ class Meter:
         self._codecs.append(
             (begin, mark(gradients.device), slice(num_before, len(self._exchanges)))
         )
-
-    def add_untimed(self, counted: Meter) -> None:
-        """Add the bytes and messages of another meter, whose times are unknown.
-
-        From then on this meter times nothing.
-
-        Args:
-            counted: The meter whose bytes and messages are added.
-        """
-        self.sent_bytes += counted.sent_bytes
-        self.received_bytes += counted.received_bytes
-        self.exchange_steps += counted.exchange_steps
-        self.is_timed = False
 
     def read_clocks(self) -> None:
         """Add the times of new exchanges to `seconds`, and the codec's computing to
@@ -311,12 +294,6 @@ class Strategy(ABC):
             Bytes and seconds, the same on all workers.
         """
         meter, self.meter = self.meter, Meter()
-        if not meter.is_timed:
-            return Traffic(
-                sent_bytes=meter.sent_bytes,
-                received_bytes=meter.received_bytes,
-                exchange_steps=meter.exchange_steps,
-            )
         meter.read_clocks()
         counts = [
             meter.sent_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DDPConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
-from bsweep.numerics.graphs import on_capture_stream
 from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -49,17 +48,14 @@ class DDP(TorchStrategy, InBackward):
         self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
-        self._config, self._in_graph = strategy, config.graph == "step"
+        self._config = strategy
         self._powersgd = self._new_powersgd()
         self.loss_scale = float(self.num_workers)  # DDP averages, other strategies sum
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # BatchNorm statistics are averaged before evaluations, as with every strategy, instead of
         # being sent at every step.
-        device = self._vector.parameters.device
-        # Gradients arrive in the stream in which DDP was built; a graph needs the capture's stream.
-        stream = on_capture_stream(device) if self._in_graph else nullcontext()
-        with worker_lost(), stream:
+        with worker_lost():
             self._module = DistributedDataParallel(
                 model,
                 process_group=self.workers,

@@ -139,15 +139,6 @@ def run_point(
             progress.skip(config, _skipped(config, result))
             return result
         outcome = _attempt(config, paths, progress, launch_point, warnings)
-        if outcome.status == "out_of_memory" and read_meta(paths).get("without_graph"):
-            progress.once_more()
-            first = outcome.message.splitlines()[0]
-            event = Event(
-                event="retried",
-                message="once more, without a CUDA graph, after its capture ran out of memory: "
-                f"{first}",
-            )
-            outcome = _attempt(config, paths, progress, launch_point, warnings, event)
         for number in range(1, config.launch.num_retries + 1):
             if not outcome.may_pass:
                 break
@@ -254,8 +245,6 @@ def _write_beginning(config: RunConfig, paths: RunPaths, earlier: _Earlier) -> N
     }
     if read_meta(paths).get("beside_others"):  # in the part that this run continues
         meta["beside_others"] = True
-    if earlier.without_graph:
-        meta["without_graph"] = True
     write_json(paths.meta, {**meta, **provenance(config)})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
@@ -308,22 +297,18 @@ class _Earlier:
     wall_seconds: float = 0.0
     warnings: Sequence[str] = ()
     damage: Sequence[str] = ()
-    without_graph: bool = False  # the capture of a CUDA graph ran out of memory
 
 
 def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
     """Prepare a run's folder for a new start, or for resuming from the latest checkpoint without
     damage.
     """
-    without_graph = False
-    with suppress(Damaged):
-        without_graph = bool(read_meta(paths).get("without_graph"))
     latest, damage = soundest(paths)
     if latest:
         try:
             earlier = _take_up(paths, latest)
             said = f"{damage}: the run resumes from an earlier checkpoint, {latest.folder.name}"
-            return replace(earlier, damage=(said,) if damage else (), without_graph=without_graph)
+            return replace(earlier, damage=(said,) if damage else ())
         except Damaged as error:
             damage = str(error)
     damage = damage or _damage_of_records(paths)
@@ -333,7 +318,7 @@ def _prepare_folder(config: RunConfig, paths: RunPaths) -> _Earlier:
         branching.begin(config, paths)
     damage = damage.removesuffix(f". {REMEDY}")
     said = f"{damage}: the run starts from its beginning, and its earlier files are in {moved}"
-    return _Earlier(damage=(said,) if damage else (), without_graph=without_graph)
+    return _Earlier(damage=(said,) if damage else ())
 
 
 def _damage_of_records(paths: RunPaths) -> str:

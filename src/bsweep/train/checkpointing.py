@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
-from bsweep.numerics import optim
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,
@@ -327,4 +326,4 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> C
 def _put_model_back(job: Job, state: dict[str, Any]) -> None:
     with torch.no_grad():
         job.vector.parameters.copy_(state["parameters"])
-    optim.load_in_place(job.optimizer, state["optimizer"])
+    job.optimizer.load_state_dict(state["optimizer"])

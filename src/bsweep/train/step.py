@@ -48,8 +48,6 @@ def train_step(
     if graphs and (graph := graphs.of_step(part, len(round_batch), num_passes)):
         with job.phase("graph"):
             totals = graph.replay(part, crops)
-        if graph.begin_step:
-            return totals
     else:
         totals = compute_passes(job, round_batch, part, crops, num_passes)
     job.noise.before_exchange()

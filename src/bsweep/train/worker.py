@@ -39,7 +39,7 @@ from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
 from bsweep.runlog import waits
-from bsweep.runlog.errors import Diverged, OutOfMemoryInCapture, Stopped, errors_reported
+from bsweep.runlog.errors import Diverged, Stopped, errors_reported
 from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.locks import held
 from bsweep.runlog.reading import read_json, read_records
@@ -100,18 +100,13 @@ def train(
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
-        try:
-            job, warnings = graph_capture.captured(job)
-        except OutOfMemoryInCapture:
-            graph_capture.leave_out_next_time(config, paths, job.strategy)
-            raise
+        job, warnings = graph_capture.captured(job)
         # Graphs are compared before this: the gradients of a trained model are hardly more than the
         # rounding of kernels, which may add in varying order.
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
         job.record(_start_record(job, launched_at), *warnings)
-        with graph_capture.dropped_at_end(job):
-            loop.train(job, cursor)
+        loop.train(job, cursor)
     return job
 
 
