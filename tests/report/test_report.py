@@ -566,16 +566,10 @@ def uneven_study(
 @pytest.mark.usefixtures("one_figure")
 def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", uniform=10, steps_by_flops=10)
-    page = report.write(tmp_path / "s")
-    text, markdown = page.read_text(), page.with_name("table.md").read_text()
+    markdown = report.write(tmp_path / "s").with_name("table.md").read_text()
     by_flops = plots.words("variant", "steps_by_flops")
     assert "| uniform | 1.1 | 0.0 | 14.7 | 4.9 | 20.8 ± 0.5 | - | 446.9 |" in markdown
     assert f"| {by_flops} | 2.3 | 0.0 | 8.8 | 1.8 | 12.9 ± 0.3 | -38.1 ± 0.0 | 503.3 |" in markdown
-    assert "their totals change by A +96 %, B +38 %, C -39 %" in text
-    assert (
-        "would leave 0.2 s of C&#x27;s 12.6 s idle with steps by measured speed (104, 100, 192, "
-        "119)." in text
-    )
     head, *_, last = report.idle_text(study).splitlines()[-3:]
     assert " ".join(head.split()) == (
         "variant node 1 (s) node 2 (s) node 3 (s) node 4 (s) total (s) change (%) examples/s"
