@@ -18,7 +18,7 @@ _SPARE_FONTS = ("STIXGeneral", "DejaVu Sans")
 _IEEE_INCHES = 7.16  # \textwidth of the class IEEEtran: 516 points
 
 
-def settings_of(style: str) -> dict[str, Any]:
+def settings_of(style: str) -> dict[Any, Any]:
     """Return the settings of matplotlib for the figures of a venue, as wide as its text.
 
     Args:
