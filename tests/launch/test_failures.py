@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bsweep.config.run import RunConfig
-from bsweep.core import fresh_process
+from bsweep.core import parent_process
 from bsweep.core.ranks import Place
 from bsweep.launch import failure, lifeline, processes, stop
 from bsweep.launch.launcher import LaunchRequest
@@ -254,11 +254,11 @@ def test_what_a_killed_launcher_has_started_ends_with_it(tmp_path: Path) -> None
 def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fresh_process, "end_with_parent", lambda: None)
-    fresh_process.end_with_launcher()  # of what nobody names a launcher is known
-    monkeypatch.setenv(fresh_process.LAUNCHER, str(os.getppid()))
-    fresh_process.end_with_launcher()
-    monkeypatch.setenv(fresh_process.LAUNCHER, "1")
+    monkeypatch.setattr(parent_process, "end_with_parent", lambda: None)
+    parent_process.end_with_launcher()  # of what nobody names a launcher is known
+    monkeypatch.setenv(parent_process.LAUNCHER, str(os.getppid()))
+    parent_process.end_with_launcher()
+    monkeypatch.setenv(parent_process.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
 

@@ -161,23 +161,23 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
 LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.memory_limit_mb=[200]")
 
 
-def test_a_batch_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     result = bsweep("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
-    assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8, 12]
+    assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8]
     assert found["stopped_by"] == "out_of_memory"
     assert "local batch 16: out of memory" in result.stdout
 
 
-def test_a_point_that_does_not_fit_spoils_no_other_of_its_sweep(tmp_path: Path) -> None:
+def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     result = bsweep(
         "run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=imported_first(tmp_path)
     )
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
-    assert ends == {16: "out_of_memory", 8: "completed"}, result.stdout + result.stderr
+    assert ends == {16: "out_of_memory", 8: "interrupted"}, result.stdout + result.stderr
 
 
 @pytest.mark.slow

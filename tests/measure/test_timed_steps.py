@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import SingleConfig
-from bsweep.core import fresh_process
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import precision
@@ -49,40 +47,24 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("word", "is_compiled", "limit"), [("true", True, None), ("false", False, 1e5)]
-)
+@pytest.mark.parametrize("is_compiled", [True, False])
 def test_a_probe_times_steps_compiled_as_those_of_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     timed: list[tuple[int, bool]],
-    word: str,
     is_compiled: bool,
-    limit: float | None,
 ) -> None:
-    """Without compiling in them, also for more batches than torch compiles the same code for. Under
-    a limit, where the process of a batch begins with half of it, this process stands in for it.
-    """
-
-    def call(function: Callable[..., float], *arguments: Any, on_poll: object) -> float:
-        return function(*arguments)
-
-    monkeypatch.setattr(fresh_process, "call", call)
-    monkeypatch.setattr(probe_worker, "_limit_mebibytes", lambda _: limit)
+    """Without compiling in them, also for more batches than torch compiles the same code for."""
     monkeypatch.setattr(probe_worker, "_next", lambda batch, _: batch + 1)
     monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 8)
     words = (*POINT, "precision=fp32", "channels_last=false", f"results_dir={tmp_path}")
-    config = compose(*words, "data.num_train=10", f"compile={word}")
+    config = compose(*words, "data.num_train=10", f"compile={str(is_compiled).lower()}")
     paths = RunPaths(tmp_path / "probe")
     paths.folder.mkdir()
     probe_worker.measure(config, paths, Place())
     (found,) = (read_json(paths.folder / "probe.json") or {})["workers"]
     assert found["largest_batch"] == 10
-    half = range(1, 6) if limit else ()
-    assert {*timed} == {
-        *((batch, is_compiled) for batch in range(1, 11)),
-        *((batch, False) for batch in half),
-    }
+    assert {*timed} == {(batch, is_compiled) for batch in range(1, 11)}
 
 
 def test_another_strategy_in_its_place_leaves_the_runs_precision(

@@ -35,7 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import RunConfig
-from bsweep.core import fresh_process
+from bsweep.core import parent_process
 from tests.support.ask_forks import ask
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def popen(
         stdout=output,
         stderr=output,
         text=True,
-        preexec_fn=fresh_process.end_with_parent,
+        preexec_fn=parent_process.end_with_parent,
     )
 
 

@@ -8,7 +8,6 @@ import ctypes
 import gc
 import re
 import resource
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +18,6 @@ import psutil
 # Processes that only launch others do not import torch, because that takes seconds.
 if TYPE_CHECKING:
     import torch
-
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
-"""Signals that end a process whose libraries do not check whether they got the memory they asked
-for.
-"""
-
 
 # The last alternative is the error of oneDNN when it finds no memory for its kernels.
 _OUT_OF_MEMORY = re.compile(
@@ -49,10 +42,8 @@ def limited(mebibytes: float | None) -> Iterator[None]:
     None sets no limit.
 
     Beyond the limit, allocations fail: torch and Python raise errors that `is_out_of_memory`
-    recognises. A compiled kernel that finds no memory leaves oneDNN broken in its thread, or
-    crashes (`CRASHES`). A process that has failed under a limit must therefore not train or measure
-    anything else, see `bsweep.core.fresh_process`. Linux counts private, writable memory
-    (RLIMIT_DATA). Libraries and a data set that is mapped from a file are not counted.
+    recognises. A compiled kernel that finds no memory may crash. Linux counts private, writable
+    memory (RLIMIT_DATA). Libraries and a data set that is mapped from a file are not counted.
     """
     if mebibytes is None:
         yield

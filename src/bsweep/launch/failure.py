@@ -13,13 +13,14 @@ from pathlib import Path
 from bsweep.config.hosts import names_in
 from bsweep.config.launch import SshConfig, hosts_of_ranks, nodes_of
 from bsweep.config.run import RunConfig
-from bsweep.core.memory import CRASHES
 from bsweep.core.whole_files import FULL, why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
 from bsweep.runlog.files import RunPaths
 
 _QUOTED_LINES = 15
+# They end a process whose libraries do not check whether they got the memory they asked for.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 _KILLED = "killed from outside, perhaps by the kernel for lack of memory"
 
 
@@ -89,7 +90,7 @@ def _outcome_of_codes(
     crashed = [(rank, code) for rank, code in silent if _signal(code) not in (None, signal.SIGTERM)]
     rank, code = (killed or crashed or silent or failures)[0]
     limits = config.launch.memory_limit_mb
-    if limits and rank < config.num_workers and _signal(code) in CRASHES:
+    if limits and rank < config.num_workers and _signal(code) in _CRASHES:
         cause = (
             f"{_cause(code)} under its memory limit of {limits[rank]:g} MiB, as happens when a "
             "kernel finds no room"

@@ -18,7 +18,7 @@ This table lists the signs of life in bsweep:
 
 | who watches | whom | by | in case of | gives up after |
 |---|---|---|---|---|
-| a process | its parent | the kernel (`core.fresh_process`) | a kill, on Linux | 0 s |
+| a process | its parent | the kernel (`core.parent_process`) | a kill, on Linux | 0 s |
 | this module | the launcher | FILE, touched each second | a kill or a cut link | SECONDS (1) |
 | a team's process | the launcher | FILE | a kill that nothing else shows | 60 s |
 | the launcher | workers | `rank.N/alive`, touched at steps | a worker that hangs | time-outs (2) |
@@ -146,7 +146,7 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
 
 
 def _end_with_parent() -> None:
-    """Have Linux kill this process when its parent ends; `core.fresh_process` does so too."""
+    """Have Linux kill this process when its parent ends; `core.parent_process` does so too."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         _LIBC.prctl(pr_set_pdeathsig, signal.SIGKILL)

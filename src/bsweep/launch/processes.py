@@ -16,7 +16,7 @@ from pathlib import Path
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import terminal
-from bsweep.core.fresh_process import LAUNCHER
+from bsweep.core.parent_process import LAUNCHER
 from bsweep.core.words import duration
 from bsweep.launch import environment, failure, lifeline, preflight
 from bsweep.launch.launcher import HostLauncher, LaunchRequest, Pool

@@ -24,7 +24,7 @@ import psutil
 from bsweep.config import own
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
-from bsweep.core.fresh_process import end_with_parent
+from bsweep.core.parent_process import end_with_parent
 from bsweep.launch import environment, lifeline
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.runlog.files import RunPaths

@@ -20,7 +20,7 @@ from bsweep import allocation
 from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import AnyStrategy
-from bsweep.core import fresh_process, memory
+from bsweep.core import memory
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.measure import timed_steps
@@ -82,7 +82,7 @@ def _with_passes_of(config: RunConfig, job: Job) -> Job:
     """Return the probe's job with passes as those of the run, whose strategy may differ."""
     if not config.strategy.can.exchanges_in_passes:
         return job
-    graph = timed_steps.config_alone(config, job.place.rank).graph
+    graph = timed_steps.config_alone(config).graph
     return replace(job, config=replace(job.config, graph=graph))
 
 
@@ -99,12 +99,8 @@ def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     # This comes first: a process that lost memory in a capture measures nothing more.
     peak_flops, limit = _peak_flops(job), _limit_mebibytes(job)
-    # In a run, the limit starts before the first step. So the vectors that a strategy allocates in
-    # its first step, such as an optimizer's state, count against the limit.
-    later = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes / 2**20
-    batches, stopped_by = _measure_batches(
-        job, config.local_batches[job.place.rank], limit and limit - later
-    )
+    later_bytes = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes
+    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], later_bytes)
     on_gpu = job.device.type == "cuda"
     if on_gpu:
         memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory
@@ -127,20 +123,16 @@ def _limit_mebibytes(job: Job) -> float | None:
     memory.
 
     It is the configured limit, or else this worker's share of the available memory: using all of it
-    could end other processes too. The model and gradients of the process that tries a batch are
-    subtracted from that share.
+    could end other processes too.
     """
     if job.device.type == "cuda" or not memory.can_limit():
         return None
     if job.config.launch.memory_limit_mb:
         return job.config.launch.memory_limit_mb[job.place.rank]
-    own = job.vector.parameters.nbytes + job.vector.gradients.nbytes
-    return (memory.available_bytes() / job.place.local_workers - own) / 2**20
+    return memory.available_bytes() / job.place.local_workers / 2**20
 
 
-def _measure_batches(
-    job: Job, own_batch: int, limit: float | None
-) -> tuple[list[ProbedBatch], str]:
+def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[ProbedBatch], str]:
     """Measure the seconds per step at the batch sizes 1, 2, 4 and so on; return them and the reason
     for stopping.
 
@@ -154,7 +146,9 @@ def _measure_batches(
     found: list[ProbedBatch] = []
     batch, spent = 1, 0.0
     while (
-        seconds := _step_seconds(job, batch, limit, _OWN_BATCH_TIMES if batch == own_batch else 1)
+        seconds := _step_seconds(
+            job, batch, later_bytes, _OWN_BATCH_TIMES if batch == own_batch else 1
+        )
     ) is not None:
         found.append(ProbedBatch(batch, seconds))
         # The wall clock is not used, because hosts may be busy.
@@ -173,7 +167,7 @@ def _measure_batches(
     if (
         found[-1].local_batch < middle
         and not graph_capture.lost_memory()
-        and (seconds := _step_seconds(job, middle, limit)) is not None
+        and (seconds := _step_seconds(job, middle, later_bytes)) is not None
     ):
         found.append(ProbedBatch(middle, seconds))
     return found, "out_of_memory"
@@ -187,27 +181,20 @@ def _next(batch: int, own_batch: int) -> int:
     return own_batch if batch < own_batch < power else power
 
 
-def _step_seconds(job: Job, local_batch: int, limit: float | None, times: int = 1) -> float | None:
+def _step_seconds(job: Job, local_batch: int, later_bytes: int, times: int = 1) -> float | None:
     """Return the median seconds of a few training steps at one batch size; None if they run out of
     memory.
 
-    A first step is not timed. Under a limit, each batch runs in a process of its own, as in
-    training, so that a failure cannot affect the next batch.
+    A first step is not timed. What kernels of other batches keep does not count against the memory
+    limit. In a run, the limit starts before the first step. So the `later_bytes` that a strategy
+    allocates in its first step, and the optimizer's state, count.
     """
+    limit, states = _limit_mebibytes(job), job.optimizer.state.values()
+    tensors = [one for state in states for one in state.values() if isinstance(one, Tensor)]
+    counted = (later_bytes + sum(tensor.nbytes for tensor in tensors)) / 2**20
     try:
-        if limit is None:
+        with memory.limited(limit and limit - counted):
             seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
-        else:
-            arguments = (
-                job.config,
-                job.paths,
-                job.place.rank,
-                torch.get_num_threads(),
-                local_batch,
-            )
-            seconds = fresh_process.call(
-                timed_steps.step_seconds_within, limit, *arguments, times, on_poll=job.on_step
-            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

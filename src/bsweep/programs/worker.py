@@ -24,7 +24,7 @@ from bsweep.config.program_point import values_of
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import network
-from bsweep.core.fresh_process import end_with_parent
+from bsweep.core.parent_process import end_with_parent
 from bsweep.core.ranks import Place
 from bsweep.programs.joined import POINT
 from bsweep.programs.recorder import Recorder, new_reports

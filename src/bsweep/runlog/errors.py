@@ -178,7 +178,8 @@ def status_of(error: BaseException) -> Status:
 def spoils_process(error: BaseException) -> bool:
     """Return True if this process should train no further run after the given error.
 
-    After the host ran out of memory oneDNN may fail from then on, see `bsweep.core.fresh_process`.
+    After the host ran out of memory oneDNN may fail from then on: its code generator keeps the
+    error for the rest of the thread, even when memory is free again (oneDNN pull request 5907).
     """
     # torch raises OutOfMemoryError only for the memory of a GPU.
     return is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError)

@@ -26,8 +26,9 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.strategies import AnyStrategy
 from bsweep.config.values import ConfigError
-from bsweep.core import fresh_process, memory
+from bsweep.core import memory
 from bsweep.core.gpus import num_gpus
+from bsweep.core.parent_process import end_with_launcher
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
 from bsweep.core.torch_private import allocator_variable
@@ -369,7 +370,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
     exit may wait for other workers. The process also ends with its launcher: a torchrun that is
     killed leaves its processes behind, which would train on after the run's end is on record.
     """
-    fresh_process.end_with_launcher()
+    end_with_launcher()
     try:
         work()
     except BaseException:
