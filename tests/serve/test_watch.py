@@ -339,7 +339,10 @@ def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) ->
 
 def asked(address: str) -> int:
     """Return the status of the answer to the address, asked as a browser does."""
-    with suppress(urllib.error.HTTPError), urllib.request.urlopen(address, timeout=5) as answer:
+    with (
+        suppress(urllib.error.HTTPError),
+        urllib.request.urlopen(address, timeout=PATIENCE) as answer,
+    ):
         return int(answer.status)
     return 403
 
