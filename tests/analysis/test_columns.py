@@ -89,3 +89,13 @@ def test_headings_and_digits_are_those_of_the_column() -> None:
 )
 def test_names_that_users_gave_are_not_changed(name: str, value: str, text: str) -> None:
     assert words(name, value).endswith(text)
+
+
+def test_variants_have_names_in_words() -> None:
+    assert words("seed", 3) == "seed 3"
+    assert words("variant", "local_sgd sync_every 4") == "local SGD, synchronised every 4"
+    assert words("variant", "allreduce native") == "native all-reduce"
+    assert words("variant", "pipedream vertical_sync") == "PipeDream, vertical sync"
+    assert words("variant", "deepspeed stage 3") == "DeepSpeed, ZeRO stage 3"
+    assert words("variant", "horovod every_steps 1") == "Horovod, every 1 step"
+    assert words("variant", "own {x}, {n:worker}") == "own {x}, {n:worker}"

@@ -778,3 +778,30 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
     assert size < 5e6
     assert paint < 2000
     assert took < 100
+
+
+def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "spoken"
+    for batch in (64, 256):
+        for workers in (1, 4):
+            write_target_run(folder, Truth(), batch=batch, workers=workers, seed=0)
+    meta = {**META, "commit": "f" * 40}
+    lost = "out.safetensors was not written: OSError: no space"
+    write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta, events=(lost,))
+    study = bsweep.load(folder)
+    path = tmp_path / "report.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    lines = """[
+        ...[...document.querySelectorAll("#warnings details:has(> summary > span)")].map((one) =>
+            [...one.querySelectorAll("span, p")].map((p) => p.textContent).join(" ").trim()),
+        ...[...document.querySelectorAll("#why-lines p")].map((p) => p.textContent),
+    ]"""
+    shown = [*analysis.doubts(study), *analysis.caveats(study), *study.warnings]
+    shown += [*analysis.recommendations(study), *analysis.headlines(study)]
+    shown += analysis.what_is_missing(study)
+    assert len(shown) > 5
+    with opened(browser, path) as page:
+        assert page.evaluate(lines) == shown
+        page.evaluate("update({ ...study })")  # as a page of `bsweep watch` does
+        drawn(page)
+        assert page.evaluate(lines) == shown

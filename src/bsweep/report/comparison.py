@@ -87,6 +87,6 @@ def write_page(found: Comparison, path: Path, command: str) -> None:
 {of_tables}
 <p>Written by: {html.escape(command)}</p>
 </main>"""
-    script = "".join(map(static, ("texts.js", "reader.js", "comparison.js")))
+    script = "".join(map(static, ("reader.js", "comparison.js")))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page(f"{title} - bsweep", body, [script]).encode())

@@ -38,7 +38,7 @@ def html_of(document: Document, below: str = "", live: str = "") -> str:
         data=base64.b64encode(zlib.compress(orjson.dumps(document), _LEVEL)).decode(),
         below=below,
     )
-    own = "".join(map(static, ("texts.js", "reader.js", "page.js")))
+    own = "".join(map(static, ("reader.js", "page.js")))
     scripts = [static("vega.min.js"), own, *[live] * bool(live)]
     return page(f"{document['name']} - bsweep report", body, scripts, bool(live))
 
@@ -65,28 +65,28 @@ $warnings</div></noscript>
 <div class="rest">
 <div id="next"></div>
 <div id="warnings" hidden></div>
-<details id="why"><summary data-words="why"></summary><div id="why-lines"></div></details>
+<details id="why"><summary>Why</summary><div id="why-lines"></div></details>
 </div>
 <div class="asks">
 <div class="controls">
-<label id="parts"><span data-words="part"></span><select id="part"></select></label>
-<label><span data-words="objective"></span><select id="objective"></select></label>
-<label id="prices"><span data-words="price"></span>
+<label id="parts"><span>Part of the study</span><select id="part"></select></label>
+<label><span>Objective</span><select id="objective"></select></label>
+<label id="prices"><span>Price of a worker-hour</span>
 <input id="price" type="number" min="0" step="any"></label>
-<label id="targets"><span data-words="target"></span><input id="target" type="range">
+<label id="targets"><span>Target</span><input id="target" type="range">
 <output id="target-value" for="target"></output></label>
-<label><input id="measured" type="checkbox"><span data-words="measured"></span></label>
+<label><input id="measured" type="checkbox"><span>From runs alone</span></label>
 </div>
 <div class="controls">
-<label id="cells"><span data-words="choose_cell"></span><select id="cell"></select></label>
-<button id="reset" type="button" data-words="reset"></button>
+<label id="cells"><span>Cell</span><select id="cell"></select></label>
+<button id="reset" type="button">Reset the view</button>
 <span class="end" id="save-map"></span>
 </div>
 <div id="reading" aria-live="polite"></div>
 </div>
 </div>
 <section id="larger" aria-labelledby="larger-title" hidden>
-<h2 id="larger-title" data-words="larger"></h2>
+<h2 id="larger-title">Larger clusters</h2>
 <div class="two">
 <div><h3 id="larger_time-title"></h3><div class="controls">
 <span class="end" id="save-larger_time"></span></div>
@@ -96,23 +96,26 @@ $warnings</div></noscript>
 <div id="larger_cost" class="chart" role="img"></div></div>
 </div>
 <div id="larger-says"></div>
-<p class="note" data-words="larger_says"></p>
+<p class="note">Each number of workers at its best batch, with the 90 % interval of one more run.
+Dashed: simulated. A single worker needs no link and is not simulated. A ring is the knee: from
+there on, more workers bring less than half of the speed that they cost. Dotted: from there on, the
+best batch is larger than the critical batch size.</p>
 </section>
 <section id="bar" class="bar" aria-labelledby="filters-title">
-<h2 id="filters-title" data-words="filters"></h2>
+<h2 id="filters-title">Filters</h2>
 <div id="filters" class="controls menus"></div>
 <span id="count" class="note" role="status"></span>
-<button id="clear" type="button" data-words="clear"></button>
+<button id="clear" type="button">Clear</button>
 </section>
 <section aria-labelledby="curves-title">
-<h2 id="curves-title" data-words="curves"></h2>
+<h2 id="curves-title">Curves</h2>
 <div class="controls">
-<label><span data-words="x_axis"></span><select id="x"></select></label>
-<label><span data-words="y_axis"></span><select id="y"></select></label>
-<label id="colors"><span data-words="colour"></span><select id="color"></select></label>
-<label><input id="logx" type="checkbox"><span data-words="log_x"></span></label>
-<label><input id="logy" type="checkbox"><span data-words="log_y"></span></label>
-<label><span data-words="smoothing"></span>
+<label><span>x axis</span><select id="x"></select></label>
+<label><span>y axis</span><select id="y"></select></label>
+<label id="colors"><span>Colour</span><select id="color"></select></label>
+<label><input id="logx" type="checkbox"><span>log x</span></label>
+<label><input id="logy" type="checkbox"><span>log y</span></label>
+<label><span>Smoothing</span>
 <input id="smooth" type="range" min="0" max="0.95" step="0.05"></label>
 <span class="end" id="save-curves"></span>
 </div>
@@ -120,31 +123,33 @@ $warnings</div></noscript>
 <p id="curves-say" class="note"></p>
 </section>
 <section id="splits" aria-labelledby="splits-title" hidden>
-<h2 id="splits-title" data-words="splits"></h2>
-<h3 data-words="split_times"></h3><div class="controls">
+<h2 id="splits-title">Ways of splitting the model</h2>
+<h3>Training time by workers</h3><div class="controls">
 <span class="end" id="save-split_times"></span></div>
 <div id="split_times" class="chart" role="img"></div>
-<p class="note" data-words="split_times_say"></p>
-<h3 data-words="split_memory"></h3><div class="controls">
+<p class="note">2x4: two replicas of the model, each split over four workers. Each way has its
+fastest settings.</p>
+<h3>Memory of each worker</h3><div class="controls">
 <span class="end" id="save-split_memory"></span></div>
 <div id="split_memory" class="chart" role="img"></div>
-<p class="note" data-words="split_memory_says"></p>
+<p class="note">Parts of the model: one bar for each worker of a cell, the first one above. The
+pointer shows activations, which only pipelines and PipeDream measure, and the peak.</p>
 </section>
 <section aria-labelledby="runs-title">
-<h2 id="runs-title" data-words="runs"></h2>
+<h2 id="runs-title">Runs</h2>
 <div class="controls">
-<label><span data-words="search"></span><input id="find" type="search"></label>
-<label><input id="only" type="checkbox"><span data-words="selected_only"></span></label>
+<label><span>Search</span><input id="find" type="search"></label>
+<label><input id="only" type="checkbox"><span>Selected only</span></label>
 <span id="columns" class="menus"></span>
-<span class="end"><button id="previous" type="button" data-words="previous"></button>
-<span id="page"></span><button id="following" type="button" data-words="following"></button>
+<span class="end"><button id="previous" type="button">Previous</button>
+<span id="page"></span><button id="following" type="button">Next</button>
 <button id="csv" type="button">CSV</button></span>
 </div>
 <div id="table" class="wide" tabindex="0" role="group" aria-labelledby="runs-title"></div>
 </section>
 </div>
 <div id="run" hidden></div>
-<section><details class="paper"><summary data-words="paper">Figures, tables and provenance</summary>
+<section><details class="paper"><summary>Figures, tables and versions for papers</summary>
 $below
 </details></section>
 </main>

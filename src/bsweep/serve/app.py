@@ -24,39 +24,34 @@ from bsweep.analysis import load
 from bsweep.report.document import curve_of
 from bsweep.report.document import document as document_of
 from bsweep.report.interactive import html_of
-from bsweep.report.page import static
 from bsweep.study.watching import Watched
 
 _LOOK_SECONDS = 1.5  # between two looks at a study; a new record is shown at most this much later
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _SILENT_SECONDS = 15.0  # after which a comment keeps a connection open
 _FILES = Path(__file__).parent
-_KINDS = {
-    "texts.js": "text/javascript", "news.js": "text/javascript", "watch.js": "text/javascript",
-    "watch.css": "text/css",
-}  # fmt: skip
+_KINDS = {"news.js": "text/javascript", "watch.js": "text/javascript", "watch.css": "text/css"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-_COLUMNS = ("point", "point_state", "epochs", "test_accuracy", "test_loss", "time_left")
-_HEADS = "".join(f'<th scope="col" data-words="{name}"></th>' for name in _COLUMNS)
+_COLUMNS = ("point", "state", "epochs", "test accuracy", "test loss", "time left")
+_HEADS = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
 _PAGE = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{title}} - bsweep watch</title>
 <link rel="stylesheet" href="{{root}}/watch.css">
-<script src="{{root}}/texts.js" defer></script><script src="{{root}}/news.js" defer></script>
-<script src="{{root}}/watch.js" defer></script></head>
+<script src="{{root}}/news.js" defer></script><script src="{{root}}/watch.js" defer></script></head>
 <body data-events="{{root}}/events"><main>
 <h1>{{title}}</h1>{{above}}
-<p id="said" role="status"></p><progress id="done"></progress><div class="wide">
-<table><caption id="shown"></caption><thead><tr>{_HEADS}</tr></thead>
+<p id="said" role="status"></p><progress id="done" aria-label="Points done"></progress>
+<div class="wide"><table><caption id="shown"></caption><thead><tr>{_HEADS}</tr></thead>
 <tbody id="points"></tbody></table></div>
-<p><a href="{{root}}/" data-words="report">Report</a></p>
+<p><a href="{{root}}/">Report</a></p>
 </main></body></html>
 """
-_NO_REPORT = '<p><span data-words="no_report">There is no report yet:</span> {}</p>'
+_NO_REPORT = "<p>There is no report yet: {}</p>"
 
 
 class Feed:
@@ -203,7 +198,7 @@ async def _file(request: Request) -> Response:
     name = request.path_params["file"]
     if name not in _KINDS:
         raise HTTPException(404)
-    text = static(name) if name == "texts.js" else (_FILES / name).read_text("utf-8")
+    text = (_FILES / name).read_text("utf-8")
     return Response(text, media_type=_KINDS[name])
 
 

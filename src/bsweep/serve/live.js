@@ -1,16 +1,16 @@
 // Keeps the interactive page of a study up to date, see `bsweep.serve.app`.
-// The report's own script has `study`, `rows`, `words` and `update`.
+// The report's own script has `study`, `rows` and `update`.
 function beAlive() {
   const said = document.createElement("p"), points = document.createElement("a");
   said.id = "live";
   said.setAttribute("role", "status");
   byId("summary").after(said, points);
-  let news = null, trouble = "live_connects", problem = "";
+  let news = null, trouble = CONNECTS, problem = "";
   const say = () => {
-    points.textContent = words("live_points");
-    points.href = `points/`;
-    const stale = problem && !news?.problem ? words("live_stale", { problem }) : "";
-    said.textContent = trouble ? words(trouble) : [newsWords(news), stale].filter(Boolean).join(" ");
+    points.textContent = "States of all points";
+    points.href = "points/";
+    const stale = problem && !news?.problem ? `The report below cannot be renewed: ${problem}` : "";
+    said.textContent = trouble || [newsWords(news), stale].filter(Boolean).join(" ");
   };
   // What is made anew by `update` is found again by its place within what has an id.
   const NEW = "details, pre, input[data-filter]";
@@ -66,7 +66,7 @@ function beAlive() {
     }
   });
   source.onerror = () => {
-    trouble = source.readyState === EventSource.CLOSED ? "live_moved" : "live_lost";
+    trouble = troubleWords(source);
     say();
   };
   say();

@@ -5,7 +5,7 @@ const ORDER = ["running", "failed", "timeout", "out_of_memory", "diverged", "dam
 const points = new Map();  // by name
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const byId = (id) => document.getElementById(id);
-let news = null, isDrawn = true, trouble = "live_connects";
+let news = null, isDrawn = true, trouble = CONNECTS;
 
 function number(value) {
   return value === null || value === undefined ? "-" : numbers.format(value);
@@ -14,10 +14,10 @@ function number(value) {
 function row(point) {
   const line = document.createElement("tr");
   const isTimed = point.status !== "completed" && point.seconds_left !== null && point.seconds_left !== undefined;
-  const status = words("status_" + point.status) + (point.message ? `: ${point.message}` : "");
+  const status = statusWords(point.status) + (point.message ? `: ${point.message}` : "");
   const epochs = number(point.epochs_done);
   for (const text of [
-    point.run_id, status, point.epochs ? words("epochs_of", { n: epochs, all: point.epochs }) : epochs,
+    point.run_id, status, point.epochs ? `${epochs} of ${point.epochs}` : epochs,
     number(point.test_accuracy), number(point.test_loss), isTimed ? duration(point.seconds_left) : "",
   ]) line.appendChild(document.createElement("td")).textContent = text;
   return line;
@@ -28,22 +28,13 @@ function draw() {
   const rank = (point) => (ORDER.indexOf(point.status) + ORDER.length) % ORDER.length;
   const sorted = [...points.values()].sort((one, other) => rank(one) - rank(other));
   byId("points").replaceChildren(...sorted.slice(0, MOST_ROWS).map(row));
-  byId("shown").textContent = sorted.length > MOST_ROWS ? words("first_points", { n: MOST_ROWS, all: sorted.length }) : "";
+  byId("shown").textContent = sorted.length > MOST_ROWS ? `The first ${MOST_ROWS} of ${sorted.length} points, those at work first.` : "";
 }
 
 function say() {
   const said = byId("said");
   said.classList.toggle("stopped", Boolean(trouble || news?.problem));
-  said.textContent = trouble ? words(trouble) : newsWords(news);
-}
-
-function translate() {
-  for (const one of document.querySelectorAll("[data-words]")) {
-    one.textContent = words(one.dataset.words, { part: words("part_test") });
-  }
-  byId("done").setAttribute("aria-label", words("points_done"));
-  say();
-  draw();
+  said.textContent = trouble || newsWords(news);
 }
 
 function update(newer) {
@@ -59,10 +50,11 @@ function update(newer) {
   }
 }
 
-translate();
+say();
+draw();
 const source = new EventSource(document.body.dataset.events);
 source.addEventListener("news", (event) => update(JSON.parse(event.data)));
 source.onerror = () => {
-  trouble = source.readyState === EventSource.CLOSED ? "live_moved" : "live_lost";
+  trouble = troubleWords(source);
   say();
 };

@@ -18,6 +18,23 @@ const SAVED = ["map", "curves", ...LARGER_CHARTS, ...SPLIT_CHARTS];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, scale;
 
+// Words for values of the state, and for what charts show.
+
+const OBJECTIVE_LABELS = { seconds: "time (s)", worker_seconds: "worker-seconds", money: "money", joules: "energy (J)" };
+const QUESTIONS = { seconds: "trains fastest", worker_seconds: "takes the fewest worker-seconds", money: "costs the least", joules: "takes the least energy" };
+const TO_TARGET = {
+  seconds: "time to target (s)", worker_seconds: "worker-seconds to target",
+  money: "money to target", joules: "energy to target (J)",
+};
+const AMOUNT_LABELS = { seconds: "time (s)", steps: "steps", epochs: "epochs", examples: "examples" };
+const CHART_LABELS = {
+  map: "Each cell", curves: "Curves",
+  split_times: "Training time by workers", split_memory: "Memory of each worker",
+};
+const MEMORY_LABELS = { parameter: "parameters", gradient: "gradients", optimizer: "optimizer state", stashed: "older weights" };
+const KIND_LABELS = { backward_weights: "backward, weights", exchange: "exchange, not overlapped" };
+const spaced = (status) => status.replaceAll("_", " ");
+
 // What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
 
 function smoothed(values) {
@@ -51,7 +68,7 @@ function number(value, digits = 4) {
 }
 function shownValue(value) {
   if (value === null || value === undefined || value === "") return "–";
-  if (typeof value === "boolean") return words(value ? "yes" : "no");
+  if (typeof value === "boolean") return value ? "yes" : "no";
   return isNumber(value) ? number(value) : String(value);
 }
 const atMost = (text, isBound) => isBound ? `≤ ${text}` : text;  // reached at the first evaluation
@@ -85,7 +102,7 @@ const firstView = () => study.chosen;
 const list = (name) => state[name] ? state[name].split("\n") : [];
 const column = (name) => study.columns.find((one) => one.name === name);
 const title = (name) => {
-  if (name === "to_target") return words(`${state.objective}_to_target`);
+  if (name === "to_target") return TO_TARGET[state.objective];
   return column(name)?.heading ?? name;
 };
 
@@ -101,17 +118,16 @@ const isOwn = () => !state.measured && !isFiltered() && state.objective === "sec
 const givenTarget = () => part()?.target ?? study.target;
 const metric = () => givenTarget()?.metric ?? "test_accuracy";
 const target = () => state.target !== "" ? Number(state.target) : givenTarget()?.value ?? null;
-const score = () => words(metric(), { part: words("part_" + study.part) });
-const targetWords = (value = target()) => words("target_words", { metric: score(), value: number(value) });
+const scoreLabel = (name) => `${study.part} ${name === "test_accuracy" ? "accuracy" : "loss"}`;
+const targetWords = (value = target()) => `a ${scoreLabel(metric())} of ${number(value)}`;
 const isFiltered = () => Object.keys(state).some((name) => name.startsWith(FILTER));
 const isPredicted = () => !state.measured && !isFiltered() && Boolean(part()?.cells) && target() === givenTarget().value;
 const cellName = (row) => `${row.global_batch}x${row.num_workers}` + (place() === null ? `@${row.part}` : "");
 function cellWords(row) {
-  const name = row.num_workers === 1 ? "cell_1" : "cell";
-  const said = words(name, { batch: row.global_batch, workers: row.num_workers });
+  const said = `Global batch ${row.global_batch} on ${row.num_workers} worker${row.num_workers === 1 ? "" : "s"}`;
   const of = place() === null && study.parts[row.part] ? `, ${study.parts[row.part].name}` : "";
-  const mark = row.is_simulated ? `, ${words("simulated")}` : "";
-  return (row.local_batch ? `${said} (${words("local", { local: number(row.local_batch) })})` : said) + of + mark;
+  const mark = row.is_simulated ? `, simulated` : "";
+  return (row.local_batch ? `${said} (local batch ${number(row.local_batch)})` : said) + of + mark;
 }
 function cost(seconds, workers, of = {}) {
   if (!isNumber(seconds)) return null;
@@ -152,7 +168,7 @@ function predictedCells() {
   for (const cell of cells) {
     const value = cost(cell.seconds, cell.num_workers, cell), factor = value / cell.seconds;
     Object.assign(cell, { seconds: value, seconds_low: factor * cell.seconds_low, seconds_high: factor * cell.seconds_high });
-    if (value === null) cell.problem ||= words("unknown");
+    if (value === null) cell.problem ||= "not known";
   }
   return state.objective === "seconds" ? cells : starred(cells);
 }
@@ -177,7 +193,7 @@ function measuredCells(shown) {
       global_batch: group[0].global_batch, num_workers: group[0].num_workers, local_batch: group[0].local_batch,
       part: group[0].part, seconds: isNumber(middle) ? middle : null, seconds_low: reached.length > 1 ? reached[0] : null,
       seconds_high: reached.length > 1 ? reached.at(-1) : null, num_runs: group.length, num_reached: reached.length, is_bound: isBound,
-      problem: isNumber(middle) ? "" : words("not_reached"), is_allowed: true,
+      problem: isNumber(middle) ? "" : "not reached", is_allowed: true,
     };
   });
   return starred(cells);
@@ -209,22 +225,22 @@ function commandOfCell(cell, changes = {}) {
   });
 }
 async function copy(text, button) {
-  let said = "copied";
+  let said = "Copied";
   try { await navigator.clipboard.writeText(text); } catch {
     const area = el("textarea", { readonly: "" }, text);
     document.body.append(area);
     area.select();
-    if (!document.execCommand("copy")) said = "copy_failed";
+    if (!document.execCommand("copy")) said = "Select the text and copy it.";
     area.remove();
   }
-  byId("said").textContent = words(said);
+  byId("said").textContent = said;
   const before = button.textContent;
-  button.textContent = words(said);
+  button.textContent = said;
   setTimeout(() => { button.textContent = before; }, 1500);
 }
-const copyButton = (text) => el("button", { type: "button", onclick: (event) => copy(text, event.target) }, words("copy"));
+const copyButton = (text) => el("button", { type: "button", onclick: (event) => copy(text, event.target) }, "Copy");
 const commandLine = (text, isWhole = !study.commands.of_run.includes(null)) => el("div", {},
-  el("div", { class: "command" }, el("code", {}, text), copyButton(text)), isWhole ? "" : el("p", { class: "note" }, words("command_part")));
+  el("div", { class: "command" }, el("code", {}, text), copyButton(text)), isWhole ? "" : el("p", { class: "note" }, "The command of some runs was not recorded. Add the settings that all runs share, such as the model and the data."));
 function download(name, content, type) {
   const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
   el("a", { href: address, download: name }).click();
@@ -307,9 +323,9 @@ function tipText(datum) {
   if (datum.global_batch && "num_runs" in datum) return cellReading(datum).join("\n");
   if (datum.part && "seconds" in datum) return `${datum.part}: ${number(datum.seconds)} s`;
   if (!datum.run) return "";
-  return `${datum.run}\n${words(state.x)}: ${number(datum.x)}\n${words(yName(), { part: words("part_" + study.part) })}: ${number(datum.y)}`;
+  return `${datum.run}\n${AMOUNT_LABELS[state.x]}: ${number(datum.x)}\n${scoreLabel(yName())}: ${number(datum.y)}`;
 }
-function saveButtons(name, heading = name) {
+function saveButtons(name, heading = CHART_LABELS[name] ?? name) {
   const file = `${state.run || study.name}_${name}`;
   const png = async () => {
     const canvas = await charts[name].view.toCanvas(2);
@@ -323,7 +339,7 @@ function saveButtons(name, heading = name) {
     download(`${file}.csv`, csv(Object.keys(named[0] ?? {}), named), "text/csv");
   };
   return [["PNG", png], ["SVG", svg], ["CSV", data]].map(([format, onclick]) => el("button", {
-    type: "button", onclick, "aria-label": words("of_chart", { format, chart: words(heading) }), title: words("save", { format }),
+    type: "button", onclick, "aria-label": `${format} of ${heading}`, title: `Save ${format}`,
   }, format));
 }
 
@@ -335,16 +351,16 @@ function renderHeader() {
   if (scale?.look !== look) scale = { look, ...looks() };
   const counts = {};
   for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
-  const statuses = Object.entries(counts).map(([status, n]) => `${n} ${words("status_" + status)}`).join(", ");
-  byId("summary").textContent = words("summary", { statuses });
+  const statuses = Object.entries(counts).map(([status, n]) => `${n} ${spaced(status)}`).join(", ");
+  byId("summary").textContent = `Runs: ${statuses}`;
   byId("title").textContent = study.name;
   for (const name of SAVED) fill(`save-${name}`, saveButtons(name));
 }
 function renderControls() {
   const hasEnergy = rows.some((row) => isNumber(row.energy_joules)), wanted = target();
   byId("parts").hidden = study.parts.length < 2;
-  menu("part", [["all", words("all")], ...study.parts.map((one, at) => [at, one.name])], place() ?? "all");
-  menu("objective", OBJECTIVES.filter((name) => name !== "joules" || hasEnergy).map((name) => [name, words(name)]), state.objective);
+  menu("part", [["all", "all"], ...study.parts.map((one, at) => [at, one.name])], place() ?? "all");
+  menu("objective", OBJECTIVES.filter((name) => name !== "joules" || hasEnergy).map((name) => [name, OBJECTIVE_LABELS[name]]), state.objective);
   byId("prices").hidden = state.objective !== "money";
   if (document.activeElement !== byId("price")) byId("price").value = state.price;
   byId("targets").hidden = wanted === null;
@@ -369,8 +385,8 @@ function cellReading(cell) {
   const lines = [cellWords(cell)];
   const known = isNumber(cell.seconds);
   const ends = { value: atMost(amount(cell.seconds), cell.is_bound), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
-  if (known && isPredicted()) lines.push(words("best_predicted", ends));
-  else if (known) lines.push(words(cell.num_runs > 1 ? "best_measured" : "best_one", ends));
+  if (known && isPredicted()) lines.push(`${ends.value}, 90 % interval ${ends.low} to ${ends.high}`);
+  else if (known) lines.push(cell.num_runs > 1 ? `${ends.value} (median of ${ends.n} runs, ${ends.reached} reached it; ${ends.low} to ${ends.high})` : `${ends.value} (one run)`);
   if (cell.problem) lines.push(cell.problem);
   return lines;
 }
@@ -378,17 +394,17 @@ function renderAnswer(cells) {
   const wanted = target(), best = cells.find((cell) => cell.is_recommended), found = part();
   const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
-  byId("question").textContent = of + (wanted === null || isSaid ? words("question_no_target") : words("question", { objective: words(state.objective + "_asks"), target: targetWords() }));
-  const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? words("no_answer") : words("nothing_reached", { target: targetWords() })];
+  byId("question").textContent = of + (wanted === null || isSaid ? "Which batch size, on how many workers?" : `Which batch size, on how many workers, ${QUESTIONS[state.objective]} to ${targetWords()}?`);
+  const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? "There is no recommended cell yet." : `None of the shown runs reached ${targetWords()}.`];
   byId("best").className = isSaid ? "said" : "";
   byId("best").textContent = name + (value ? ":" : "");
   byId("amount").textContent = value ?? "";
   const notes = isSaid ? more : [];
   if (best && isPredicted()) {
     if (state.objective === "seconds") notes.push(found.sure);
-    else notes.push(best.is_simulated ? words("simulated_says") : "", words("sure_objective"), best.num_reached ? "" : words("not_measured"));
-  } else if (best && !isSaid) notes.push(words("by_runs"));
-  if (!own && line) notes.push(words("recomputed", { answer: line }));
+    else notes.push(best.is_simulated ? "Simulated: no step was timed on so many workers." : "", "It has the lowest predicted median. Probabilities are known for the fastest cell only.", best.num_reached ? "" : "No run of this cell reached the target: run it before you rely on it.");
+  } else if (best && !isSaid) notes.push("This is what the runs show, without a prediction.");
+  if (!own && line) notes.push(`The page computed this for what you chose. The study's own answer: ${line}`);
   byId("sure").textContent = notes.filter(String).join(" ");
   renderNext(found, isSaid);
   renderWarnings();
@@ -400,12 +416,12 @@ function renderNext(found, isSaid) {
     const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`
       + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`)
       + (study.larger?.words.replace(state.objective === "money" ? / --price-per-worker-hour \S+/ : /$^/, "") ?? "");
-    fill("next", el("p", { class: "note" }, words("other_question")), commandLine(asks, true));
+    fill("next", el("p", { class: "note" }, "To have the prediction made for what you chose:"), commandLine(asks, true));
   } else if (found?.next) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
-    const said = every ? words("next_bounded", { cell: cellWords(cell) }) : !found.is_check ? words("next_gain", { cell: cellWords(cell), gain: (100 * cell.gain).toFixed(1) }) : words("next_check");
-    fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, said), commandLine(commandOfCell(cell, changes)));
-  } else if (found?.cells) fill("next", el("h3", {}, words("next")), el("p", { class: "note" }, words("next_none")));
+    const said = every ? `${cellWords(cell)} again, with more evaluations, to measure its time to the target.` : !found.is_check ? `${cellWords(cell)}. Its result may change the recommendation, which is expected to save ${(100 * cell.gain).toFixed(1)} % of the time to the target.` : "The recommended cell itself, until it reaches the target. This shows whether the prediction holds.";
+    fill("next", el("h3", {}, "Run next"), el("p", { class: "note" }, said), commandLine(commandOfCell(cell, changes)));
+  } else if (found?.cells) fill("next", el("h3", {}, "Run next"), el("p", { class: "note" }, "Nothing. No further run is expected to save 0.5 % or more of the time to the target."));
   else fill("next", isSaid ? [] : (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
 }
 function renderWarnings() {  // of each its first sentence, which opens
@@ -417,8 +433,8 @@ function renderWarnings() {  // of each its first sentence, which opens
   byId("warnings").hidden = !all.length;
   if (byId("warnings").dataset.told !== all.join("\n")) {
     byId("warnings").dataset.told = all.join("\n");
-    fill("warnings", el("h2", {}, words("warnings")), shown.map(one),
-      rest.length ? el("details", {}, el("summary", {}, words("more", { n: rest.length })), rest.map(one)) : null);
+    fill("warnings", el("h2", {}, "Warnings"), shown.map(one),
+      rest.length ? el("details", {}, el("summary", {}, `${rest.length} more`), rest.map(one)) : null);
   }
   const said = [...document.querySelectorAll("#sure, #next")].map((one) => one.textContent).join(" ");
   const why = [...study.why, ...study.missing].filter((line) => !said.includes(line));
@@ -427,11 +443,11 @@ function renderWarnings() {  // of each its first sentence, which opens
 }
 async function renderMap(cells) {
   const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
-  spec.encoding.x.title = words("global_batch");
-  spec.encoding.y.title = words("workers");
-  byId("map-title").textContent = words("map_title", { what: words(state.objective), target: targetWords() });
+  spec.encoding.x.title = "Global batch (examples)";
+  spec.encoding.y.title = "Workers";
+  byId("map-title").textContent = `Each cell: ${OBJECTIVE_LABELS[state.objective]} to ${targetWords()}`;
   const isAll = place() === null, many = new Set(cells.map((cell) => cell.num_workers)).size > 1;
-  const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, ${words("workers")} ${cell.num_workers}` : "");
+  const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, Workers ${cell.num_workers}` : "");
   const order = [...new Set([...cells].sort((one, other) => compare(one.seconds, other.seconds)).map(rowOf))];
   if (isAll) spec.encoding.y = { field: "row", type: "ordinal", title: null, sort: order, axis: { labelLimit: 260 } };
   for (const id of ["times", "map", "cells"]) byId(id).hidden = !cells.length;  // the map has a width only if it is shown
@@ -445,14 +461,16 @@ async function renderMap(cells) {
     spec.encoding.x.axis = { values: sizes.filter((_, at) => at % every === 0) };
   }
   spec.height = numRows * rowHeight;
-  byId("map-says").textContent = words(isPredicted() ? "map_predicted" : "map_measured")
-    + (cells.some((cell) => cell.is_simulated) ? ` ${words("map_simulated")}` : "");
+  byId("map-says").textContent = (isPredicted()
+    ? "Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of 5 % or more. Darker is better."
+    : "Median of each cell's runs, and their range. ★ is the lowest. Darker is better. ≤: a run was already there at its first evaluation.")
+    + (cells.some((cell) => cell.is_simulated) ? ` A dashed frame marks cells whose steps are simulated, not measured.` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
-  menu("cell", [["", words("no_cell")], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
+  menu("cell", [["", "none"], ...cells.map((cell) => [cellName(cell), cellWords(cell)])], state.cell);
   fill("reading", chosen ? [
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
-  byId("map").setAttribute("aria-label", `${words("map")}. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
+  byId("map").setAttribute("aria-label", `Each cell. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
   const picked = new Set([state.cell, ...rows.filter((row) => row.isShown && row.isPicked).map(cellName)]);
   const data = cells.map((cell) => ({ ...cell, name: cellName(cell), is_picked: picked.has(cellName(cell)), row: isAll ? rowOf(cell) : "" }));
   if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
@@ -474,9 +492,9 @@ function renderFilters() {
         const kept = boxes.filter((one) => one.checked).map((one) => one.value);
         go({ [key]: kept.length === boxes.length ? "" : kept.join("\n") || "\0", page: "1" });
       },
-    }), name === "status" ? words("status_" + value) : value === "" ? "–" : value);
+    }), name === "status" ? spaced(value) : value === "" ? "–" : value);
     const ends = (chosen ?? "..").split("..");
-    const end = (at, label) => el("label", {}, words(label), el("input", {
+    const end = (at, label) => el("label", {}, label, el("input", {
       type: "number", value: ends[at], "data-filter": name,
       onchange: (event) => { ends[at] = event.target.value; go({ [key]: ends.join("") ? ends.join("..") : "", page: "1" }); },
     }));
@@ -490,7 +508,7 @@ function renderFilters() {
   fill("filters", menus);
   if (focused) [...byId("filters").querySelectorAll("input")].find((one) => one.dataset.filter === focused[0] && one.value === focused[1])?.focus();
   const shown = rows.filter((row) => row.isShown).length;
-  byId("count").textContent = words("shown", { n: shown, all: rows.length });
+  byId("count").textContent = `Runs shown: ${shown} of ${rows.length}`;
   const clear = Object.fromEntries(Object.keys(state).filter((name) => name.startsWith(FILTER)).map((name) => [name, ""]));
   byId("clear").hidden = !isFiltered();
   byId("clear").onclick = () => go(clear);
@@ -531,8 +549,8 @@ function pointsOf(row, isSome) {
 function curveSpec() {
   const spec = structuredClone(study.charts.curves);
   spec.params.find((one) => one.name === "smoothing").value = Number(state.smooth);
-  spec.encoding.x.title = words(state.x);
-  spec.encoding.y.title = words(yName(), { part: words("part_" + study.part) });
+  spec.encoding.x.title = AMOUNT_LABELS[state.x];
+  spec.encoding.y.title = scoreLabel(yName());
   if (state.logx) spec.encoding.x.scale = { type: "log", nice: false };
   if (state.logy) spec.encoding.y.scale = { type: "log", nice: false };
   spec.encoding.color.title = title(colorName());
@@ -546,21 +564,21 @@ function curveSpec() {
   return spec;
 }
 async function renderCurves(shown) {
-  menu("x", ["seconds", "steps", "epochs", "examples"].map((name) => [name, words(name)]), state.x);
-  menu("y", ["test_accuracy", "test_loss"].map((name) => [name, words(name, { part: words("part_" + study.part) })]), yName());
+  menu("x", AMOUNTS.map((name) => [name, AMOUNT_LABELS[name]]), state.x);
+  menu("y", ["test_accuracy", "test_loss"].map((name) => [name, scoreLabel(name)]), yName());
   byId("colors").hidden = !study.filters.length;
   menu("color", study.filters.map(({ name }) => [name, title(name)]), colorName());
   byId("logx").checked = Boolean(state.logx);
   byId("logy").checked = Boolean(state.logy);
   byId("smooth").value = state.smooth;
   const known = shown.filter((row) => row.curve), drawn = nearest(known, MAX_CURVES);
-  const first = drawn.length < known.length ? ` ${words("curves_first")}` : ` ${words("curves_hint")}`;
-  byId("curves-say").textContent = known.length ? words("curves_of", { n: drawn.length, all: known.length }) + first : words("no_curves");
+  const first = drawn.length < known.length ? ` To see other runs, filter the runs or select some.` : ` Click a curve to select its run.`;
+  byId("curves-say").textContent = known.length ? `Runs with a curve here: ${drawn.length} of ${known.length}.` + first : "None of the shown runs was evaluated.";
   const isSome = drawn.some((row) => row.isPicked), order = new Map(rows.map((row, at) => [row.run_id, at]));
   drawn.sort((one, other) => order.get(one.run_id) - order.get(other.run_id));
   const points = drawn.flatMap((row) => pointsOf(row, isSome));
   byId("curves").hidden = !points.length;
-  byId("curves").setAttribute("aria-label", `${words("curves")}. ${byId("curves-say").textContent}`);
+  byId("curves").setAttribute("aria-label", `Curves. ${byId("curves-say").textContent}`);
   if (points.length) await draw("curves", curveSpec(), points, (point) => toggle(point.run));
 }
 function toggle(id) {
@@ -593,8 +611,8 @@ function tableRows(shown) {
 function renderTable(shown) {
   const found = tableRows(shown), columns = shownColumns(), pages = Math.max(1, Math.ceil(found.length / PAGE_ROWS));
   const page = Math.min(Math.max(1, Number(state.page) || 1), pages), name = state.sort || "to_target";
-  const direction = words(state.down ? "descending" : "ascending");
-  const head = el("tr", {}, el("th", { scope: "col" }, words("select")), columns.map((one) => el("th", {
+  const direction = state.down ? "descending" : "ascending";
+  const head = el("tr", {}, el("th", { scope: "col" }, "Select"), columns.map((one) => el("th", {
     scope: "col", "data-title": title(one.name), class: one.is_number ? "" : "text", "aria-sort": one.name === name ? (state.down ? "descending" : "ascending") : null,
   }, el("button", {
     type: "button", "data-sort": one.name,
@@ -604,16 +622,16 @@ function renderTable(shown) {
     class: row.isPicked ? "picked" : "", "data-run": row.run_id, onmouseenter: () => hover(namesOfRun(row.run_id)), onmouseleave: () => hover([]),
   },
     el("td", {}, el("input", {
-      type: "checkbox", checked: list("picked").includes(row.run_id), "aria-label": `${words("select")} ${row.run_id}`,
+      type: "checkbox", checked: list("picked").includes(row.run_id), "aria-label": `Select ${row.run_id}`,
       "data-pick": row.run_id, onchange: () => toggle(row.run_id),
     })),
     columns.map((one) => tableCell(row, one))));
-  const caption = `${words("runs")}, ${words("sorted", { column: title(name), direction })}`;
+  const caption = `Runs, sorted by ${title(name)}, ${direction}`;
   const sorted = document.activeElement?.dataset?.sort, pick = document.activeElement?.dataset?.pick;
   fill("table", el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
   if (sorted) [...document.querySelectorAll("[data-sort]")].find((one) => one.dataset.sort === sorted)?.focus();
   if (pick) [...document.querySelectorAll("[data-pick]")].find((one) => one.dataset.pick === pick)?.focus();
-  byId("page").textContent = words("page", { n: page, all: pages });
+  byId("page").textContent = `Page ${page} of ${pages}`;
   byId("previous").disabled = page <= 1;
   byId("following").disabled = page >= pages;
   byId("previous").onclick = () => go({ page: String(page - 1) });
@@ -623,7 +641,7 @@ function renderTable(shown) {
   byId("csv").onclick = () => download(`${study.name}_runs.csv`, csv(study.tableColumns.map((one) => one.name), found), "text/csv");
   const opened = byId("columns").querySelector("details")?.open;
   const isOn = new Set(columns.map((one) => one.name)), focused = document.activeElement?.dataset?.column;
-  fill("columns", el("details", { open: Boolean(opened) }, el("summary", {}, words("columns")), el("div", { class: "menu" },
+  fill("columns", el("details", { open: Boolean(opened) }, el("summary", {}, "Columns"), el("div", { class: "menu" },
     study.tableColumns.map((one) => el("label", {}, el("input", {
       type: "checkbox", checked: isOn.has(one.name), "data-column": one.name, onchange: (event) => chooseColumn(one.name, event.target.checked),
     }), title(one.name))))));
@@ -632,8 +650,8 @@ function renderTable(shown) {
 function tableCell(row, one) {
   if (one.name === "run_id") return el("td", { class: "text" }, el("a", { href: link({ run: row.run_id }) }, row.run_id));
   const value = row[one.name], isTime = one.name === "to_target" && row.curve;
-  const text = one.name === "status" ? words("status_" + value) : one.name === "message" ? shownValue(value)
-    : isTime && !row.reach ? words("not_reached") : isTime ? atMost(shownValue(value), row.reach.is_bound) : shownValue(value);
+  const text = one.name === "status" ? spaced(value) : one.name === "message" ? shownValue(value)
+    : isTime && !row.reach ? "not reached" : isTime ? atMost(shownValue(value), row.reach.is_bound) : shownValue(value);
   return el("td", { class: one.is_number ? "" : "text", title: text.length > 40 ? text : null }, text);
 }
 function chooseColumn(name, isOn) {
@@ -648,19 +666,19 @@ async function renderLarger() {
   const curves = study.parts.length ? part()?.larger : null;
   byId("larger").hidden = !curves;
   if (!curves) return;
-  const lineOf = (row) => row.network === OWN_LINKS ? words("own_links") : words("simulated_on", { network: row.network });
+  const lineOf = (row) => row.network === OWN_LINKS ? OWN_LINKS : `${row.network}, simulated`;
   const told = table(curves), price = state.objective === "money" ? Number(state.price) : study.larger.price;
   for (const name of LARGER_CHARTS) {
     const factor = (row) => name === "larger_time" ? 1 : row.num_workers / 3600 * (price ?? 1);
-    const title = name === "larger_time" ? words("seconds_to_target") : words(price ? "money_to_target" : "worker_hours_to_target");
+    const title = name === "larger_time" ? "time to target (s)" : price ? "money to target" : "worker-hours to target";
     const spec = structuredClone(study.charts[name]);
     for (const one of [spec.encoding.color, spec.layer.find((layer) => layer.encoding?.shape).encoding.shape]) {
       Object.assign(one, { legend: { ...one.legend, columns: innerWidth < 700 ? 1 : 2 } });
     }
-    spec.encoding.x.title = words("workers");
+    spec.encoding.x.title = "Workers";
     for (const one of [spec, ...spec.layer]) if (one.encoding?.y?.field) one.encoding.y.title = title;
     byId(`${name}-title`).textContent = title;
-    byId(name).setAttribute("aria-label", `${words("larger")}. ${title}`);
+    byId(name).setAttribute("aria-label", `Larger clusters. ${title}`);
     await draw(name, spec, told.map((row) => ({
       num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds,
       low: factor(row) * row.seconds_low, high: factor(row) * row.seconds_high,
@@ -680,10 +698,10 @@ async function renderSplits(shown) {
   const cells = new Set(shown.map((row) => String(splits.cell_of_run[row.at])));
   const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).filter((row) => cells.has(row.cell)) : [];
   const legend = { orient: "bottom", columns: innerWidth < 700 ? 1 : 3, labelLimit: 300 };
-  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\n${words("split_seconds")}: ${number(row.seconds)}` }));
+  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\ntraining time (s): ${number(row.seconds)}` }));
   const times = structuredClone(study.charts.split_times);
-  Object.assign(times.encoding.x, { title: words("workers") });
-  Object.assign(times.encoding.y, { title: words("split_seconds") });
+  Object.assign(times.encoding.x, { title: "Workers" });
+  Object.assign(times.encoding.y, { title: "training time (s)" });
   // A strategy has one colour, and each of its ways a shape.
   const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, row.strategy]);
   const strategies = [...new Set(lines.map(([, strategy]) => strategy))], palette = times.encoding.color.scale.range;
@@ -693,7 +711,7 @@ async function renderSplits(shown) {
   Object.assign(times.layer[1].encoding.shape, { legend, scale: { domain: lines.map(([way]) => way), range: shapes } });
   await drawIfAny("split_times", times, ways.filter((row) => row.is_fastest));
   const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
-  memory.encoding.x.title = words("megabytes");
+  memory.encoding.x.title = "memory (MB)";
   const isNarrow = innerWidth < 700;
   memory.encoding.color.legend.columns = isNarrow ? 2 : 4;
   memory.encoding.y.axis = isNarrow ? { labelLimit: 160, labelFontSize: 10, labelExpr: "split(datum.label, '\\n')" } : { labelLimit: 440 };
@@ -703,8 +721,8 @@ async function renderSplits(shown) {
   memory.encoding.yOffset.scale = { domain: [...Array(most).keys()] };
   const above = (cell) => Math.floor((most - held.filter((row) => row.cell === cell).length) / 2);  // places that stay empty
   await drawIfAny("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
-    name: row.cell, worker: row.worker, row: row.worker + above(row.cell), part: words(`${part}_memory`), place: parts.indexOf(part), megabytes: row[part],
-    tip: `${row.cell}\n${words("worker")} ${row.worker + 1}, ${words(`${part}_memory`)}: ${number(row[part])} MB\n${words("peak_activation_memory")}: ${number(row.peak_activation)} MB\n${words("peak_memory")}: ${number(row.peak)} MB`,
+    name: row.cell, worker: row.worker, row: row.worker + above(row.cell), part: MEMORY_LABELS[part], place: parts.indexOf(part), megabytes: row[part],
+    tip: `${row.cell}\nworker ${row.worker + 1}, ${MEMORY_LABELS[part]}: ${number(row[part])} MB\nactivations: ${number(row.peak_activation)} MB\npeak: ${number(row.peak)} MB`,
   }))));
 }
 function broken(text, most) {  // lines at commas, of at most so many letters
@@ -714,7 +732,7 @@ function broken(text, most) {  // lines at commas, of at most so many letters
 }
 async function drawIfAny(name, spec, data) {
   byId(name).hidden = !data.length;
-  byId(name).setAttribute("aria-label", words(name));
+  byId(name).setAttribute("aria-label", CHART_LABELS[name]);
   if (data.length) await draw(name, spec, data);
 }
 
@@ -727,33 +745,33 @@ function pairs(caption, head, lines) {
 }
 async function renderRun() {
   const row = rows.find((one) => one.run_id === state.run), host = byId("run");
-  const back = el("p", {}, el("a", { href: link({ run: "" }) }, `← ${words("back")}`));
+  const back = el("p", {}, el("a", { href: link({ run: "" }) }, `← All runs`));
   const { details } = study, settings = study.columns.filter((one) => one.name !== "run_id" && !one.is_result);
   const differing = settings.filter((one) => study.values[one.name]?.length > 1);
   const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).map((value) => value || "–").join(", ");
   const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
-  const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? atMost(amount(row.to_target), row.reach.is_bound) : words("not_reached")]];
+  const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? atMost(amount(row.to_target), row.reach.is_bound) : "not reached"]];
   const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
   const has = {
     "run-curves": row.curve, anatomy: details.steps[row.at],
     noise: details.noise_scales[row.at], batches: details.batches[row.at],
   };
-  const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, words(heading)), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": words(heading) })) : "";
+  const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, heading), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": heading })) : "";
   host.replaceChildren(...[
-    back, el("h2", {}, `${words("run")} ${row.run_id}`), el("p", { class: "note" }, words("status_" + row.status)),
-    row.message ? el("section", {}, el("h3", {}, words("message")), el("pre", { tabindex: "0" }, row.message)) : "",
+    back, el("h2", {}, `Run ${row.run_id}`), el("p", { class: "note" }, spaced(row.status)),
+    row.message ? el("section", {}, el("h3", {}, "Message"), el("pre", { tabindex: "0" }, row.message)) : "",
     commandLine(command(row), study.commands.of_run[row.at] !== null),
     el("div", { class: "two" },
-      el("div", {}, chart("run-curves", "curves"), chart("anatomy", "anatomy"), chart("noise", "noise"), chart("batches", "batches")),
+      el("div", {}, chart("run-curves", "Curves"), chart("anatomy", "Seconds of a step, by epoch"), chart("noise", "Gradient noise scale"), chart("batches", "Changes of the batch")),
       el("div", {},
-        pairs(words("differs"), [words("setting"), words("value"), words("others")], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
-        pairs(words("results"), [words("setting"), words("value")], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
-    events.length ? el("div", { class: "wide", tabindex: "0" }, pairs(words("events"), [words("after"), words("event"), words("message")],
+        pairs("Settings that differ between runs", ["Setting", "Value", "Values of other runs"], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
+        pairs("Results", ["Setting", "Value"], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
+    events.length ? el("div", { class: "wide", tabindex: "0" }, pairs("Warnings and events", ["After (s)", "Event", "Message"],
       events.map((one) => [number(one.since_start_seconds), one.event, one.message]))) : "",
-    logs ? el("section", {}, el("h3", {}, words("logs")), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
-    el("details", {}, el("summary", {}, words("shared")), pairs(words("configuration"), [words("setting"), words("value")], Object.entries(study.shared))),
-    el("details", {}, el("summary", {}, words("provenance")), pairs(words("provenance"), [words("setting"), words("value")], provenance.map(([name, value]) => [name, value ?? "–"]))),
+    logs ? el("section", {}, el("h3", {}, "Last lines of its logs"), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
+    el("details", {}, el("summary", {}, "Settings that are the same in all runs"), pairs("Configuration", ["Setting", "Value"], Object.entries(study.shared))),
+    el("details", {}, el("summary", {}, "Code, versions and machine"), pairs("Code, versions and machine", ["Setting", "Value"], provenance.map(([name, value]) => [name, value ?? "–"]))),
   ].filter(Boolean));
   if (has["run-curves"]) {
     const alike = rows.filter((one) => one !== row && one.curve && cellName(one) === cellName(row) && one.part === row.part);
@@ -762,19 +780,19 @@ async function renderRun() {
       (point) => go({ run: point.run }, true));
   }
   if (has.anatomy) await drawAnatomy(details.steps[row.at]);
-  if (has.noise) await drawAlong("noise", words("steps"), words("noise_axis"), table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
-  if (has.batches) await drawAlong("batches", words("epochs"), words("global_batch"), table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
+  if (has.noise) await drawAlong("noise", "steps", "noise scale (examples)", table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
+  if (has.batches) await drawAlong("batches", "epochs", "Global batch (examples)", table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
 }
-const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange"], ["wait_seconds", "waiting"]];
+const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange, not overlapped"], ["wait_seconds", "waiting for others"]];
 async function drawAnatomy(steps) {
   const spec = structuredClone(study.charts.anatomy), parts = [];
-  spec.encoding.x.title = words("epoch");
+  spec.encoding.x.title = "Epoch";
   const unit = study.details.step_unit;
-  spec.encoding.y.title = unit === "step" ? words("step_seconds") : words("unit_seconds", { unit });
+  spec.encoding.y.title = unit === "step" ? "seconds of a step" : `seconds of ${unit}`;
   for (const one of table(steps)) {
     const known = STEP_PARTS.filter(([name]) => isNumber(one[name])), isSplit = isNumber(one.compute_seconds);
-    for (const [name, word] of isSplit ? known : [["total_seconds", "not_split"]]) {
-      if (one[name] > 0) parts.push({ epoch: one.epoch, part: words(word), seconds: one[name] });
+    for (const [name, word] of isSplit ? known : [["total_seconds", "parts not measured"]]) {
+      if (one[name] > 0) parts.push({ epoch: one.epoch, part: word, seconds: one[name] });
     }
   }
   await draw("anatomy", spec, parts);

@@ -1,6 +1,6 @@
 // What the pages of a report and of a comparison share: elements, the link of a view, and the look.
 // Each page has its own `DEFAULTS` of the state, `firstView` (the link of what is shown at first), `isUnderstood` and `render`.
-const OF_READER = { theme: "auto" }, THEMES = ["auto", "light", "dark"];
+const OF_READER = { theme: "auto" }, THEMES = { auto: "as the system", light: "light", dark: "dark" };
 let state;
 
 const byId = (id) => document.getElementById(id);
@@ -21,13 +21,13 @@ function menu(id, values, chosen) {
 }
 
 const isOne = (...values) => (value) => values.includes(value);
-const UNDERSTOOD_OF_READER = { theme: isOne(...THEMES) };
+const UNDERSTOOD_OF_READER = { theme: isOne(...Object.keys(THEMES)) };
 function readLink() {
   const given = [...new URLSearchParams(location.hash.slice(1) || firstView())].filter(([, value]) => value !== "");
   const odd = given.filter(([name, value]) => !isUnderstood(name, value)).map(([name, value]) => `${name}=${value}`.slice(0, 80));
   state = { ...DEFAULTS, ...Object.fromEntries(given.filter((one) => isUnderstood(...one))) };
   byId("misread").hidden = !odd.length;
-  byId("misread").textContent = odd.length ? words("misread", { odd: odd.join(", ") }) : "";
+  byId("misread").textContent = odd.length ? `The page does not know these parts of its link, and shows the defaults: ${odd.join(", ")}` : "";
 }
 function link(changes = {}) {
   const all = { ...state, ...changes };
@@ -44,6 +44,5 @@ function go(changes, isStep = false) {
 function renderReader() {
   if (state.theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.theme;
-  for (const one of document.querySelectorAll("[data-words]")) one.textContent = words(one.dataset.words);
-  menu("theme", THEMES.map((name) => [name, words(name)]), state.theme);
+  menu("theme", Object.entries(THEMES), state.theme);
 }
