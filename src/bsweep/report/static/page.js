@@ -32,7 +32,6 @@ const CHART_LABELS = {
   split_times: "Training time by workers", split_memory: "Memory of each worker",
 };
 const MEMORY_LABELS = { parameter: "parameters", gradient: "gradients", optimizer: "optimizer state", stashed: "older weights" };
-const KIND_LABELS = { backward_weights: "backward, weights", exchange: "exchange, not overlapped" };
 const spaced = (status) => status.replaceAll("_", " ");
 
 // What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
