@@ -368,7 +368,7 @@ function renderControls() {
     Object.assign(byId("target"), { min: low, max: high, step });
     byId("target").value = wanted;
   }
-  byId("target-value").textContent = wanted === null ? "" : `${score()} ${number(wanted)}`;
+  byId("target-value").textContent = wanted === null ? "" : `${scoreLabel(metric())} ${number(wanted)}`;
   byId("measured").checked = !isPredicted();
   byId("measured").disabled = !part()?.cells || isFiltered() || wanted !== givenTarget()?.value;
 }
