@@ -26,7 +26,6 @@ from bsweep.analysis.naming import length_of, words
 from bsweep.analysis.once import computing_once
 from bsweep.plots import (
     batching,
-    charts,
     cost,
     epochs,
     exchange,
@@ -47,38 +46,22 @@ from bsweep.plots.surface import targets_in_words
 
 # The figures in the order of a report, which begins with the answer to the user's question.
 _FIGURES = (
-    StudyFigure("time_surface", analysis.surface, surface.time_surface, charts.time_map),
+    StudyFigure("time_surface", analysis.surface, surface.time_surface),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
-    StudyFigure(
-        "larger_clusters",
-        analysis.larger_clusters,
-        larger.larger_clusters,
-        charts.larger_clusters,
-    ),
-    StudyFigure(
-        "accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time, charts.run_curves
-    ),
+    StudyFigure("larger_clusters", analysis.larger_clusters, larger.larger_clusters),
+    StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),
     StudyFigure(
         "accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch
     ),
     StudyFigure("throughput_and_speedup", timed_cells, speed.throughput_and_speedup),
-    StudyFigure("time_by_split", split_tables.ways, splitting.time_by_split, charts.times_of_ways),
-    StudyFigure(
-        "memory_by_worker",
-        split_tables.worker_memory,
-        splitting.memory_by_worker,
-        charts.memory_of_workers,
-    ),
-    StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch, charts.run_curves),
-    StudyFigure(
-        "accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch, charts.run_curves
-    ),
-    StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch, charts.steps_along),
-    StudyFigure(
-        "seconds_per_step", exchange.exchange_times, exchange.seconds_per_step, charts.step_anatomy
-    ),
+    StudyFigure("time_by_split", split_tables.ways, splitting.time_by_split),
+    StudyFigure("memory_by_worker", split_tables.worker_memory, splitting.memory_by_worker),
+    StudyFigure("loss_by_epoch", epochs.losses, epochs.loss_by_epoch),
+    StudyFigure("accuracy_by_epoch", epochs.accuracies, epochs.accuracy_by_epoch),
+    StudyFigure("batch_by_epoch", batching.batches, batching.batch_by_epoch),
+    StudyFigure("seconds_per_step", exchange.exchange_times, exchange.seconds_per_step),
     StudyFigure("server_load", analysis.server_loads, exchange.server_load),
     StudyFigure("idle_by_node", analysis.idle_table, rounds.idle_by_node),
     StudyFigure("loss_by_time", analysis.loss_by_time, rounds.loss_by_time),

@@ -85,9 +85,8 @@ def time_map() -> Spec:
     """Return a map of cells by global batch and number of workers. A darker cell is better.
 
     Fields of its table `cells`: `global_batch`, `num_workers`, `seconds` (the colour and the text;
-    the unit of the text is the parameter `unit`, the pixels
-    of a column are `room`), `seconds_low` and `seconds_high` (a second line),
-    `is_bound` (a time is at most that long), `num_runs` (a cell with runs has a frame),
+    the parameter `room` is the pixels of a column), `seconds_low` and `seconds_high` (a second
+    line), `is_bound` (a time is at most that long), `num_runs` (a cell with runs has a frame),
     `is_simulated` (a dashed frame), `is_recommended`
     and `is_alternative` (a star),
     `problem` (a text instead of the time), `is_picked` (a thick frame) and `name`, by which
@@ -100,15 +99,13 @@ def time_map() -> Spec:
     star = "(datum.is_recommended ? '★' : datum.is_alternative && room > 24 ? '☆' : '')"
     star += " + (room >= 62 && (datum.is_recommended || datum.is_alternative) ? ' ' : '')"
     seconds, low, high = (
-        _NUMBER.format(f"datum.{name} / unit")
-        for name in ("seconds", "seconds_low", "seconds_high")
+        _NUMBER.format(f"datum.{name}") for name in ("seconds", "seconds_low", "seconds_high")
     )
     seconds = f"(room < 34 ? '' : (datum.is_bound ? '\u2264 ' : '') + {seconds})"
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},
         "params": [
-            {"name": "unit", "value": 1},
             {"name": "ink", "value": "#222"},
             {"name": "room", "value": 100},
             _HOVERED,

@@ -87,16 +87,11 @@ _NO_METADATA = {
 class StudyFigure:
     """A figure of a study: its name, the function that makes its table, and the function that draws
     the table.
-
-    `chart` is the second drawing, for pages: a function that returns a Vega-Lite specification. It
-    draws the numbers of this figure, run by run where the figure draws means over seeds. Figures
-    without one are drawn for paper only.
     """
 
     name: str
     table: Callable[[Study], pd.DataFrame]
     draw: Callable[[Study, pd.DataFrame], Figure]
-    chart: Callable[[], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         self.__doc__ = self.draw.__doc__

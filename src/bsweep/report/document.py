@@ -24,7 +24,7 @@ from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.config.target import SETTINGS
-from bsweep.plots import FIGURES, charts
+from bsweep.plots import charts
 from bsweep.report import details, splits
 
 Document = dict[str, Any]
@@ -95,30 +95,22 @@ def document(study: Study) -> Document:
             },
             "splits": splits.splits(study),
             "details": details.details(study),
-            "charts": _charts(),
+            "charts": {name: chart() for name, chart in _CHARTS.items()},
         }  # fmt: skip
         found_plain: Document = plain(told)
         return found_plain
 
 
-_CHARTS = {  # of the page, with a figure that each is the second drawing of
-    "map": "time_surface",
-    "larger_time": "larger_clusters",
-    "larger_cost": "larger_clusters",
-    "curves": "accuracy_by_time",
-    "anatomy": "seconds_per_step",
-    "along": "batch_by_epoch",
-    "split_times": "time_by_split",
-    "split_memory": "memory_by_worker",
+_CHARTS = {  # of the page
+    "map": charts.time_map,
+    "larger_time": charts.larger_clusters,
+    "larger_cost": charts.larger_clusters,
+    "curves": charts.run_curves,
+    "anatomy": charts.step_anatomy,
+    "along": charts.steps_along,
+    "split_times": charts.times_of_ways,
+    "split_memory": charts.memory_of_workers,
 }
-
-
-def _charts() -> dict[str, charts.Spec]:
-    found = {name: FIGURES[figure].chart for name, figure in _CHARTS.items()}
-    drawn = {name: chart() for name, chart in found.items() if chart}
-    return {
-        **drawn,
-    }
 
 
 def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:

@@ -453,7 +453,7 @@ async function renderMap(cells) {
   const numRows = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
   const rowHeight = innerWidth < 600 ? Math.min(44, Math.max(30, 200 / numRows)) : Math.min(64, Math.max(36, 300 / numRows));
   const wide = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size));
-  const room = rowHeight < 34 ? Math.min(61, wide) : wide, params = { ink: scale.ink, room, unit: 1 };  // a low row has no second line
+  const room = rowHeight < 34 ? Math.min(61, wide) : wide, params = { ink: scale.ink, room };  // a low row has no second line
   spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] ?? one.value }));
   if (room < 30) {  // fewer labels than columns
     const sizes = [...new Set(cells.map((cell) => cell.global_batch))].sort(compare), every = Math.ceil(50 / Math.max(1, room));
