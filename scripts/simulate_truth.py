@@ -430,7 +430,7 @@ def _byteps_step(constants: Constants, network: Network) -> float:
     GPUs of a machine sum their gradients first, which takes no time. Machines and servers have
     equally many links.
     """
-    alone = float(constants.busy_seconds(1)[0])
+    alone = float(constants.pass_seconds[0] + constants.example_seconds[0])
     parts = max(1, round(constants.parameter_bytes / 4_096_000))
     each = constants.parameter_bytes / parts / network.link.bytes_per_second
     shares, seconds = np.array(((0.0, 0.0), *constants.backward)).cumsum(axis=0).T

@@ -49,7 +49,7 @@ def simulated_speedup(simulation: Simulation) -> Figure:
     simulated = cells[cells["kind"] == "simulated"]
     looks = _looks(simulated)
     for key, look in looks.items():
-        of = simulated[_is(simulated, key)]
+        of = simulated[(simulated["network"] == key[0]) & (simulated["strategy"] == key[1])]
         workers, middle = of["num_workers"], of["speed_up"]
         axes = grid[0][0]
         axes.plot(workers, middle, **look)
@@ -101,10 +101,6 @@ def _looks(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
         }
         for at, key in enumerate(keys)
     }
-
-
-def _is(table: pd.DataFrame, key: tuple[str, str]) -> pd.Series[bool]:
-    return (table["network"] == key[0]) & (table["strategy"] == key[1])
 
 
 def _name(table: pd.DataFrame, key: tuple[str, str]) -> str:

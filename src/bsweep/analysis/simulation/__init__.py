@@ -443,7 +443,7 @@ def not_known(
             "latencies that --network does not give are published, not measured: "
             f"{'; '.join(links)}."
         )
-    if not constants.layer_shares and any(_holds_layers(way) for way in ways):
+    if not constants.layer_shares and any(getattr(way.card, "holds_layers", False) for way in ways):
         yield (
             "the sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
@@ -456,7 +456,3 @@ def not_known(
             "the size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."
         )
-
-
-def _holds_layers(way: Way) -> bool:
-    return bool(getattr(way.card, "holds_layers", False))

@@ -93,10 +93,6 @@ class Constants:
     is_gpu: bool = False
     measured: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    def busy_seconds(self, local_batch: float, passes: int = 1) -> Array:
-        """Return the seconds that a worker computes in a step, one value for each draw."""
-        return passes * (self.pass_seconds + self.example_seconds * local_batch)
-
 
 def of_study(
     study: Study, where: Mapping[str, str] | None = None, parameters: float | None = None
@@ -144,7 +140,7 @@ def of_study(
         example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
         network=network,
         exchange_factors=factors,
-        codec_seconds=_by_codec(steps, "codec_seconds"),
+        codec_seconds=_by_codec(steps),
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         measured=steps,
@@ -327,11 +323,9 @@ NORMAL = np.array([
 assert len(NORMAL) == NUM_DRAWS
 
 
-def _by_codec(steps: pd.DataFrame, name: str) -> dict[str, float]:
-    known = steps.dropna(subset=[name])
-    return {
-        str(key): float(value) for key, value in known.groupby("compression")[name].median().items()
-    }
+def _by_codec(steps: pd.DataFrame) -> dict[str, float]:
+    medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
+    return {str(codec): float(seconds) for codec, seconds in medians.items()}
 
 
 def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:

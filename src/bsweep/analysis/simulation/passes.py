@@ -192,34 +192,16 @@ def step_ends(graph: Graph, busy: Array, message_seconds: Array | float) -> Arra
         graph: The passes.
         busy: The seconds that each worker would take for the whole model and batch, shape (steps,
             replicas, workers of a replica).
-        message_seconds: The seconds of a message between two stages.
+        message_seconds: The seconds of each message, or of a message from each worker to each
+            other.
 
     Returns:
         Shape (steps, replicas).
     """
     num_steps, replicas, _ = busy.shape
     done = np.zeros((num_steps, replicas))
-    for one, end in _ends(graph, busy, message_seconds):
-        if graph.is_endless:
-            done[one.microbatch] = np.maximum(done[one.microbatch], end[0])
-        else:
-            done = np.maximum(done, end)
-    if graph.is_endless:
-        return np.maximum.accumulate(done, axis=0)
-    # All replicas wait for the slowest one between two steps.
-    return np.asarray(done.max(axis=1).cumsum()[:, None] + np.zeros((1, replicas)))
-
-
-def _ends(
-    graph: Graph, busy: Array, message_seconds: Array | float
-) -> Iterator[tuple[Pass, Array]]:
-    """Yield each pass with its end, in all steps and replicas.
-
-    `message_seconds` are those of each message, or of a message from each worker to each other.
-    """
     messages = np.broadcast_to(message_seconds, (graph.num_workers, graph.num_workers))
-    shape = (1, busy.shape[1]) if graph.is_endless else busy.shape[:2]
-    free = [np.zeros(shape) for _ in range(graph.num_workers)]
+    free = [np.zeros((1 if graph.is_endless else num_steps, replicas))] * graph.num_workers
     ends: dict[tuple[str, int, int], tuple[Array, int]] = {}
     for one in graph.passes:
         begin = free[one.worker]
@@ -234,7 +216,11 @@ def _ends(
         end = begin + seconds
         free[one.worker] = end
         ends[one[:3]] = end, one.worker
-        yield one, end
+        done[place] = np.maximum(done[place], end)
+    if graph.is_endless:
+        return np.maximum.accumulate(done, axis=0)
+    # All replicas wait for the slowest one between two steps.
+    return np.asarray(done.max(axis=1).cumsum()[:, None] + np.zeros((1, replicas)))
 
 
 def _needed(one: Pass, num_stages: int) -> list[tuple[str, int, int]]:

@@ -229,7 +229,7 @@ def knees(cells: pd.DataFrame) -> list[str]:
         cells: The table `Simulation.cells`.
     """
     found = []
-    own = cells[(cells["kind"] == SIMULATED) & (cells["num_workers"] > 0)]
+    own = cells[cells["kind"] == SIMULATED]
     several = own["network"].nunique() > 1
     for (network, strategy), of in own.groupby(["network", "strategy"], sort=False):
         at = knee(of["num_workers"], of["examples_per_second"])

@@ -101,29 +101,27 @@ class Case:
         )
         return np.asarray(of * self.local_batch / of.mean())
 
-    def busy(self, draws: Numbers, steps_each: int = 1, workers: int = 0) -> Array:
+    def busy(self, draws: Numbers, steps_each: int = 1) -> Array:
         """Return the seconds that each worker computes, shape (rounds, workers).
 
         Args:
             draws: The number of the draw of the constants, for each round.
             steps_each: The steps in a round.
-            workers: The number of workers; 0: all.
         """
         rng = np.random.default_rng([self.seed, steps_each])
-        number_of = workers or self.num_workers
-        batch = self.batches[:number_of]
+        number_of = self.num_workers
         fixed = self.passes * self.constants.pass_seconds
         each = self.passes * self.constants.example_seconds
         found = np.empty((len(draws), number_of))
-        steps = self.local_steps(steps_each)[:number_of]
+        steps = self.local_steps(steps_each)
         for place, draw in enumerate(draws if steps.max() > 1 else ()):
             factors = self.constants.spread.draw(int(steps.max()), number_of, rng)
             sums = np.cumsum(factors, axis=0)[steps - 1, np.arange(number_of)]
-            found[place] = sums * (fixed[draw] + each[draw] * batch)
+            found[place] = sums * (fixed[draw] + each[draw] * self.batches)
         if steps.max() == 1:
             factors = self.constants.spread.draw(len(draws), number_of, rng)
-            found = factors * (fixed[draws][:, None] + each[draws][:, None] * batch)
-        return found / self.speeds[:number_of]
+            found = factors * (fixed[draws][:, None] + each[draws][:, None] * self.batches)
+        return found / self.speeds
 
     def step_seconds(self, local_batches: Array) -> Array:
         """Return the seconds that each worker computes in a step with such a local batch."""
