@@ -323,10 +323,8 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     ]
     if rivals.empty:
         return ""
-    others = _some(rivals["brief"])
-    if metric == "train_seconds":
-        return f"The interval of its time overlaps that of {others}."
-    return f"The interval of its loss overlaps that of {others}."
+    quantity = "time" if metric == "train_seconds" else "loss"
+    return f"The interval of its {quantity} overlaps that of {_some(rivals['brief'])}."
 
 
 def _some(names: pd.Series[str]) -> str:

@@ -307,11 +307,8 @@ def _beyond(
 
 def _beyond_words(name: str, value: str, least: str, most: str) -> str:
     between = least if least == most else f"{least} to {most}"
-    if name == "global_batch":
-        return f"global batch {value} (run: {between})"
-    if name == "local_batch":
-        return f"local batch {value} (timed: {between})"
-    return f"number of workers {value} (timed: {between})"
+    words = "number of workers" if name == "num_workers" else name.replace("_", " ")
+    return f"{words} {value} ({'run' if name == 'global_batch' else 'timed'}: {between})"
 
 
 def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:

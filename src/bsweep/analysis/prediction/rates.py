@@ -55,8 +55,7 @@ def warnings(seen: Observed, sigma: float) -> Iterator[str]:
                 f"their steps count as up to {more:.1f} % more."
             )
     yield from contradictions(seen.steps(), sigma, rate_rule(seen))
-    yield from _by_workers(runs)
-    yield from _by_ways(runs)
+    yield from _by_column(runs)
 
 
 def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> Iterator[str]:
@@ -119,30 +118,22 @@ def _at_most(runs: CellRuns) -> float:
     return float(np.mean(known)) if known and not len(runs.above) else np.nan
 
 
-def _by_workers(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield warnings where the steps to a target differ significantly between worker counts at one
-    global batch.
+def _by_column(runs: pd.DataFrame) -> Iterator[str]:
+    """Yield warnings where the steps to a target differ significantly between worker counts or
+    strategies at one global batch.
 
-    BatchNorm on local batches is a possible cause.
+    BatchNorm is a possible cause: on local batches, and in a pipeline on micro-batches.
     """
-    for batch, change in _differences(runs, "num_workers"):
-        yield (
-            f"at global batch {batch}, the steps to the target differ by {change} % between worker "
-            "counts, but the prediction treats them as equal. BatchNorm is a possible cause, "
-            "because it sees only the local batch."
-        )
-
-
-def _by_ways(runs: pd.DataFrame) -> Iterator[str]:
-    """Yield warnings where the steps to a target differ significantly between strategies at one
-    global batch.
-    """
-    for batch, change in _differences(runs, "way"):
-        yield (
-            f"at global batch {batch}, the steps to the target differ by {change} % between "
-            "strategies, but the prediction treats them as equal. BatchNorm is a possible cause, "
-            "because it sees only the local batch, and in a pipeline one micro-batch."
-        )
+    for column, alike, more in (
+        ("num_workers", "worker counts", ""),
+        ("way", "strategies", ", and in a pipeline one micro-batch"),
+    ):
+        for batch, change in _differences(runs, column):
+            yield (
+                f"at global batch {batch}, the steps to the target differ by {change} % between "
+                f"{alike}, but the prediction treats them as equal. BatchNorm is a possible cause, "
+                f"because it sees only the local batch{more}."
+            )
 
 
 def _differences(runs: pd.DataFrame, column: str) -> Iterator[tuple[str, str]]:

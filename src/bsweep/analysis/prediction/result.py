@@ -336,14 +336,10 @@ class Prediction:
         if cell["num_runs"]:
             return f"No run of this cell reached the target ({counted(cell['num_runs'], 'run')})."
         if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
-            if cell["way"]:
-                return (
-                    "No run of this cell was made: the prediction is from runs of this batch size "
-                    "in other cells."
-                )
+            others = "in other cells" if cell["way"] else "on other workers"
             return (
-                "No run of this cell was made: the prediction is from runs of this batch size on "
-                "other workers."
+                "No run of this cell was made: the prediction is from runs of this batch size "
+                f"{others}."
             )
         return "No run of this batch size was made: the prediction is from other batch sizes."
 
