@@ -21,7 +21,7 @@ from bsweep import analysis, report
 from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.naming import words
-from bsweep.analysis.statistics import differ_by_chance
+from bsweep.analysis.statistics import CHANCE_ALPHA, differ_by_chance
 from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
 from tests.support.synthetic_study import (
@@ -250,7 +250,7 @@ def test_what_is_at_chance_has_not_learned(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     runs = bsweep.load(tmp_path / "s").runs
     assert set(zip(runs["num_classes"], runs["num_test"], strict=True)) == {(10, 10_000)}
-    threshold = stats.binom.isf(analysis.CHANCE_ALPHA, 10_000, 0.1) / 10_000
+    threshold = stats.binom.isf(CHANCE_ALPHA, 10_000, 0.1) / 10_000
     runs["test_accuracy"] = [threshold, threshold + 1e-4]
     assert analysis.cells(runs)["has_learned"].tolist() == [False, True]
     cells = analysis.cells(runs.assign(num_test=np.nan))
@@ -437,19 +437,6 @@ def test_measured_rates_are_those_that_epochs_record() -> None:
     study = bsweep.load(MEASURED / "cifar10")
     recorded = study.runs["run_id"].map(study.epochs.groupby("run_id")["learning_rate"].last())
     assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
-
-
-def test_variants_come_in_the_order_of_their_launch(tmp_path: Path) -> None:
-    for launched_at, name in enumerate(("tree", "ring", "native")):
-        settings = {"strategy": {"name": "allreduce", "algorithm": name}}
-        write_run(
-            tmp_path / "s",
-            local_batch=8,
-            settings=settings,
-            meta={**META, "launched_at": float(launched_at)},
-        )
-    assert analysis.variant_order(bsweep.load(tmp_path / "s")) == ["tree", "ring", "native"]
-    assert analysis.variant_order(analysis.published()) == ["horovod"]
 
 
 def test_accuracy_by_time_adds_up_the_epochs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from scipy import stats
 import bsweep
 from bsweep import analysis, report
 from bsweep.analysis.columns import ROUNDS, names
+from bsweep.analysis.idle import NODE
 from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
     ALLOCATIONS,
@@ -27,7 +28,7 @@ from tests.support.synthetic_study import (
 
 MEASURED = Path(__file__).parents[2] / "results" / "measured"
 UNIFORM_IDLE = [1.1, 0, 14.6, 4.9]  # of ten rounds, as published
-NODES = [analysis.NODE.format(node) for node in range(1, 5)]
+NODES = [NODE.format(node) for node in range(1, 5)]
 
 
 def write_rounds(

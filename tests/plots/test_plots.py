@@ -24,8 +24,8 @@ from bsweep import analysis, plots
 from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.statistics import over_seeds
-from bsweep.plots import along, drawing
-from bsweep.plots.curves import INK, TIMES, looks
+from bsweep.plots import along, drawing, exchange
+from bsweep.plots.curves import INK, looks
 from bsweep.plots.rows import few_enough
 from bsweep.plots.styles import settings_of
 from tests.support.synthetic_study import (
@@ -733,7 +733,8 @@ def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> N
     colors = [(one["color"], one["marker"]) for one in of.values()]
     assert len(set(colors)) == len(colors)
     batches = [of["local_batch", batch]["color"] for name, batch in of if name == "local_batch"]
-    assert not {*batches} & {*plots.COLORS, *TIMES.values()}
+    times = {look.get("edgecolor", look["facecolor"]) for _, look in exchange._PARTS.values()}
+    assert not {*batches} & {*plots.COLORS, *times}
     variants = [one["color"] for (name, _), one in of.items() if name == "variant"]
     assert sorted({*variants[:8]}) == sorted(plots.COLORS)
     assert {*variants[8:]} == {INK}

@@ -24,14 +24,13 @@ from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.comparison import Comparison, compare
 from bsweep.analysis.idle import (
-    NODE,
     equal_time_losses,
     idle_table,
     loss_by_time,
     node_columns,
     round_times,
 )
-from bsweep.analysis.keys import cell_keys, entangled, levels, settings, variant_order, varying
+from bsweep.analysis.keys import cell_keys, entangled, levels, settings, varying
 from bsweep.analysis.learning import (
     ACCURACY_MARGIN,
     accuracy_by_time,
@@ -46,7 +45,7 @@ from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.simulation import Simulation, simulate
-from bsweep.analysis.statistics import CHANCE_ALPHA, MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.tables import (
     METRICS,
     batch_ratios,
@@ -71,11 +70,9 @@ from bsweep.config.target import Target, target_of
 
 __all__ = [
     "ACCURACY_MARGIN",
-    "CHANCE_ALPHA",
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
     "MOST_ANSWERS",
-    "NODE",
     "Comparison",
     "Prediction",
     "Simulation",
@@ -134,7 +131,6 @@ __all__ = [
     "time_to_target",
     "to_target",
     "unequal_threads",
-    "variant_order",
     "varying",
     "what_is_missing",
     "winner",

@@ -305,7 +305,6 @@ COMPUTED = (  # the columns that the analysis computes from those of `TABLES`
     Column("r_squared", heading="R²"),
     Column("misses", heading="misses (%)"),
     Column("num_batches", heading="batch sizes"),
-    Column("num_points", heading="cells"),
     Column("step_seconds", heading="fixed cost of a step (s)"),
     Column("image_seconds", heading="time per example of one worker (s)"),
     Column("total_seconds", heading="total (s)"),

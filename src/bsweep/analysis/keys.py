@@ -10,7 +10,6 @@ from functools import partial
 import pandas as pd
 
 from bsweep.analysis import columns
-from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.once import once
 
@@ -156,25 +155,6 @@ def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
         if name not in kept
     }
     return together.assign(**shared)
-
-
-def variant_order(study: Study) -> list[str]:
-    """Return a study's variants (short names for strategy, codec, allocation and policy) in the
-    order in which their first runs were launched; runs without a recorded launch count as last.
-
-    Args:
-        study: The study.
-
-    Returns:
-        The variants, each once.
-    """
-    times = study.provenance.reindex(columns=["run_id", "launched_at"]).set_index("run_id")[
-        "launched_at"
-    ]
-    launched = study.runs["run_id"].map(pd.to_numeric(times))
-    return list(
-        dict.fromkeys(keyed(study.runs).loc[launched.sort_values(kind="stable").index, "variant"])
-    )
 
 
 def levels(table: pd.DataFrame) -> list[str]:

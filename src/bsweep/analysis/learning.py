@@ -58,8 +58,12 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     Returns:
         The table. Times are in seconds, accuracies are fractions.
     """
-    keys, curves = cell_keys(study.runs), _curves(study)
-    curves = curves[curves["status"] == "completed"].dropna(subset="elapsed_seconds")
+    keys, known = cell_keys(study.runs), keyed(study.runs)
+    ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last")
+    shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]].dropna()
+    curves = shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(
+        known.loc[known["status"] == "completed", ["run_id", "seed", *keys]], on="run_id"
+    )
     return over_seeds(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 
 
@@ -96,15 +100,3 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
         }
     )
     return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
-
-
-def _curves(study: Study) -> pd.DataFrame:
-    """Return one row for each run and epoch with a test accuracy: that of the epoch's last
-    evaluation, the seconds trained until then, and the settings of the run's cell.
-    """
-    ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last").dropna(
-        subset="test_accuracy"
-    )
-    known = keyed(study.runs)[["run_id", "status", "seed", *cell_keys(study.runs)]]
-    shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]]
-    return shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(known, on="run_id")

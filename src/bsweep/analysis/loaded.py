@@ -200,13 +200,6 @@ class Study:
         )
         return f"<table>{''.join(rows)}</table>"
 
-    def _left_out(self) -> str:
-        return (
-            f"; {len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
-            if self.skipped
-            else ""
-        )
-
     def _in_short(self) -> dict[str, str]:
         """Return five short texts by heading that summarise the study: its name, its runs, its
         grid, its seeds, and its training time with the hardware.
@@ -218,10 +211,13 @@ class Study:
             f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s a run"
         )
         where = "; ".join(sorted(set(runs["hardware"]) - {""}))
+        lost = ""
+        if self.skipped:
+            lost = f"; {len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
         return {
             "study": self.name,
             "runs": f"{len(runs)} "
-            f"({', '.join(f'{count} {status}' for status, count in statuses)}){self._left_out()}",
+            f"({', '.join(f'{count} {status}' for status, count in statuses)}){lost}",
             "grid": f"local batch {batches} on {counted(workers, 'worker')}; "
             f"{_values(runs['strategy'])}",
             "seeds": _values(runs["seed"]),

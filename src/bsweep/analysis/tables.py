@@ -222,13 +222,9 @@ def unequal_threads(cells: pd.DataFrame) -> str:
         threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
         threads_of = counts if had else counted(counts, "thread")
-        if workers == 1:
-            had.append(f"{counted(workers, 'worker')} had {threads_of}")
-        else:
-            had.append(f"{counted(workers, 'worker')} had {threads_of} each")
-    if scaling(cells).empty:
-        return f"No speed-up: {', '.join(had)}."
-    return f"No speed-up between unequal threads: {', '.join(had)}."
+        had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers > 1)}")
+    between = "" if scaling(cells).empty else " between unequal threads"
+    return f"No speed-up{between}: {', '.join(had)}."
 
 
 def _fit_line(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
@@ -319,22 +315,12 @@ def step_times(study: Study) -> pd.DataFrame:
     Returns:
         The table, indexed by `cell_keys`.
     """
-    seconds = step_seconds(study).dropna(subset="total_seconds")
-    return cell_means(study, seconds, ["total_seconds"])
-
-
-def step_seconds(study: Study) -> pd.DataFrame:
-    """Return for each run the mean seconds and sent bytes of a training step and the seconds of its
-    parts. If workers take unequal steps, they are for as many examples as `step_unit` says.
-
-    The columns are those of `step_times` except `n`, and the index is `run_id`.
-    """
     amounts = _amounts_of_epochs(study).drop(columns="epoch")
     times = _per_step(amounts.groupby("run_id").agg(_sum_of_known))
     times["sent_of_ring"] = (
         times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
     )
-    return times
+    return cell_means(study, times.dropna(subset="total_seconds"), ["total_seconds"])
 
 
 def step_parts(study: Study) -> pd.DataFrame:
@@ -362,7 +348,7 @@ def _amounts_of_epochs(study: Study) -> pd.DataFrame:
         exposed_exchange_seconds=exposed,
         num_steps=epochs["num_steps"]
         if step_unit(study) == "step"
-        else _examples(epochs) / EXAMPLES_OF_A_UNIT,
+        else epochs["images_per_second"] * epochs["train_seconds"] / EXAMPLES_OF_A_UNIT,
     )
     return table.astype({"sent_bytes": float, "num_steps": float})
 
@@ -417,10 +403,6 @@ def step_unit(study: Study) -> str:
     """
     steps = study.rounds.groupby(["run_id", "round"])["local_steps"].nunique()
     return f"{EXAMPLES_OF_A_UNIT:,} examples" if (steps > 1).any() else "step"
-
-
-def _examples(epochs: pd.DataFrame) -> pd.Series[float]:
-    return epochs["images_per_second"] * epochs["train_seconds"]
 
 
 @once

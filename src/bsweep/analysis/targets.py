@@ -22,7 +22,7 @@ predictions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 
 from bsweep.analysis.once import once
 from bsweep.config.target import SETTINGS, Target
+
+if TYPE_CHECKING:
+    from bsweep.analysis.loaded import Study
 
 AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "seconds": "train_seconds",
@@ -42,18 +45,8 @@ _TO_TARGET = [f"{name}_to_target" for name in AMOUNTS]
 _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
 
 
-class _Evaluated(Protocol):
-    """The interface of an object that has a table of evaluations, such as a study.
-
-    It stands for `Study`, because `bsweep.analysis.loaded` imports this module.
-    """
-
-    @property
-    def evaluations(self) -> pd.DataFrame: ...
-
-
 @once
-def to_target(study: _Evaluated, target: Target) -> pd.DataFrame:
+def to_target(study: Study, target: Target) -> pd.DataFrame:
     """Return the seconds, steps, epochs and examples that each evaluated run needs to reach a
     target, one row for each run.
 

@@ -61,8 +61,11 @@ def rates(study: Study) -> pd.DataFrame:
     settings = rate_settings(runs) if len(runs) else []
     if not settings:
         return pd.DataFrame()
-    keys = cell_keys(study.runs)
-    known = _scored(study)
+    keys, metric = cell_keys(study.runs), _metric(runs)
+    score = runs[metric].astype(float)
+    if metric == "test_accuracy":
+        score = score.mask(runs["status"] == "diverged")
+    known = keyed(study.runs).loc[runs.index].assign(score=score)
     table = known.groupby(keys)[["learning_rate"]].first()
     is_missed = known.assign(is_missed=known["score"].isna()).groupby([*keys, "seed"])["is_missed"]
     table["missed"] = is_missed.any().groupby(level=keys).sum()
@@ -71,23 +74,7 @@ def rates(study: Study) -> pd.DataFrame:
         seed_points(reached, keys, ["score"])
     )
     table["n"] = table["n"].fillna(0).astype(int)
-    return _with_best(table.assign(metric=_metric(runs)))
-
-
-def _scored(study: Study) -> pd.DataFrame:
-    """Return the completed and diverged runs with an added column `score`: the seconds to the
-    target, or else the test accuracy.
-
-    Missing settings are filled in as in `keyed`.
-
-    The score is NaN for a run that missed its target and, where no target is scored, for one that
-    diverged.
-    """
-    runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
-    score = runs[_metric(runs)].astype(float)
-    if _metric(runs) == "test_accuracy":
-        score = score.mask(runs["status"] == "diverged")
-    return keyed(study.runs).loc[runs.index].assign(score=score)
+    return _with_best(table.assign(metric=metric))
 
 
 def best_by(study: Study) -> str:

@@ -28,13 +28,6 @@ from bsweep.analysis.once import once
 # black; the last two are from Tol's muted scheme.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#999933")
 INK = "#333333"  # of rows and of lines beyond the colours, which labels and markers tell apart
-# The parts of a time, as pale fills (Tol's light scheme), which are no colours of lines.
-TIMES = {
-    "computing": "#DDDDDD",
-    "exchange": "#EE8866",
-    "waiting": "#999999",
-    "coding": "#FFAABB",
-}
 # Ordered quantities have colours from a sequential map, between these ends of it.
 _RAMPS = {"local_batch": ("viridis", 0.0, 0.85), "num_workers": ("YlOrBr", 0.4, 0.95)}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

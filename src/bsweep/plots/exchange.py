@@ -14,17 +14,18 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.numbers import spread
 from bsweep.plots import drawing
-from bsweep.plots.curves import TIMES, common, readable
+from bsweep.plots.curves import common, readable
 from bsweep.plots.rows import few_enough, panels_of_rows
 
-# The name in the legend and the look of each column of `analysis.step_times`, in a bar's order.
+# The name in the legend and the look of each column of `analysis.step_times`, in a bar's order. The
+# pale fills (Tol's light scheme) are no colours of lines.
 _PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "compute_seconds": ("computing", {"facecolor": TIMES["computing"]}),
-    "codec_seconds": ("coding", {"facecolor": TIMES["coding"]}),
-    "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": TIMES["exchange"]}),
+    "compute_seconds": ("computing", {"facecolor": "#DDDDDD"}),
+    "codec_seconds": ("coding", {"facecolor": "#FFAABB"}),
+    "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": "#EE8866"}),
     "wait_seconds": (
         "waiting for others",
-        {"facecolor": "white", "edgecolor": TIMES["waiting"], "hatch": "//////", "linewidth": 0},
+        {"facecolor": "white", "edgecolor": "#999999", "hatch": "//////", "linewidth": 0},
     ),
 }
 _WHISKERS: dict[str, Any] = {"ecolor": "#444444", "elinewidth": 0.8, "capsize": 2}

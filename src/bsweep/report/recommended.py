@@ -136,13 +136,10 @@ def _of_curve(cell: dict[str, Any]) -> dict[str, str]:
         "network": cell["network"],
         "workers": str(cell["num_workers"]),
         "global batch": str(cell["global_batch"]),
-        **_with_interval("time (s)", cell, "seconds"),
+        "time (s)": number(cell["seconds"]),
+        "90 % interval of time (s)": f"{number(cell['seconds_low'])} to "
+        f"{number(cell['seconds_high'])}",
         "worker-hours": number(cell["worker_hours"]),
         **money,
         "notes": "; ".join(notes),
     }
-
-
-def _with_interval(heading: str, row: dict[str, Any], name: str) -> dict[str, str]:
-    interval = f"{number(row[f'{name}_low'])} to {number(row[f'{name}_high'])}"
-    return {heading: number(row[name]), f"90 % interval of {heading}": interval}

@@ -78,7 +78,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     )
 
 
-def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
+def from_noise_scale(records: pd.DataFrame) -> CriticalBatch:
     """Return the critical batch size as estimated from records of the gradient noise scale.
 
     It is the mean over a run of the local noise scale (McCandlish et al., appendix D), which is the
@@ -93,7 +93,6 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
 
     Args:
         records: The records, with the columns of `Study.noise_scales`.
-        seed: The seed of the resampling.
     """
     source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
     runs = [
@@ -107,7 +106,7 @@ def from_noise_scale(records: pd.DataFrame, seed: int = 0) -> CriticalBatch:
             else "not measured"
         )
         return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
-    rng, total = np.random.default_rng(seed), np.sum(np.concatenate(runs), axis=0)
+    rng, total = np.random.default_rng(0), np.sum(np.concatenate(runs), axis=0)
     groups = [[part] for part in _parts(runs)] or [runs]
     weights = np.array([sum(map(len, group)) for group in groups]) / len(known)
     sums = np.stack([np.sum([_block_sums(of, rng) for of in group], axis=0) for group in groups])
