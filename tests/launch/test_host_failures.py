@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -303,8 +302,8 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
 ) -> None:
     """The far end is a process in another folder, with a cache of its own."""
     (tmp_path / "mydata.py").write_text(DATA)
-    elsewhere = ["env", "-C", "/", f"XDG_CACHE_HOME={tmp_path}/there", sys.executable, "-m"]
-    monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*elsewhere, *words])
+    elsewhere = ["env", "-C", "/", f"XDG_CACHE_HOME={tmp_path}/there"]
+    monkeypatch.setattr(ssh.OverSsh, "on_host", lambda *given: [*elsewhere, *given[-1]])
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/here")
     data = ("data=own", f"data.target={tmp_path}/mydata.py:build", f"results_dir={tmp_path}")
     (tmp_path / "w.pth").write_text("weights")
@@ -349,8 +348,8 @@ def test_a_host_whose_python_lacks_torch_is_named(
 ) -> None:
     """The far end is a process of this machine that finds no torch."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    far = ["env", *(f"{k}={v}" for k, v in imported_first(tmp_path).items()), sys.executable, "-m"]
-    monkeypatch.setattr(preflight, "command", lambda host, launch, *words: [*far, *words])
+    far = ["env", *(f"{k}={v}" for k, v in imported_first(tmp_path).items())]
+    monkeypatch.setattr(ssh.OverSsh, "on_host", lambda *given: [*far, *given[-1]])
     config = over(f"results_dir={tmp_path}")
     host = "127.0.0.2"
     problem, how = preflight.host_problems(config, {host: 1}, preflight.ask_all(config, [host]))

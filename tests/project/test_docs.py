@@ -135,6 +135,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 write_image(path, grey + image)
     write_study(folder / "results/written", local_batches=(8, 64))
     write_runs(folder / "runs.csv")
+    (folder / "wandb_export.csv").write_text(
+        "Name,State,Runtime,batch_size,val_acc\ncalm-1,finished,12,32,0.75\n"
+    )
     (folder / "scripts").symlink_to(ROOT / "scripts")
     (folder / "results/measured").symlink_to(ROOT / "results/measured")
     (build,) = re.findall(

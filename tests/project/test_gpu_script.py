@@ -122,7 +122,7 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
     assert "The 2 seconds are over: bench is left" in result.stderr
     assert len(calls(tmp_path)) == 2
     assert script(gpus="NVIDIA H200\\n").returncode == 0
-    assert len(calls(tmp_path)) == 3
+    assert len(calls(tmp_path)) == 2
 
 
 def test_slow_tests_leave_time_for_the_measurements(script: Script, tmp_path: Path) -> None:
