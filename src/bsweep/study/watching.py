@@ -1,9 +1,8 @@
 """A study whose overview is read again and again while its points train.
 
-A study may have thousands of runs, of which few are at work. So a look reads again only the runs
-that are at work, and those in whose folders files were made or removed since the last look, as
-every attempt does. For another run without a result, a look costs one system call, and for a run
-with a result none.
+A study may have thousands of runs, of which few are at work. So a look lists the study's folder,
+and reads again only the runs that are at work, and those in whose folders files were made or
+removed since the last look, as every attempt does.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ class Watched:
         self._rows: dict[str, Row] = {}
         self._changed: dict[str, int] = {}  # the version of a point's last change
         self._found: dict[str, State] = {}
-        self._stamps: dict[str, _Stamp] = {}  # of runs without a result
-        self._final: dict[str, int] = {}  # the folder's inode, of runs with a result
-        self._listings: tuple[_Stamp, ...] = ()  # of the study's folder when it was last listed
+        self._stamps: dict[str, _Stamp] = {}  # of the runs' folders; with a result, only the inode
         self._commands: _Stamp = ()
         self._by = Estimate([])
         self._estimated = -_ESTIMATE_SECONDS
@@ -107,58 +104,32 @@ class Watched:
 
     def _read(self) -> set[str]:
         """Read the runs that have changed, and return their names."""
-        changed = set()
-        for name, stamp in self._unfinished().items():
-            before = self._found.get(name, NEW)
-            if before.status != "running" and self._stamps.get(name) == stamp:
+        changed, stamps = set(), {}
+        for entry in os.scandir(self.folder):
+            name = entry.name
+            if name.startswith(".") or not entry.is_dir():
                 continue
-            self._final.pop(name, None)
-            self._stamps.pop(name, None)
-            if not stamp:  # the run is gone, or is a link to a folder that is
-                self._listings = ()
-                if self._found.pop(name, None):
+            run, before = self.folder / name, self._found.get(name, NEW)
+            # A run with a result changes only if another folder takes its place.
+            stamp = (entry.inode(),) if before.status in states.RESULTS else _stamp(run)
+            if before.status == "running" or self._stamps.get(name) != stamp:
+                # What changes while the run is read is read again next time.
+                now = states.state_of_run(run)
+                if now.status in states.RESULTS:
+                    stamp = stamp[:1]
+                if now != before:
+                    self._found[name] = now
                     changed.add(name)
-                continue
-            # What changes while the run is read is read again next time.
-            now = states.state_of_run(self.folder / name)
-            if now.status in states.RESULTS:
-                self._final[name] = stamp[0]
-            else:
-                self._stamps[name] = stamp
-            if now != before:
-                self._found[name] = now
-                changed.add(name)
+            stamps[name] = stamp
+        for name in self._found.keys() - stamps.keys():
+            del self._found[name]
+            changed.add(name)
+        self._stamps = stamps
         self._is_outdated |= bool(changed)
         commands = _stamp(self.folder / "commands.jsonl")
         if commands != self._commands:
             self._commands, self._is_outdated, self._estimated = commands, True, -_ESTIMATE_SECONDS
         return changed
-
-    def _unfinished(self) -> dict[str, _Stamp]:
-        """Return the stamps of all runs' folders, but of those that had a result at the last look
-        and are still there. The stamp of a run that is gone is empty.
-
-        The study's folder is listed only after runs were made or removed in it. It is listed twice
-        then, because file systems with coarse clocks give two changes the same time.
-        """
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # NFS asks its server then
-        try:
-            listing = _stamp(folder)
-            if self._listings == (listing, listing):
-                return {name: _stamp(name, folder) for name in self._stamps}
-        finally:
-            os.close(folder)
-        found, kept = {}, set()
-        for entry in os.scandir(self.folder):
-            name = entry.name
-            if self._final.get(name) == entry.inode():
-                kept.add(name)
-                continue
-            if entry.is_dir() and not name.startswith("."):
-                found[name] = _stamp(entry)
-        self._listings = (*self._listings[-1:], listing)  # not if an error ended this one
-        gone = (self._stamps.keys() | self._final.keys()) - found.keys() - kept
-        return {**found, **dict.fromkeys(gone, ())}
 
     def _change(self, name: str) -> None:
         """Show the state of a run, with the estimate as it was."""
@@ -194,15 +165,10 @@ class Watched:
         self._estimated, self._is_outdated = time.monotonic(), False
 
 
-def _stamp(path: str | int | os.PathLike[str], folder: int | None = None) -> _Stamp:
-    """Return a file's inode, time of change and size; nothing if there is no such file.
-
-    Args:
-        path: The path or descriptor of the file.
-        folder: The descriptor of the folder to which the path is relative, if it is.
-    """
+def _stamp(path: Path) -> _Stamp:
+    """Return a file's inode, time of change and size; nothing if there is no such file."""
     try:
-        status = os.stat(path, dir_fd=folder)
+        status = path.stat()
     except OSError:
         return ()
     return (status.st_ino, status.st_mtime_ns, status.st_size)
