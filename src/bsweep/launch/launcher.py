@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import LaunchConfig
@@ -17,6 +16,9 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
+
+if TYPE_CHECKING:
+    from bsweep.launch.team import ProcessPool
 
 Entry = Literal[
     "bsweep.train.worker",
@@ -45,7 +47,7 @@ class LaunchRequest:
     or after each step. If it raises an exception, the run ends.
     """
     entry: Entry = "bsweep.train.worker"
-    pool: Pool | None = None
+    pool: ProcessPool | None = None
     """The pool of processes that the sweep keeps between points; None to start fresh processes."""
 
     @property
@@ -60,28 +62,6 @@ class LaunchRequest:
         """
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
-
-
-class Pool(Protocol):
-    """The interface of a pool, which may keep the processes of a point for a later point of the
-    sweep.
-
-    A `bsweep.launch.team.ProcessPool` has this interface.
-    """
-
-    def processes_for(
-        self, request: LaunchRequest, launcher: HostLauncher
-    ) -> AbstractContextManager[Any]:
-        """Provide the processes for a point: kept processes if they can train the point, otherwise
-        new ones.
-
-        Args:
-            request: The point.
-            launcher: The launcher that starts fresh processes if none that are kept can be used.
-
-        Returns:
-            A context that yields a `bsweep.launch.team.Started`.
-        """
 
 
 class Launcher(Protocol):

@@ -19,7 +19,7 @@ from bsweep.core import terminal
 from bsweep.core.parent_process import LAUNCHER
 from bsweep.core.words import duration
 from bsweep.launch import environment, failure, lifeline, preflight
-from bsweep.launch.launcher import HostLauncher, LaunchRequest, Pool
+from bsweep.launch.launcher import HostLauncher, LaunchRequest
 from bsweep.launch.outcome import Outcome, first_error, recorded
 from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
 from bsweep.launch.waiting import APART_SECONDS, Seen, Waiting, cause_of_stall
@@ -68,7 +68,7 @@ class ProcessLauncher(HostLauncher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            pool: Pool = request.pool or ProcessPool()
+            pool = request.pool or ProcessPool()
             with pool.processes_for(request, self) as started:
                 timeout = _wait(started, request)
                 return started, [command.poll() for command in started.commands], timeout
