@@ -504,6 +504,12 @@ class StrategyConfig(Card):
             )
         if point.precision == "fp16" and self.can.why_no_fp16:
             yield f"precision=fp16 with strategy={self.name}: {self.can.why_no_fp16}"
+        if point.launch.slowdown and self.kind_can.exchanges_in_passes:
+            yield (
+                f"launch.slowdown with strategy={self.name}: this strategy exchanges within the "
+                "passes, so that a slowdown cannot stretch the computation alone. Use "
+                "strategy=allreduce."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

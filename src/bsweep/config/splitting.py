@@ -83,12 +83,6 @@ class SplitConfig(StrategyConfig):
                 "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
                 "only one of them."
             )
-        if point.launch.slowdown:
-            yield (
-                f"launch.slowdown with strategy={self.name}: this strategy exchanges within the "
-                "passes, so that a slowdown cannot stretch the computation alone. Use "
-                "strategy=allreduce."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +186,6 @@ class DeepSpeedConfig(StrategyConfig):
                 f"optimizer={point.optimizer.name} with strategy=deepspeed: its engine flattens "
                 "the layers, whose norms this optimizer needs. Use optimizer=sgd or adamw, or "
                 "strategy=sharded."
-            )
-        if point.launch.slowdown:
-            yield (
-                "launch.slowdown with strategy=deepspeed: this strategy exchanges within the "
-                "passes, so that a slowdown cannot stretch the computation alone. Use "
-                "strategy=allreduce."
             )
 
 

@@ -214,12 +214,6 @@ class DDPConfig(StrategyConfig):
                 f"precision=fp64 with strategy.hook={self.hook}: the hook would round fp64 "
                 f"gradients to {self.hook}. Use only one of them."
             )
-        if point.launch.slowdown:
-            yield (
-                "launch.slowdown with strategy=ddp: this strategy exchanges gradients within the "
-                "backward pass, so that a slowdown cannot stretch the computation alone. Use "
-                "strategy=allreduce."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
