@@ -134,7 +134,7 @@ def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
         assert path.read_text() == text
 
 
-def test_only_files_with_split_models_have_the_new_schema(tmp_path: Path) -> None:
+def test_whole_and_split_models_share_a_file(tmp_path: Path) -> None:
     config = compose(*POINT, "strategy=sharded", "local_batch=8", f"results_dir={tmp_path}")
     path = allocation.probe_path(config)
     worker = {
@@ -142,15 +142,13 @@ def test_only_files_with_split_models_have_the_new_schema(tmp_path: Path) -> Non
         "peak_flops": 1e9, "batches": [{"local_batch": 1, "step_seconds": 0.1}],
         "largest_batch": 1, "stopped_by": "seconds",
     }  # fmt: skip
-    whole = {"schema": 1, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
+    whole = {"schema": 2, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
     allocation.write_probe(config, whole)
-    assert json.loads(path.read_text()) == whole
+    assert json.loads(path.read_text()) == {**whole, "splits": []}
     batches = (SplitBatch(8, 0.1, None),)
     found = allocation.ProbedSplit(allocation.probed_of_split(config), batches, 8, "seconds")
     allocation.write_split_probe(config, found)
-    assert json.loads(path.read_text())["schema"] == 2
     allocation.write_probe(config, whole)
-    assert json.loads(path.read_text())["schema"] == 2
     assert len(allocation.kept_probe(config).splits) == 1
 
 

@@ -13,15 +13,7 @@ from typing import Any
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError, show
 from bsweep.runlog.files import write_json
-from bsweep.runlog.probe_file import (
-    PROBE_SCHEMA,
-    WITH_SPLITS,
-    NewerError,
-    Probe,
-    ProbedSplit,
-    read,
-    reason,
-)
+from bsweep.runlog.probe_file import PROBE_SCHEMA, Probe, ProbedSplit, read, reason
 
 
 def probe_path(config: RunConfig) -> Path:
@@ -85,7 +77,7 @@ def write_probe(config: RunConfig, found: dict[str, Any]) -> None:
         ConfigError: See `kept_probe`.
     """
     splits = [asdict(one) for one in kept_probe(config).splits]
-    _write(config, {**found, **({"schema": WITH_SPLITS, "splits": splits} if splits else {})})
+    _write(config, {**found, "splits": splits})
 
 
 def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
@@ -97,7 +89,7 @@ def write_split_probe(config: RunConfig, found: ProbedSplit) -> None:
     """
     kept = kept_probe(config)
     others = [one for one in kept.splits if one.probed != found.probed]
-    _write(config, asdict(replace(kept, schema=WITH_SPLITS, splits=(*others, found))))
+    _write(config, asdict(replace(kept, schema=PROBE_SCHEMA, splits=(*others, found))))
 
 
 def kept_probe(config: RunConfig) -> Probe:
@@ -142,10 +134,6 @@ def read_probe(config: RunConfig) -> Probe:
         raise ConfigError(
             f"allocation={config.allocation.name} needs a probe, but there is no {path}: {remedy} "
             f"first{or_devices}."
-        ) from None
-    except NewerError as error:
-        raise ConfigError(
-            f"{path}: {error}: update bsweep, or remove the file and {remedy}."
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} {reason(error)}: remove the file, and {remedy} again.") from None

@@ -16,8 +16,7 @@ from pydantic_core import from_json
 
 from bsweep.config.values import Count
 
-PROBE_SCHEMA = 1
-WITH_SPLITS = 2  # the schema of files that have split models, too
+PROBE_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -136,18 +135,14 @@ def read(path: Path) -> Probe:
     content = path.read_bytes()
     found = from_json(content)
     schema = found.get("schema") if isinstance(found, dict) else None
-    if isinstance(schema, int) and schema > WITH_SPLITS:
-        raise NewerError(f"a newer bsweep wrote this file (probe schema {schema})")
+    if isinstance(schema, int) and schema > PROBE_SCHEMA:
+        raise ValueError(
+            f"a newer bsweep wrote this file (probe schema {schema}): update bsweep to read it"
+        )
     return _PROBE.validate_json(content)
-
-
-class NewerError(ValueError):
-    """A newer bsweep wrote a file."""
 
 
 def reason(error: Exception) -> str:
     """Return in words why `read` raised an error, to follow the name of the file."""
-    if isinstance(error, NewerError):
-        return f"is no file for this version: {error}"
     told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
     return f"is not a probe of this version ({told})"
