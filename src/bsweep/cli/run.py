@@ -115,7 +115,6 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
     """
     typed = [argument for argument in arguments if argument != "--report"]
     try:
-        _refuse_flags(typed)
         given = overrides.arranged(typed)
         if not again and overrides.parsed(given).help:
             print(run_help.text(given), end="")
@@ -144,15 +143,6 @@ def _sweep(configs: Sequence[RunConfig], arguments: Sequence[str], again: _Again
         return Sweep(configs, arguments)
     recorded = [config for config in configs if again.is_recorded(config)]
     return Sweep(recorded, None, again.is_missing, again.repeats)
-
-
-def _refuse_flags(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for flags that conflict with each other."""
-    shows_point = {"--cfg", "-c", "--info", "-i"} & set(arguments)
-    if shows_point and {"-m", "--multirun"} & set(arguments):
-        raise ConfigError(
-            "--cfg and --info show one point: leave out -m, and give each key one value"
-        )
 
 
 def _tell(sweep: Sweep, wants_report: bool) -> int:

@@ -25,7 +25,6 @@ logger = terminal.logger(__name__)
 
 _MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
 _FIRST_PARTS = {key.partition(".")[0] for key in known_keys()}
-_MOST_LETTERS = 255  # in a key, as Hydra looks for a file of that name
 _EXPERIMENT = "experiment"
 # Keys by which Hydra runs jobs, in place of bsweep: all but those that name axes or folders.
 _HYDRAS_OWN = re.compile(r"hydra(?![./](sweeper\.params|searchpath)\b|\w)")
@@ -181,8 +180,6 @@ def _problems(text: str, override: Override) -> Iterator[str]:
     key, text = override.key_or_group, shortened(text)
     if not key:
         yield f"{text}: no key before the '='."
-    elif max(map(len, re.split(r"[./]", key))) > _MOST_LETTERS:
-        yield f"{text}: unknown key; no key has more than {_MOST_LETTERS} letters."
     elif _HYDRAS_OWN.match(key):
         yield f"{text}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
     elif key in (*GROUPS, _EXPERIMENT) or "/" in key:
@@ -213,7 +210,7 @@ def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]
         name = value.text if isinstance(value, QuotedString) else value
         if name is None and key == _EXPERIMENT:
             continue
-        if not isinstance(name, str) or not name or len(name) > _MOST_LETTERS:
+        if not isinstance(name, str) or not name:
             yield (
                 f"{text}: {shortened(show(name)) or 'nothing'} is not a name: give "
                 f"{key}=NAME.{remedy}"

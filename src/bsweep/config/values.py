@@ -7,7 +7,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -82,30 +81,18 @@ def _listed(given: object) -> object:
 Trackers = Annotated[tuple[TrackerName, ...], AfterValidator(_each_once), BeforeValidator(_listed)]
 
 
-def _fit_for_files(text: str) -> str:
-    path = Path(text)
-    if "\0" in text or any(len(os.fsencode(part)) > _MOST_PART_BYTES for part in path.parts):
-        raise ValueError(
-            f"a name in a path must not have more than {_MOST_PART_BYTES} bytes or a zero byte: "
-            "give another path"
-        )
+def _with_known_home(text: str) -> str:
     try:
-        whole = os.fsencode(path.expanduser().absolute())
+        Path(text).expanduser()
     except RuntimeError:
         raise ValueError(
-            f"the home folder {path.parts[0]} is unknown on this machine: give the path without ~"
+            f"the home folder {Path(text).parts[0]} is unknown on this machine: give the path "
+            "without ~"
         ) from None
-    if len(whole) > _MOST_PATH_BYTES:
-        raise ValueError(
-            f"the absolute path has {len(whole)} bytes. Give a path of at most {_MOST_PATH_BYTES} "
-            "bytes, because files below it need still longer paths"
-        )
     return text
 
 
-_MOST_PART_BYTES = 255
-_MOST_PATH_BYTES = 3500  # Linux allows 4096; the rest is for files below
-PathName = Annotated[str, AfterValidator(_fit_for_files)]
+PathName = Annotated[str, AfterValidator(_with_known_home)]
 
 
 def _every(value: object) -> object:
