@@ -211,11 +211,11 @@ def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ),
         (
             "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
-            "bsweep does not run there (/x/python: No module named bsweep): every host needs",
+            f"bsweep does not run there by {sys.executable} (/x/python: No module named bsweep)",
         ),
         (
             "srun: error: Invalid job id\n",
-            "bsweep does not run there (srun: error: Invalid job id): every host needs",
+            f"bsweep does not run there by {sys.executable} (srun: error: Invalid job id)",
         ),
         (
             "env: 'srun': No such file or directory\n",

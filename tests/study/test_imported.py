@@ -208,7 +208,7 @@ def test_no_command_repeats_imported_runs(
     said = capsys.readouterr().out
     assert "nothing is left to do: 1 completed, 1 interrupted" in said
     assert "again" not in said
-    with pytest.raises(ValueError, match="the 1 run with the state interrupted is imported"):
+    with pytest.raises(ValueError, match="no point of a command has the state interrupted"):
         study_commands._retry([study, "--status", "interrupted"])
     assert not caplog.records
 

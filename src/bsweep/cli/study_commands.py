@@ -168,19 +168,14 @@ def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
                 f"{', '.join(known)}."
             )
     rows, _ = overview.of_study(options.study)
-    found = [row for row in rows if row.state.status in wanted]
-    chosen = {row.run_id for row in found if not row.state.is_imported}
-    if found and not chosen:
-        raise ValueError(
-            f"{options.study}: nothing to retry: the {counted(len(found), 'run')} with the state "
-            f"{' or '.join(wanted)} {'is' if len(found) == 1 else 'are'} imported, and no command "
-            "of bsweep leads to an imported run."
-        )
+    chosen = {
+        row.run_id for row in rows if row.state.status in wanted and not row.state.is_imported
+    }
     if not chosen:
         here = states.counted(row.state.status for row in rows)
         raise ValueError(
-            f"{options.study}: nothing to retry: no point has the state {' or '.join(wanted)} "
-            f"({here})."
+            f"{options.study}: nothing to retry: no point of a command has the state "
+            f"{' or '.join(wanted)} ({here})."
         )
     return _again(options.study, chosen, repeats=True)
 

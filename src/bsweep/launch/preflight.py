@@ -220,14 +220,9 @@ def _explain(code: int, said: str) -> str:
             f"the folder {Path.cwd()} is not there: every host needs it, for example on a shared "
             "file system"
         )
-    if code in (126, 127) or "No such file" in last:
-        return (
-            f"{sys.executable} does not run there ({last}): every host needs this environment at "
-            "the same path"
-        )
     return (
-        f"bsweep does not run there ({last}): every host needs the same environment at the same "
-        "path"
+        f"bsweep does not run there by {sys.executable} ({last}): every host needs this "
+        "environment at the same path"
     )
 
 

@@ -345,11 +345,9 @@ class _Reader:
         local, whole = given.get("local_batch"), given.get("global_batch")
         if whole is not None and (whole % workers or local not in (None, whole // workers)):
             raise ValueError(
-                f"{found.place}: global_batch={whole} is not local_batch={local} on {workers} "
-                "workers: bsweep import knows equal batches on all workers."
-                if local is not None
-                else f"{found.place}: global_batch={whole} cannot be divided among {workers} "
-                "workers: bsweep import knows equal batches on all workers."
+                f"{found.place}: global_batch={whole} is not num_workers={workers} times one "
+                f"local_batch{f' of {local}' if local is not None else ''}: bsweep import knows "
+                "equal batches on all workers."
             )
         options = {
             key.removeprefix("options."): _plain(value)
@@ -439,16 +437,10 @@ def _whole_number(place: str, key: str, value: Any, is_positive: bool) -> int:
 
 def _plain(value: Any) -> Any:
     """Return a text as the number that it says, if it says one."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    for kind in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
 def _write(run: _Made, study_dir: Path, source: str) -> str:
