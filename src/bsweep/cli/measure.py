@@ -111,20 +111,11 @@ def one_point(arguments: Sequence[str]) -> RunConfig | int:
     return config
 
 
-def _refuse_unmeasured(command: str, config: RunConfig) -> None:
-    """Raise ConfigError if the command cannot measure the point."""
-    if config.program.is_own:
-        raise ConfigError(
-            f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
-            "--probe` times a few steps of your program."
-        )
-
-
 def _measured(
     command: str,
     measure: Callable[[RunConfig, Callable[[str], None]], launch.Outcome],
     arguments: Sequence[str],
-    fill_in: Callable[[RunConfig], RunConfig] = lambda config: config,
+    fill_in: Callable[[RunConfig], RunConfig],
 ) -> RunConfig | int:
     """Call `measure` on the first point of the command line, after checks of the point and its
     hosts. Return the point's configuration, or an exit code after a failure.
@@ -146,7 +137,11 @@ def _measured(
     try:
         composed = hydra_grid.first_point(overrides.arranged(arguments))
         config = fill_in(parse(values_of(composed)).resolved())
-        _refuse_unmeasured(command, config)
+        if config.program.is_own:
+            raise ConfigError(
+                f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "
+                "--probe` times a few steps of your program."
+            )
         warnings = checks.check_point(config)
         config.study_dir.mkdir(parents=True, exist_ok=True)
         if unready := checks.unready_hosts([config]):

@@ -183,13 +183,6 @@ def first_point(arguments: Sequence[str]) -> DictConfig:
     """
     given = overrides.first_values(arguments)
     with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
-        axes = (
-            compose(_CONFIG, list(given.values()), return_hydra_config=True).hydra.sweeper.params
-            or {}
-        )
-        swept = [
-            f"{axis}={values}"
-            for axis, values in axes.items()
-            if values is not None and axis not in given
-        ]
+        master = compose(_CONFIG, list(given.values()), return_hydra_config=True)
+        swept = [axis for axis in _axes(master) if axis.partition("=")[0] not in given]
         return compose(_CONFIG, [*overrides.first_values(swept).values(), *given.values()])

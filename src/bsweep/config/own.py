@@ -141,21 +141,15 @@ def _clashes(found: Mapping[str, Own]) -> Iterator[str]:
             )
 
 
-def check(config: object, groups: Collection[str] | None = None) -> None:
+def check(config: object) -> None:
     """Import the user's own code that a configuration names, and check that bsweep can call it.
     `resolve` comes before.
-
-    Args:
-        config: The settings.
-        groups: The groups to check, such as `model`; None for all.
 
     Raises:
         ConfigError: If a target cannot be imported or called, or does not take its options.
     """
     problems: list[str] = []
     for group, card in cards(config).items():
-        if groups is not None and group not in groups:
-            continue
         try:
             with blamed(group, card, "importing it failed"):
                 module = _load(card)

@@ -19,7 +19,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores
 from bsweep.core.torch_versions import refuse_torch
 from bsweep.core.words import counted
-from bsweep.launch import environment, ssh
+from bsweep.launch import ssh
 
 _refuse_torch_once = functools.cache(refuse_torch)  # reading torch's metadata takes milliseconds
 
@@ -149,8 +149,7 @@ def _check_memory_limit(on_gpus: bool) -> None:
 
 
 def _check_variables(launch: ProcessesConfig) -> None:
-    missing = environment.missing(launch)
-    if missing:
+    if missing := [name for name in launch.environment if name not in os.environ]:
         raise ValueError(
             f"launch.environment={show(launch.environment)}: {', '.join(missing)} not set here. "
             f"Export {'them' if len(missing) > 1 else 'it'}, or leave "

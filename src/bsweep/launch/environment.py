@@ -10,7 +10,6 @@ is removed once all processes have read it.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -46,13 +45,6 @@ own_gpus: ContextVar[str | None] = ContextVar("own_gpus", default=None)
 """The GPUs for the point that this thread runs, in the form of CUDA_VISIBLE_DEVICES. None stands
 for all GPUs that this process may use.
 """
-
-
-def missing(launch: ProcessesConfig) -> list[str]:
-    """Return the names of environment variables that `launch.environment` lists but that are not
-    set in this process.
-    """
-    return [name for name in launch.environment if name not in os.environ]
 
 
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 
-from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest
 from bsweep.launch.outcome import Outcome, of_unfit_processes, recorded
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.shared_clock import file_system_time
 
 
@@ -73,13 +70,9 @@ def _work(request: LaunchRequest) -> None:
     config, paths, on_poll = request.config, request.paths, request.on_poll
     with suppress(Diverged, Stopped):  # the worker has recorded this end
         if request.entry == "bsweep.train.worker":
-            _train(config, paths, on_poll)
+            from bsweep.train import worker
+
+            launched_at = file_system_time(paths.folder)
+            worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_poll)
         else:
             importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)
-
-
-def _train(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> None:
-    from bsweep.train import worker
-
-    launched_at = file_system_time(paths.folder)
-    worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_step)

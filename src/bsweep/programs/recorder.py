@@ -161,20 +161,17 @@ class Recorder:
         begun = len(self._seconds)
         before_last = [*([self._last_examples] if begun else []), *given[:-1]]
         if few := [number for number in before_last if number < local_batch]:
-            self._few_examples(few[0])
+            raise ProgramError(
+                f"a step in the middle of an epoch took {few[0]} examples of one worker, but the "
+                f"point has local_batch={local_batch}: use run.local_batch as the batch size of "
+                "the loader, or say the examples of a step by run.steps(..., examples=...)"
+            )
         self._last_examples = given[-1]
         self._seconds += report["seconds"]
         self._examples += sum(given)
         every = self._config.log_every_steps
         if len(self._seconds) // every > begun // every:
             self._write_step(begun)
-
-    def _few_examples(self, number: int) -> None:
-        raise ProgramError(
-            f"a step in the middle of an epoch took {number} examples of one worker, but the point "
-            f"has local_batch={self._config.examples_per_pass}: use run.local_batch as the batch "
-            "size of the loader, or say the examples of a step by run.steps(..., examples=...)"
-        )
 
     def _write_step(self, begun: int) -> None:
         workers = self._config.num_workers
@@ -339,13 +336,9 @@ class Recorder:
                 self._start()
                 raise Diverged(message)
 
-    def _told_num_train(self) -> int | None:
-        told = getattr(self._config.data, "num_train", None)
-        return int(told) if told is not None else None
-
     def _num_train(self) -> int | None:
         told = self._facts.get("num_train")
-        return int(told) if told is not None else self._told_num_train()
+        return told if told is not None else getattr(self._config.data, "num_train", None)
 
     def _rate(self) -> float | None:
         return learning_rate(self._config) if self._reads_lr else None

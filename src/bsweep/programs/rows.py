@@ -84,8 +84,7 @@ class _TextFile:
     def new_rows(self, parse: Parse, *, is_last: bool) -> tuple[float | None, list[Row]]:
         """Return when the file changed, None if it did not, and the rows that are new in it."""
         try:
-            status = self._path.stat()
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            at, seen = self._path.stat().st_mtime, _identity(self._path)
             if seen == self._seen and not is_last:
                 return None, []
             content = self._path.read_bytes()
@@ -99,7 +98,6 @@ class _TextFile:
         rows = parse(whole, str(self._path))
         begin = max(self._num_rows, len(parse(self._old, str(self._path))))
         self._num_rows = max(begin, len(rows))
-        at = status.st_mtime
         return (
             at if is_changed else None,
             [Row(row.values, row.place, at) for row in rows[begin:]],

@@ -45,7 +45,11 @@ def check_point(config: RunConfig) -> list[str]:
         models.try_model(config, info)
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
-        warnings += _doubts_about_images(info)
+        if info.num_skipped:
+            warnings.append(
+                f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot "
+                "be read as images"
+            )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.examples_per_step > info.num_train:
@@ -74,17 +78,6 @@ def check_point(config: RunConfig) -> list[str]:
         raise ConfigError(*problems)
     refuse_vain_evaluations(config, info.num_train)
     return [*warnings, *allocation.doubts(config)]
-
-
-def _doubts_about_images(info: data.DataInfo) -> list[str]:
-    if not info.num_skipped:
-        return []
-    return [
-        (
-            f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot be "
-            "read as images"
-        )
-    ]
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:

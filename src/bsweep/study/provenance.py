@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -16,6 +15,7 @@ import psutil
 
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import inside_horovodrun, num_cores
+from bsweep.core.torch_versions import version
 
 
 def provenance(config: RunConfig) -> dict[str, Any]:
@@ -63,13 +63,6 @@ _PACKAGES = (
     "tokenizers",
     "numpy",
 )
-
-
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> dict[str, Any]:
