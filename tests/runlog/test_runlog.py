@@ -12,8 +12,9 @@ import pytest
 from bsweep.runlog.files import RunLog, RunPaths, no_such_study, write_json
 from bsweep.runlog.reading import read_records, read_run
 from bsweep.runlog.records import Event
-from bsweep.runlog.summary import write_summary
+from bsweep.runlog.summary import ended, write_summary
 from tests.support.running import compose
+from tests.support.synthetic_study import write_run
 
 
 def write(path: Path, *messages: str) -> None:
@@ -151,6 +152,13 @@ def test_records_that_are_vouched_for_are_read_as_others_are(
     assert vouched.records == read_run(paths.folder, with_steps).records
     assert len(vouched.records) == 2 + with_steps
     assert vouched.warnings == read_run(paths.folder, with_steps).warnings != ()
+
+
+def test_a_summary_of_other_epochs_than_the_records_is_repeated(tmp_path: Path) -> None:
+    paths = RunPaths(write_run(tmp_path / "s", local_batch=32))
+    assert ended(paths) == "completed"
+    write_json(paths.summary, json.loads(paths.summary.read_text()) | {"epochs": 999})
+    assert ended(paths) is None
 
 
 def test_a_run_that_never_started_has_a_summary_with_null_numbers(

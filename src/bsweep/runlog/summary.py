@@ -113,7 +113,7 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     summary = read_summary(paths)
     if summary is None:
         return None
-    if (crc32 := summary.get("metrics_crc32")) is None or crc32 != _known_crc32(paths):
+    if (summary.get("metrics_crc32"), summary["epochs"]) != _known_records(paths):
         return summary, read_told(paths.folder).meta
     return summary, read_meta(paths)
 
@@ -123,9 +123,9 @@ def _crc32(paths: RunPaths) -> int | None:
     return None if content is None else zlib.crc32(content)
 
 
-def _known_crc32(paths: RunPaths) -> int | None:
-    """Return the CRC-32 of a run's `metrics.jsonl`, None if there is no such file; read the file
-    only if its size or its time has changed since an earlier call.
+def _known_records(paths: RunPaths) -> tuple[int, int] | None:
+    """Return the CRC-32 of a run's `metrics.jsonl` and the number of its epochs, None if there is
+    no such file; read the file only if its size or its time has changed since an earlier call.
 
     A command that watches a study asks for it every few seconds.
     """
@@ -135,9 +135,10 @@ def _known_crc32(paths: RunPaths) -> int | None:
     except OSError:
         return None
     # The cache hashes its arguments, and a string hashes faster than a Path.
-    return _crc32_of(str(metrics), status.st_mtime_ns, status.st_size)
+    return _records_of(str(metrics), status.st_mtime_ns, status.st_size)
 
 
 @functools.cache
-def _crc32_of(path: str, mtime_ns: int, num_bytes: int) -> int:
-    return zlib.crc32(content_of(Path(path)) or b"")
+def _records_of(path: str, mtime_ns: int, num_bytes: int) -> tuple[int, int]:
+    content = content_of(Path(path)) or b""
+    return zlib.crc32(content), content.count(b'"type": "epoch"}')
