@@ -19,13 +19,6 @@ from tests.support.synthetic_study import write_study
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md"]
-NOT_FOR_A_TASK = {"index.md", "tutorial.md", "glossary.md", "reference.md"}
-TASKS = [page for page in PAGES[1:] if page.name not in NOT_FOR_A_TASK]
-MOST_LINES = 150  # of the README
-MOST_COLUMNS = 100
-MOST_LINES_OF_A_PARAGRAPH = 5
-NOT_PROSE = re.compile(r"#| *\|| {4}\S|\s*$")  # headings, tables, indented code, empty lines
-
 # What sets up or tests everything, and what needs more than a machine, has tests of its own.
 ELSEWHERE = (
     "scripts/sweep.sh",
@@ -49,71 +42,6 @@ def commands(page: Path) -> list[str]:
 
 # Each once, whatever pages repeat it.
 TYPED = {line: page.name for page in PAGES for line in commands(page)}
-
-
-def prose(page: Path) -> list[list[str]]:
-    """Return the paragraphs and list items of a page, each as its lines.
-
-    Headings, tables, figures and code are not among them.
-    """
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        is_prose = not NOT_PROSE.match(line)
-        if not is_prose or re.match(r" *([-*]|\d+\.) ", line):
-            blocks.append([])
-        if is_prose:
-            blocks[-1].append(line)
-    return [block for block in blocks if block]
-
-
-def is_one_link(line: str) -> bool:
-    """Return True if a line holds nothing but a link or a figure, which may be long."""
-    return re.fullmatch(r" *(- )?\*?!?\[[^\]]*\]\([^)]*\)[.,:;)*]*", line) is not None
-
-
-@pytest.mark.parametrize("page", TASKS, ids=lambda page: page.stem)
-def test_a_page_says_its_purpose_then_shows_a_command_and_its_output(page: Path) -> None:
-    title, _, rest = page.read_text().partition("\n\n")
-    purpose, _, rest = rest.partition("\n\n")
-    assert title.startswith("# ")
-    assert purpose.startswith("This page says ")
-    assert re.findall(r"\.(?=\s|$)", purpose) == ["."], "one sentence"
-    assert re.match(
-        r"(```python\n[^`]*```\n\n)?```sh\nbsweep [^`]*```\n\n```text\n[^`]*```\n\n", rest
-    )
-
-
-def test_pages_type_no_flag_that_is_not_needed() -> None:
-    assert [line for line in TYPED if re.match(r"bsweep \w+ -m", line)] == []
-
-
-def test_the_readme_is_short_and_pages_have_commands() -> None:
-    assert len(PAGES[0].read_text().splitlines()) <= MOST_LINES
-    assert sum(line.startswith("bsweep") for line in TYPED) > 10
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_prose_is_narrow_and_paragraphs_are_short(page: Path) -> None:
-    blocks = prose(page)
-    lines = [line for block in blocks for line in block]
-    assert [line for line in lines if len(line) > MOST_COLUMNS and not is_one_link(line)] == []
-    assert [block[0] for block in blocks if len(block) > MOST_LINES_OF_A_PARAGRAPH] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("One.\nTwo.\n\nThree.\n", [["One.", "Two."], ["Three."]]),
-        ("To do:\n- one\n  more\n- two\n", [["To do:"], ["- one", "  more"], ["- two"]]),
-        ("1. one\n\n   ```sh\n   typed\n   ```\n2. two\n", [["1. one"], ["2. two"]]),
-        ("# Title\n\n| a | b |\n|---|---|\n\n    code\n\nEnd.\n", [["End."]]),
-    ],
-    ids=["paragraphs", "items", "code", "tables"],
-)
-def test_prose_is_told_from_the_rest(text: str, blocks: list[list[str]], tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(text)
-    assert prose(tmp_path / "page.md") == blocks
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -22,7 +22,6 @@ from bsweep import analysis, plots
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}  # by a browser, unasked
 
 
@@ -146,27 +145,6 @@ def test_the_reference_names_each_figure() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*plots.FIGURES]
 
 
-def rows(text: str) -> dict[str, str]:
-    """Return the second cell of each table row by the first one, without headings."""
-    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
-    return {word: meaning for word, meaning in found if word != "word"}
-
-
-def test_the_glossary_gives_each_word_one_sentence() -> None:
-    words = rows((DOCS / "glossary.md").read_text())
-    assert len(words) > 40
-    ends = {word: re.findall(r"\.(?=\s|$)", meaning) for word, meaning in words.items()}
-    assert [word for word, dots in ends.items() if dots != ["."]] == []
-
-
-def test_the_glossary_has_the_words_of_contributing() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    section = text.partition("## Words\n")[2].partition("\n## ")[0]
-    words = rows(section).keys()
-    assert "point" in words
-    assert words - rows((DOCS / "glossary.md").read_text()).keys() == set()
-
-
 def of_project(key: str) -> str:
     (value,) = re.findall(rf'^{key} = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     return str(value)
@@ -189,19 +167,3 @@ def test_the_workflow_runs_the_tests() -> None:
     assert job["timeout-minutes"] <= 60
     (python,) = (step["with"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
     assert python == {"python-version": "3.12"}
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_an_issue_form_asks_for_something(form: Path) -> None:
-    asked = yaml.safe_load(form.read_text())
-    assert asked["name"]
-    assert asked["description"]
-    kinds = {field["type"] for field in asked["body"]}
-    assert kinds <= {"textarea", "input", "markdown", "dropdown", "checkboxes"}
-    ids = [field["id"] for field in asked["body"]]
-    assert len(ids) == len(set(ids))
-    assert all(field["attributes"]["label"] for field in asked["body"])
-
-
-def test_there_are_forms_for_bugs_features_and_questions() -> None:
-    assert [form.stem for form in FORMS] == ["bug", "feature", "question"]
