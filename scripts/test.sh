@@ -12,8 +12,8 @@ export MYPY_CACHE_DIR=${XDG_CACHE_HOME:-~/.cache}/bsweep/mypy
 obstacle() {
     if [[ $1 != page ]]; then
         "scripts/$1.sh" check 2>&1 || true
-    elif ! command -v chromium >/dev/null || ! command -v pdftotext >/dev/null; then
-        echo "They need a browser, and pdftotext. Debian, Ubuntu: apt-get install chromium poppler-utils"
+    elif ! command -v chromium >/dev/null; then
+        echo "They need a browser. Debian, Ubuntu: apt-get install chromium"
     fi
 }
 tests_of() {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -122,20 +122,3 @@ def test_what_is_wrong_is_said_of_every_value_once() -> None:
             every |= set(error.problems)
     assert set(raised.value.problems) == every
     assert len(raised.value.problems) == len(every) == 4
-
-
-def test_hydra_composes_one_point_of_each_family() -> None:
-    calls: list[Sequence[str]] = []
-
-    def counted(overrides: list[str]) -> DictConfig:
-        calls.append(overrides)
-        return composed(overrides)
-
-    axes = [
-        [f"local_batch={b}" for b in range(2, 42)],
-        [f"seed={s}" for s in range(20)],
-        ["strategy=ddp", "strategy=horovod"],
-    ]
-    found = grid.configs(counted, [*itertools.product(*axes)])
-    assert len(calls) == 2
-    assert len({config.run_id for config in found}) == 1600

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -141,24 +140,6 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
     assert as_hydra_takes("data.root=a,größe/b") == "data.root=a,'größe/b'"
     assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
     assert as_hydra_takes("launch.ssh_options=[A=b,C=d]") == "launch.ssh_options=['A=b','C=d']"
-
-
-@pytest.mark.parametrize(
-    ("axes", "num_composed"), [(("local_batch=8,16", "seed=0,1"), 2), (("local_batch=8",), 1)]
-)
-def test_hydra_composes_twice_for_a_grid_of_any_size_once_for_a_point(
-    type_run: Type, monkeypatch: pytest.MonkeyPatch, axes: tuple[str, ...], num_composed: int
-) -> None:
-    composed, compose_one = list[object](), ConfigLoaderImpl.load_configuration
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        composed.append(kwargs)
-        return compose_one(*args, **kwargs)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
-    code, said = type_run("-m", *axes)
-    assert code == 0, said
-    assert len(composed) == num_composed
 
 
 def test_a_point_that_cannot_be_run_fails_alone(

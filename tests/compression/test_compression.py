@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import compression, models
+from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec
 from bsweep.compression.dgc import DGC
@@ -31,8 +31,6 @@ from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression
 from bsweep.config.parsing import conf_dir
 from bsweep.numerics.vector import Vector
-from tests.support.operations import Operations
-from tests.support.running import compose
 
 T = TypeVar("T")
 NAMES = sorted(
@@ -404,34 +402,6 @@ def test_workers_round_independently() -> None:
 
 
 # PowerSGD
-
-
-def of_layers(number: int, device: str) -> Vector:
-    """A vector of a matrix and so many layers."""
-    layers = [nn.BatchNorm1d(19) for _ in range(number // 2)]
-    return Vector(nn.Sequential(nn.Linear(20, 19, bias=False), *layers).to(device))
-
-
-def num_operations(vector: Vector) -> int:
-    """Those of one worker's exchange by PowerSGD on a device that computes nothing."""
-    codec = build("powersgd", vector)
-    for _ in range(2):  # The first exchange makes constants.
-        with Operations() as operations:
-            codec.exchange(vector.gradients, SimulatedGroup(Board(1)))
-    return len(operations.launched)
-
-
-def test_kernels_are_as_many_however_many_layers_there_are() -> None:
-    few, many = (num_operations(of_layers(number, "meta")) for number in (4, 40))
-    assert few == many
-
-
-def test_an_exchange_of_a_resnet18_is_few_operations() -> None:
-    """Each of 21 matrices is multiplied four times; the bases are 110 of the other operations."""
-    card = compose("local_batch=8", "model=resnet18").model
-    vector = Vector(models.build(card, num_classes=10, shape=(3, 32, 32)).to("meta"))
-    assert len(vector.slices) == 62
-    assert num_operations(vector) <= 227
 
 
 def low_rank_gradients(vector: Vector, matrix_rank: int, seed: int) -> Tensor:

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bsweep import models
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
-from tests.support.operations import Operations
 from tests.support.running import compose
 
 
@@ -116,27 +114,6 @@ def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
     vector = Vector(model)
     result = train(model, optim.build(config.optimizer, vector), vector)
     torch.testing.assert_close(result, train(plain, reference), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "most"), [("sgd", 1), ("adamw", 2), ("lars", 45), ("lamb", 60)])
-def test_an_update_is_few_kernels(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where timm takes all layers at once; those that each have a number of their own
-    are one by one.
-    """
-    if name in ("lars", "lamb"):
-        import_torchvision()
-        reason = "timm before 1.0.28 updates one layer after another"
-        helpers = pytest.importorskip("timm.optim._helpers", reason=reason)
-        at_once = (False, True)
-        monkeypatch.setattr(helpers, "_default_to_fused_or_foreach", lambda *_, **__: at_once)
-    config = compose("local_batch=8", f"optimizer={name}", "optimizer.weight_decay=0.01")
-    vector = Vector(models.build(config.model, num_classes=10, shape=(3, 32, 32)))
-    optimizer = optim.build(config.optimizer, vector)
-    optimizer.step()
-    with Operations() as operations:
-        optimizer.step()
-    num_alone = sum(part.is_matrix for part in vector.slices) if name in ("lars", "lamb") else 0
-    assert len(operations.launched) + num_alone <= most, operations.launched
 
 
 @pytest.mark.parametrize(

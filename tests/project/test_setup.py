@@ -203,8 +203,7 @@ def test_run_again_does_nothing(checkout: Checkout) -> None:
     first = checkout.run("setup.sh")
     assert first.returncode == 0, first.stderr
     assert "Set up in .venv" in first.stderr
-    # Torch; build tools, source, wheel; Horovod, what it needs; bsweep.
-    assert len(checkout.pip_calls()) == 7
+    assert any(call.startswith("wheel") for call in checkout.pip_calls())
     again = checkout.run("setup.sh")
     assert again.returncode == 0
     assert again.stderr == "Already set up in .venv.\n"
@@ -225,7 +224,9 @@ def test_a_changed_pin_is_installed(checkout: Checkout) -> None:
     with (checkout.root / "constraints.txt").open("a") as constraints:
         constraints.write("left-pad==1.0\n")
     assert checkout.run("setup.sh").returncode == 0
-    assert len(checkout.pip_calls()) == 4  # torch; Horovod from the cache, what it needs; bsweep
+    calls = checkout.pip_calls()
+    assert any("torch" in call.split() for call in calls)
+    assert not any(call.startswith("wheel") for call in calls), "Horovod comes from the cache"
 
 
 def test_a_failed_step_shows_the_log_and_is_not_taken_for_done(checkout: Checkout) -> None:
@@ -311,19 +312,6 @@ def test_a_missing_network_is_said_first(checkout: Checkout, script: str) -> Non
     title, reason, *_ = failed.stderr.splitlines()
     assert title.endswith(" ...")
     assert re.match(r"No network: pip could not reach (127\.0\.0\.1|its package index)\. ", reason)
-
-
-def test_a_pip_that_names_no_host_is_understood(tmp_path: Path) -> None:
-    """As pip 26.0 and older ones write it."""
-    log = tmp_path / "log"
-    log.write_text(
-        "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
-        "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f6a>: "
-        "Failed to establish a new connection: [Errno 111] Connection refused')': /simple/foo/\n"
-    )
-    code = f"set -euo pipefail; . {ROOT / 'scripts' / 'common.sh'}; log={log}; no_network"
-    said = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stderr
-    assert said.startswith(f"No network: pip could not reach its package index. All output: {log}")
 
 
 @pytest.mark.parametrize("folder", [".venv", "XDG_CACHE_HOME", "TMPDIR"])
@@ -520,7 +508,7 @@ def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | Non
     )
     for name, script in {"setup.sh": "exit 0", "hosts.sh": hosts, "slurm.sh": "exit 0"}.items():
         (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\n{script}\n")
-    for name in ("ruff", "mypy", "shellcheck", "chromium", "pdftotext"):
+    for name in ("ruff", "mypy", "shellcheck", "chromium"):
         checkout.with_program(name, "exit 0")
     checkout.with_program("pytest", "echo 1 failed >&2; exit 1")
     if apt_get:

@@ -58,19 +58,6 @@ def prepared(folder: Path, *overrides: str) -> Job:
     return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
 
 
-@pytest.mark.parametrize(("precision", "most"), [("fp32", 156), ("bf16", 202), ("fp16", 208)])
-def test_a_step_is_few_operations(tmp_path: Path, precision: str, most: int) -> None:
-    """To launch one takes the host some 10 us, in which a fast GPU computes it for a small
-    batch.
-    """
-    job = prepared(tmp_path, *IMAGES, "model=resnet18", f"precision={precision}")
-    batch = torch.arange(4)
-    step.train_step(job, batch, batch, 1)
-    with Operations() as operations:
-        step.train_step(job, batch, batch, 1)
-    assert len(operations.launched) <= most, operations.launched
-
-
 def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A worker on a device that computes nothing, so that nothing can be read from it."""
     monkeypatch.setattr(worker, "choose_device", lambda *_: torch.device("meta"))
@@ -82,34 +69,6 @@ def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> J
         optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True)
     )
     return prepared(folder, *overrides)
-
-
-@pytest.mark.parametrize(
-    ("stem", "own", "most"),
-    [
-        ("cifar", 136, 150),
-        ("imagenet", 138, 152),  # the published stem max-pools
-    ],
-)
-def test_passes_add_few_operations_to_those_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stem: str, own: int, most: int
-) -> None:
-    """Five of the data, four of the loss, four of the score, and one that collects gradients."""
-    words = (*IMAGES, "model=resnet18", f"model.stem={stem}", "precision=fp32")
-    job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
-    batch = torch.arange(8, device="meta")
-    for _ in range(2):  # The first step makes constants.
-        with Operations() as operations:
-            step.compute_passes(job, batch, batch, job.inputs.crops(1, seed=0))
-    assert len(operations.launched) <= most, operations.launched
-    inputs, _ = job.inputs.training(batch, job.inputs.crops(1, seed=0))
-    job.vector.drop_gradients()
-    with Operations() as operations:
-        outputs = job.model(inputs)
-    num_forward, gradient = len(operations.launched), torch.ones_like(outputs)
-    with Operations() as operations:
-        outputs.backward(gradient)
-    assert num_forward + len(operations.launched) == own
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
