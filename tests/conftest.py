@@ -32,7 +32,6 @@ _LONGEST = (
     "interactive",
     "slurm",
     "resume",
-    "worker_loss",
     "run",
     "probe",
     "docs",

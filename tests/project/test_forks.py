@@ -7,16 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests import conftest
-from tests.support import ask_forks
-from tests.support.running import ROOT, Fork, forks, popen
+from tests.support.running import Fork, forks
 
 
 def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None:
@@ -56,26 +53,6 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
         assert Fork("bsweep", "frobnicate", cwd=tmp_path, stdout=output, stderr=output).wait() == 2
 
 
-def test_a_process_whose_stand_in_has_ended_at_once_ends_too(tmp_path: Path) -> None:
-    """Otherwise a sweep that is killed as it begins would train on, beside the next one."""
-    code = "import os, time; open('pid', 'w').write(f'{os.getpid()}'); time.sleep(60)"
-    connection = ask_forks.ask(
-        forks().socket,
-        ["-c", code],
-        cwd=str(tmp_path),
-        env=dict(os.environ),
-        executable=sys.executable,
-        files={},
-    )
-    connection.close()
-    time.sleep(1)  # in which it may begin
-    path = tmp_path / "pid"
-    ends = time.monotonic() + 30
-    while path.exists() and psutil.pid_exists(int(path.read_text() or 1)):
-        assert time.monotonic() < ends, "it still runs"
-        time.sleep(0.1)
-
-
 def test_a_stand_in_has_the_files_that_it_is_given_and_torch() -> None:
     receiver, sender = os.pipe()
     code = f"import os, sys; os.write({sender}, b'%d' % ('torch._dynamo' in sys.modules))"
@@ -91,31 +68,3 @@ def test_tests_know_of_no_allocation_around_them(monkeypatch: pytest.MonkeyPatch
     before = set(os.environ)
     conftest.forget_allocation()
     assert before - set(os.environ) == {"SLURM_JOB_NODELIST", "SLURMD_NODENAME", "BSWEEP_HOSTS"}
-
-
-def test_tests_that_are_told_to_end_leave_no_process_and_no_folder(tmp_path: Path) -> None:
-    test = "tests/strategies/test_equivalence.py::test_another_batch_size_reaches_other_weights"
-    folder = tmp_path / "t"  # short, for a socket's path may have 107 characters
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={folder}",
-        test,
-    ]
-    run = popen(command, ROOT, env={"TMPDIR": str(tmp_path)}, output=subprocess.DEVNULL)
-    while run.poll() is None and not list(folder.glob("contract0/alone1/*.pickle")):
-        time.sleep(0.05)
-    started = psutil.Process(run.pid).children(recursive=True)
-    assert started
-    run.terminate()
-    assert run.wait(60) == 2, "interrupted"
-    assert not psutil.wait_procs(started, timeout=10)[1]
-    of_torch = {  # that of torch 2.6 stays where a process was killed
-        *tmp_path.glob("torchinductor_*"),
-        *(path.parent for path in tmp_path.glob("*/_remote_module_non_scriptable.py")),
-    }
-    assert set(tmp_path.iterdir()) <= {folder, *of_torch}

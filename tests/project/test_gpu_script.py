@@ -125,21 +125,6 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
     assert len(calls(tmp_path)) == 2
 
 
-def test_slow_tests_leave_time_for_the_measurements(script: Script, tmp_path: Path) -> None:
-    result = script("--seconds", "9", gpus="NVIDIA H200\\n", SLOW="pytest")
-    assert result.returncode == 1
-    assert "tests took longer than 3 seconds and was ended." in result.stderr
-    assert "Failed: tests." in result.stderr
-    assert [line.split()[1] for line in calls(tmp_path)] == STEPS
-
-
-def test_the_limit_holds_for_the_set_up_too(script: Script, tmp_path: Path) -> None:
-    result = script("--seconds", "1", gpus="NVIDIA H200\\n", SLOW="bsweep.core.gpus")
-    assert result.returncode == 1
-    assert "The 1 seconds are over: set-up is left" in result.stderr
-    assert not calls(tmp_path)
-
-
 def test_a_full_disk_is_told_before_anything_runs(script: Script, tmp_path: Path) -> None:
     (df := tmp_path / "programs/df").write_text("#!/bin/sh\necho head; echo / 9 8 1500000 9%\n")
     df.chmod(0o755)
@@ -147,17 +132,3 @@ def test_a_full_disk_is_told_before_anything_runs(script: Script, tmp_path: Path
     assert result.returncode == 1
     assert "has 1 GB left, and this takes up to 2: make room" in result.stderr
     assert not (tmp_path / "calls").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--second", "3"), "--second is unknown"),
-        (("--seconds",), "A value is missing"),
-        (("--seconds", "x"), "whole number"),
-    ],
-)
-def test_a_wrong_option_is_told(script: Script, arguments: tuple[str, ...], said: str) -> None:
-    result = script(*arguments, gpus="NVIDIA H200\\n")
-    assert result.returncode == 1
-    assert said in result.stderr
