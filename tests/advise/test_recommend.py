@@ -271,7 +271,6 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     assert len(set(told["runs"])) == len(told["runs"])
     assert told["ended"] in ("sure", "gain", "runs")
     assert told["spent"]["seconds"] < 1200
-    assert told["prediction"]["recommendation"]["num_reached"] >= 0
     study = bsweep.load(tmp_path / "results/s")
     assert set(study.runs["run_id"]) == set(told["runs"])
     assert (study.runs["status"] == "completed").all()

@@ -543,7 +543,7 @@ def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Pa
 
 
 def test_compiled_runs_are_cells_of_their_own(tmp_path: Path) -> None:
-    for compiled in (False, "auto", True):  # `auto` did not compile
+    for compiled in (False, True):
         write_run(tmp_path / "s", local_batch=8, settings={"compile": compiled})
     study = bsweep.load(tmp_path / "s")
     assert "compile" in analysis.cell_keys(study.runs)
