@@ -262,14 +262,6 @@ def test_what_cannot_be_predicted_is_said_with_the_remedy(
     assert "Traceback" not in result.stderr, result.stderr
 
 
-def test_an_unknown_study_is_said_with_what_is_near(folder: Path, tmp_path: Path) -> None:
-    result = command(
-        "predict", str(folder.with_name("know")), "--target-accuracy", "0.9", cwd=tmp_path
-    )
-    assert result.returncode == 2
-    assert "/known'?" in result.stderr
-
-
 def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
@@ -579,24 +571,6 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
     place = [*beyond.index].index((256, 1))
     named = replace(prediction, choice=replace(prediction.choice, place=place))
     assert "bsweep probe" not in named.next_run()
-
-
-@pytest.mark.parametrize(
-    ("cell", "says"),
-    [
-        ((128, 2), "Runs of this cell reached the target."),
-        ((32, 2), "the prediction is from runs of this batch size on other workers."),
-        ((64, 1), "the prediction is from other batch sizes."),
-    ],
-)
-def test_the_kind_of_evidence_is_told(
-    prediction: bsweep.analysis.Prediction, cell: tuple[int, int], says: str
-) -> None:
-    cells = prediction.cells[["global_batch", "num_workers"]].to_numpy().tolist()
-    choice = replace(prediction.choice, place=cells.index([*cell]))
-    named = replace(prediction, choice=choice)
-    assert says in named.sentence()
-    assert says in named.brief()[1]
 
 
 def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:

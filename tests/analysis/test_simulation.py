@@ -485,7 +485,7 @@ def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
     assert alone[4] < 4
 
 
-def test_a_knee_at_one_worker_is_said_in_english() -> None:
+def test_a_knee_at_one_worker_is_told() -> None:
     cells = pd.DataFrame({"num_workers": [1, 2, 4], "examples_per_second": [10.0, 11.0, 12.0]})
     (note,) = knees(cells.assign(kind="simulated", network="1gbit", strategy="horovod"))
     assert note.startswith("Knee of horovod: from 1 worker on, more workers bring less than half")
@@ -704,13 +704,6 @@ def test_by_speed_means_what_it_means_in_a_run() -> None:
     assert short.allocation == long.allocation == "steps_by_speed"
 
 
-def test_a_refused_way_ends_with_code_2(study: Path) -> None:
-    given = ("--network", "25gbit", "--strategies", "parameter_server:staleness=3")
-    result = run_bsweep("simulate", str(study), *given, cwd=study)
-    assert result.returncode == 2
-    assert "Leave strategy.staleness out" in result.stderr
-
-
 def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) -> None:
     found = bsweep.simulate(
         study, workers=[2, 4, 7, 11], strategies="allreduce,pipeline", network="25gbit"
@@ -761,64 +754,37 @@ def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
     assert any("layers are not known" in note for note in found[None].notes)
 
 
-def not_on(found: bsweep.Simulation, way: str) -> str:
-    (note,) = [one for one in found.notes if one.startswith(f"{way}: not on")]
-    return str(note)
+PIECES = {"pieces": ("stem", "one", "two", "three", "head")}
+LLAMA = {"settings": {"model": {"name": "llama_tiny", "num_heads": 4.0}}}
+VGG16 = {"settings": {"model": {"name": "vgg16", "dropout": 0.5}}}
+LAYERS = {"layer_parameters": (1_000_000, 9_000_000, 1_181_642)}
 
 
-def test_a_model_is_cut_into_no_more_stages_than_it_has_pieces(tmp_path: Path) -> None:
-    pieces = ("stem", "one", "two", "three", "head")
-    write_run(tmp_path / "study", local_batch=8, pieces=pieces)
+@pytest.mark.parametrize(
+    ("run", "way", "workers", "suitable", "says"),
+    [
+        (PIECES, "pipedream", [4, 8, 64], [4, 8, 64], ""),
+        (PIECES, "pipedream:replicas=1", [4, 8, 64], [4], "has only 5 pieces (stem, one, two, th"),
+        (LLAMA, "tensor", [4, 8, 64], [4, 8, 64], ""),
+        (LLAMA, "tensor:replicas=1", [4, 8, 64], [4], "larger strategy.replicas"),
+        (VGG16, "tensor", [4, 6], [4, 6], ""),
+        (VGG16, "tensor:replicas=1", [3, 4, 6], [4], "the 4096 values between its large layers"),
+        (LAYERS, "parameter_server:sharding=layer", [4, 8], [4], "the model has 3 layers with par"),
+    ],
+)
+def test_a_way_is_simulated_on_workers_that_suit_the_model(
+    run: dict[str, Any], way: str, workers: list[int], suitable: list[int], says: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    write_run(tmp_path / "study", local_batch=8, **run)
     found = bsweep.simulate(
-        tmp_path / "study", workers=[4, 8, 64], strategies="pipedream,pipedream:replicas=1",
-        network="1gbit", num_steps=20,
-    )  # fmt: skip
-    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
-    assert of.apply(list).to_dict() == {"pipedream": [4, 8, 64], "pipedream:replicas=1": [4]}
-    assert not any("pieces of the model are not known" in one for one in found.notes)
-    note = not_on(found, "pipedream:replicas=1")
-    assert "not on 8 and 64 workers: num_workers=8 with strategy=pipedream needs 8 stages" in note
-    assert "the model has only 5 pieces (stem, one, two, three, head): use fewer workers" in note
-
-
-def test_a_model_is_divided_among_no_more_workers_than_suit_its_heads(tmp_path: Path) -> None:
-    model = {"name": "llama_tiny", "num_heads": 4.0}
-    write_run(tmp_path / "study", local_batch=8, settings={"model": model})
-    found = bsweep.simulate(
-        tmp_path / "study", workers=[4, 8, 64], strategies="tensor,tensor:replicas=1",
-        network="1gbit", num_steps=20,
-    )  # fmt: skip
-    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
-    assert of.apply(list).to_dict() == {"tensor": [4, 8, 64], "tensor:replicas=1": [4]}
-    assert "larger strategy.replicas" in not_on(found, "tensor:replicas=1")
-
-
-def test_a_model_is_divided_among_workers_that_share_its_values_evenly(tmp_path: Path) -> None:
-    model = {"name": "vgg16", "dropout": 0.5}
-    write_run(tmp_path / "study", local_batch=8, settings={"model": model})
-    found = bsweep.simulate(
-        tmp_path / "study", workers=[3, 4, 6], strategies="tensor:replicas=1,tensor",
-        network="1gbit,50us", num_steps=20,
-    )  # fmt: skip
-    of = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
-    assert of.apply(list).to_dict() == {"tensor": [4, 6], "tensor:replicas=1": [4]}
-    says = "the 4096 values between its large layers cannot be divided among the 3 workers"
-    assert says in not_on(found, "tensor:replicas=1")
-
-
-def test_whole_layers_need_no_more_servers_than_there_are_layers(tmp_path: Path) -> None:
-    sizes = (1_000_000, 9_000_000, 1_181_642)
-    write_run(tmp_path / "study", local_batch=8, layer_parameters=sizes)
-    found = bsweep.simulate(
-        tmp_path / "study", workers=[4, 8], strategies="parameter_server:sharding=layer",
-        network="1gbit",
-    )  # fmt: skip
-    assert set(found.cells.loc[found.cells["kind"] == "simulated", "num_workers"]) == {4}
-    assert not_on(found, "parameter_server:sharding=layer").endswith(
-        "not on 8 workers: strategy.num_servers=4 with strategy.sharding=layer: the model has 3 "
-        "layers with parameters, and each layer stays whole. Use at most that many servers, or "
-        "strategy.sharding=memory."
+        tmp_path / "study", workers=workers, strategies=way, network="1gbit,50us", num_steps=20
     )
+    simulated = found.cells[found.cells["kind"] == "simulated"]
+    assert simulated["num_workers"].tolist() == suitable
+    notes = [note for note in found.notes if note.startswith(f"{way}: not on")]
+    assert len(notes) == (suitable != workers)
+    assert all(says in note for note in notes)
 
 
 def test_ways_that_nobody_measured_are_doubted_more(study: Path) -> None:

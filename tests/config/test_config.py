@@ -95,18 +95,12 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ((), ["local_batch=null", "global_batch=null", "exactly one"]),
         (("local_batch=8", "global_batch=8"), ["local_batch=8", "global_batch=8", "exactly one"]),
         (("local_batch=0",), ["local_batch=0", "greater than or equal to 1"]),
-        (("local_batch=-5",), ["local_batch=-5"]),
         (("local_batch=8", "epochs=2.5"), ["epochs=2.5", "valid integer"]),
-        (("local_batch=8", "epochs=many"), ["epochs=many", "valid integer"]),
         (("local_batch=8", "channels_last=3"), ["channels_last=3", "'auto', True or False"]),
         (("local_batch=8", "+epoch=3"), ["epoch", "unknown key", "Did you mean 'epochs'?"]),
         (
             ("local_batch=8", "+strategy.bucket=3"),
             ["strategy.bucket", "Did you mean 'strategy.buckets'?"],
-        ),
-        (
-            ("local_batch=8", "strategy=parameter_server", "strategy.num_servers=0"),
-            ["strategy.num_servers=0"],
         ),
         (
             ("local_batch=8", "strategy=parameter_server", "strategy.staleness=2"),
@@ -145,10 +139,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (("local_batch=8", "compression=topk", "compression.density=0"), ["compression.density=0"]),
         (
-            ("local_batch=8", "compression=topk", "compression.density=1.5"),
-            ["compression.density=1.5"],
-        ),
-        (
             ("local_batch=8", "strategy=ddp", "compression=topk"),
             ["compression=topk", "strategy=ddp", "strategy.hook"],
         ),
@@ -181,17 +171,12 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (("local_batch=8", "launch.hosts=a"), ["launch.hosts=a", "h1:4,h2:4"]),
         (("local_batch=8", "launch.hosts='h[1-2:4'"), ["launch.hosts=h[1-2:4: not of the form"]),
-        (("local_batch=8", "launch.hosts='h[1-a]:4'"), ["launch.hosts=h[1-a]:4: not of the form"]),
         (
             ("local_batch=8", "launch.hosts='h[4-1]:4'"),
             ["launch.hosts=h[4-1]:4: [4-1] counts down"],
         ),
         (
             ("local_batch=8", "launch.hosts='h[1-999999999]:4'"),
-            ["more than 10,000 hosts: name fewer hosts"],
-        ),
-        (
-            ("local_batch=8", "launch.hosts='h[1-999]x[1-999]:4'"),
             ["more than 10,000 hosts: name fewer hosts"],
         ),
         (("local_batch=8", "launch.hosts='h[1-3]:1,h2:1'"), ["names a host twice"]),
@@ -205,7 +190,6 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
         ),
         (("local_batch=8", "strategy.name=horvod"), ["strategy=horvod", "'single', 'horovod'"]),
         (("local_batch=8", "optimizer.schedule=multistep"), ["optimizer.milestones"]),
-        (("local_batch=8", "optimizer.lr=-1"), ["optimizer.lr=-1"]),
         (
             ("local_batch=8", "optimizer.nesterov=true", "optimizer.momentum=0"),
             ["optimizer.nesterov=true"],
@@ -230,23 +214,16 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ("local_batch=8", "launch.network_interface='-x'"),
             ["launch.network_interface=-x", "Use a name such as eth0"],
         ),
-        (("local_batch=8", "data.subset=0"), ["data.subset=0"]),
         (
             ("local_batch=8", "data=torchvision", "data.dataset=FashonMNIST"),
             ["data.dataset=FashonMNIST: unknown", "Did you mean 'FashionMNIST'?", "'SVHN'"],
         ),
-        (
-            (*DILOCO, "strategy.sync_every=0"),
-            ["strategy.sync_every=0", "greater than or equal to 1"],
-        ),
-        ((*DILOCO, "strategy.outer_lr=0"), ["strategy.outer_lr=0"]),
         ((*DILOCO, "strategy.outer_momentum=1"), ["strategy.outer_momentum=1", "less than 1"]),
         ((*DILOCO, "strategy.weighting=examples_"), ["strategy.weighting=examples_", "'fednova'"]),
         (
             (*DILOCO, "strategy.weights=[0.5,0.4]"),
             ["strategy.weights=[0.5, 0.4]", "sum to 0.9", "sum to 1"],
         ),
-        ((*DILOCO, "strategy.weights=[1.5,-0.5]"), ["strategy.weights.1=-0.5"]),
         (
             (*DILOCO, "strategy.weights=[0.2,0.3,0.5]"),
             ["3 weights", "num_workers=2", "one for each worker"],
@@ -256,20 +233,12 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ["target_accuracy=90", "not a fraction", "Is 0.9 meant?"],
         ),
         (
-            ("local_batch=8", "target_accuracy=0"),
-            ["target_accuracy=0", "not a fraction above 0 and up to 1"],
-        ),
-        (
             ("local_batch=8", "target_accuracy=0.9", "target_loss=0.5"),
             ["target_accuracy=0.9 and target_loss=0.5", "give one target"],
         ),
         (
             ("local_batch=8", "stop_at_target=false"),
             ["stop_at_target=false", "target_accuracy=0.9"],
-        ),
-        (
-            ("local_batch=8", "evaluate_every_examples=0"),
-            ["evaluate_every_examples=0", "greater than or equal to 1"],
         ),
         (
             (
@@ -285,12 +254,10 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             ],
         ),
         ((*SHARDED, "strategy.replicas=3"), ["replicas=3 with num_workers=4", "a divisor"]),
-        ((*SHARDED, "strategy.replicas=0"), ["strategy.replicas=0"]),
         ((*SHARDED, "launch.slowdown=[1,1,2,1]"), ["launch.slowdown", "strategy=allreduce"]),
         ((*SHARDED, "precision=fp16"), ["precision=fp16", "precision=bf16"]),
         ((*SHARDED, "precision=fp64", "strategy.reduce=bf16"), ["strategy.reduce=bf16"]),
         ((*SHARDED, "compression=topk"), ["compression=topk", "strategy=sharded"]),
-        ((*SHARDED, "measure.noise_scale=true"), ["noise", "strategy=allreduce"]),
         ((*SHARDED, "compile=true"), ["compile=true with strategy=sharded"]),
         ((*SHARDED, "strategy.wrap=layer"), ["strategy.wrap=layer", "'blocks'"]),
         (DEEPSPEED, ["precision=auto with strategy=deepspeed", "Use precision=fp32"]),
@@ -298,14 +265,11 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
             (*DEEPSPEED, "optimizer=lamb"),
             ["optimizer=lamb with strategy=deepspeed", "sgd or"],
         ),
-        ((*DEEPSPEED, "optimizer=lars"), ["optimizer=lars with strategy=deepspeed"]),
         ((*DEEPSPEED, "strategy.stage=4"), ["strategy.stage=4", "1, 2 or 3"]),
         ((*DEEPSPEED, "compression=topk"), ["compression=topk with strategy=deepspeed"]),
         ((*DEEPSPEED, "measure.noise_scale=true"), ["DeepSpeed sums gradients within the passes"]),
         ((*DEEPSPEED, "launch.slowdown=[1,2]"), ["launch.slowdown with strategy=deepspeed"]),
         ((*DEEPSPEED, "channels_last=true"), ["channels_last=true with strategy=deepspeed"]),
-        ((*DILOCO, "strategy.max_rounds=0"), ["strategy.max_rounds=0"]),
-        ((*DILOCO, "strategy.max_seconds=0"), ["strategy.max_seconds=0"]),
         ((*DILOCO, "strategy.algorithm=horovod"), ["launch=torchrun", "Use launch=horovodrun"]),
         ((*DILOCO, "launch=horovodrun"), ["strategy.algorithm=native", "Use launch=torchrun"]),
         ((*DILOCO, "launch=inline"), ["launch=inline"]),

@@ -364,7 +364,6 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
         (("retry", "results/mine", "--status", "finished"), "unknown"),
         (("retry", "results/mine", "--status", ","), "--status ',' names no state. Known: failed,"),
         (("status",), "usage: bsweep status"),
-        (("plan", "-m", "local_batch=8,oops"), "local_batch=oops"),
         (("plan", "lokal_batch=8"), "Did you mean 'local_batch'?"),
     ],
 )

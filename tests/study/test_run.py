@@ -104,7 +104,6 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
         assert epoch["global_batch"] == 16
         assert 0 < epoch["step_seconds_p50"] <= epoch["step_seconds_p95"]
         assert epoch["train_seconds"] > epoch["exchange_seconds"] > 0
-        assert epoch["wait_seconds"] >= 0
         vector_bytes = 4 * records[0]["num_parameters"]
         assert epoch["sent_bytes"] == pytest.approx(6 * 2 * vector_bytes / 2, rel=0.01)
     end = summary(paths)
@@ -281,7 +280,6 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
         culprit = "rank 1 ended without a message, perhaps killed"
     assert culprit in ends["failed"]["message"]
     assert culprit in result.stderr
-    assert ends["failed"]["num_steps"] >= 0
     assert not workers_left(tmp_path)
     assert not list(tmp_path.glob("temporary/torchelastic_*"))
 
@@ -532,10 +530,6 @@ def test_variables_reach_workers_by_name_alone() -> None:
         (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
         (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: "]),
         (
-            ("run", "local_batch=8", "strategy=ddp", "strategy.num_servers=2"),
-            ["only strategy=parameter_server"],
-        ),
-        (
             (
                 "run",
                 "local_batch=8",
@@ -550,10 +544,6 @@ def test_variables_reach_workers_by_name_alone() -> None:
             ("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"),
             ["strategy.hook=bf16", "fp16"],
         ),
-        (("run", "local_batch=8", "model=vgg"), ["unknown model", "resnet18"]),
-        (("run", "local_batch=8", "data=digit"), ["unknown data", "Did you mean 'digits'?"]),
-        (("run",), ["local_batch=null", "exactly one"]),
-        (("run", "-m", "local_batch=8,-4,oops"), ["local_batch=-4", "local_batch=oops"]),
         (("run", "local_batch=8", "data=imagefolder"), ["data.root: no value given"]),
         (("run", "local_batch=8", "data=imagefolder", "data.root=nowhere"), ["nowhere"]),
         (
@@ -562,22 +552,15 @@ def test_variables_reach_workers_by_name_alone() -> None:
         ),
         (("run", "local_batch=8", "strategy.op=adasum"), ["strategy.op=adasum", "MPI"]),
         (("run", "local_batch=8", "device=cuda"), ["device=cuda"]),
-        (("run", "local_batch=8", "device=cuda", "launch=inline"), ["device=cuda"]),
-        (("run", "local_batch"), ["local_batch"]),
         (
             ("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY),
             ["results_dir=/proc/nowhere"],
         ),
-        (("run", "local_batch=8", "hydra.mode=RUN"), ["hydra.mode=RUN"]),
         (
             ("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"),
             [str(Path.home())],
         ),
         (("run", "local_batch=8", "data=text", "model=llama_tiny"), ["data.path: no value given"]),
-        (
-            ("run", "local_batch=8", "data=text", "data.path=nowhere", "model=llama_tiny"),
-            ["data.path=nowhere"],
-        ),
         (
             ("run", "local_batch=8", "data=text", f"data.path={__file__}"),
             ["model=resnet18", "model=llama_tiny"],
@@ -593,10 +576,6 @@ def test_variables_reach_workers_by_name_alone() -> None:
         (
             ("run", "local_batch=8", *TEXT, "model.vocabulary_size=300"),
             ["model.vocabulary_size=300", "256 tokens", "model.vocabulary_size=null"],
-        ),
-        (
-            ("run", "local_batch=8", *TEXT, f"data.tokenizer={__file__}"),
-            ["not a Hugging Face tokenizer.json"],
         ),
         (
             ("run", "local_batch=8", *TEXT, "model.num_heads=3"),
