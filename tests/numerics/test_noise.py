@@ -136,10 +136,6 @@ def test_one_example_has_no_halves() -> None:
         compose("local_batch=1", "model=tiny_cnn", MEASURED)
 
 
-def parts_of(run: dict[str, Any]) -> list[tuple[float, float]]:
-    return [(record["gradient_square"], record["variance"]) for record in run["noise_scales"]]
-
-
 def alone(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The records of a lone worker that measures each step."""
     words = ("strategy=single", "launch=inline", *CONTRACT, *overrides, MEASURED)

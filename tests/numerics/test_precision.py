@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -15,14 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
-from bsweep.runlog.files import RunLog, RunPaths
-from bsweep.train import checkpointing, step
-from bsweep.train.cursor import Cursor
+from bsweep.train import step
 from bsweep.train.job import Job
-from bsweep.train.noise_meter import NoiseHook
 from tests.compression.test_compression import (
     CODECS,
     SimulatedGroup,
@@ -132,69 +128,6 @@ def test_a_codec_forgets_a_step_that_was_left_out(name: str) -> None:
     for (received, state), (expected, expected_state) in zip((first, second), sound, strict=True):
         torch.testing.assert_close([received[0], *received[2:]], expected)
         torch.testing.assert_close(state, expected_state)
-
-
-def test_a_checkpoint_holds_the_scale(tmp_path: Any) -> None:
-    class Alone:
-        replicates, gather_json = True, staticmethod(lambda value: [value])
-        division = ""
-        load_elsewhere = staticmethod(lambda checkpoint: True)
-
-        def gather(self, values: Tensor) -> Tensor:
-            return values.unsqueeze(0)
-
-        def state(self) -> dict[str, Any]:
-            return {}
-
-        def load_state(self, state: dict[str, Any]) -> None: ...
-
-        def save_elsewhere(self, checkpoint: object) -> dict[str, str]:
-            return {}
-
-        own_state, load_own_state = state, load_state
-
-    def job() -> Job:
-        parameter = nn.Parameter(torch.ones(1))
-        parameter.grad = torch.zeros(1)
-        scale, optimizer = LossScale(parameter.grad), SGD([parameter], lr=0.1)
-        scale.guard(optimizer)
-        policy = SimpleNamespace(
-            state=dict, load_state=lambda state: None, config=SimpleNamespace(examples_per_step=1)
-        )
-        fields = {
-            "strategy": Alone(),
-            "policy": policy,
-            "optimizer": optimizer,
-            "model": nn.Identity(),
-            "dataset": SimpleNamespace(train_labels=torch.zeros(10)),
-        }
-        vector = SimpleNamespace(scale=scale, gradients=parameter.grad, parameters=parameter.data)
-        place, paths = Place(), RunPaths(tmp_path)
-        return cast(
-            Job,
-            SimpleNamespace(
-                **fields,
-                vector=vector,
-                place=place,
-                paths=paths,
-                log=RunLog(paths.metrics),
-                device=CPU,
-                noise=NoiseHook(),
-            ),
-        )
-
-    stopped, again = job(), job()
-    stopped.vector.gradients.fill_(torch.inf)
-    stopped.optimizer.step()
-    stopped.vector.gradients.zero_()
-    stopped.optimizer.step()
-    checkpointing.save(stopped, Cursor.of(CPU, 10))
-    assert checkpointing.load(again)
-    assert stopped.vector.scale
-    assert again.vector.scale
-    assert {key: float(value) for key, value in again.vector.scale.state.items()} == {
-        "factor": 2**15, "num_skipped": 1, "good_steps": 1
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

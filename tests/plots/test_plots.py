@@ -11,22 +11,17 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis import learning
 from bsweep.analysis.once import computing_once
-from bsweep.analysis.statistics import over_seeds
-from bsweep.plots import along, drawing, exchange
+from bsweep.plots import drawing, exchange
 from bsweep.plots.curves import INK, looks
-from bsweep.plots.rows import few_enough
 from bsweep.plots.styles import settings_of
 from tests.support.synthetic_study import (
     META,
@@ -114,21 +109,6 @@ def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
     assert first.read_bytes() == second.read_bytes()
     assert first.stat().st_size > 1_000
     assert dict(matplotlib.rcParams) == settings
-
-
-def test_a_figure_is_drawn_once_for_each_file(
-    grid: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure, drawn, draw = plots.throughput_and_speedup(grid), list[RendererBase](), Figure.draw
-
-    def counted(self: Figure, renderer: RendererBase) -> None:
-        drawn.append(renderer)
-        draw(self, renderer)
-
-    monkeypatch.setattr(Figure, "draw", counted)
-    for suffix in ("png", "svg", "pdf"):
-        plots.save(figure, tmp_path / f"one.{suffix}")
-    assert len(drawn) == 3
 
 
 @pytest.mark.parametrize(
@@ -472,22 +452,6 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
     assert by_epoch.get_figheight() < 7
 
 
-def test_crosses_at_one_batch_stand_side_by_side(tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=(16, 32), num_workers=(1, 2))
-    for workers in (1, 2):
-        write_run(
-            tmp_path / "s",
-            local_batch=64,
-            num_workers=workers,
-            status="diverged",
-            num_epochs_done=1,
-        )
-    figure = plots.time_by_batch(bsweep.load(tmp_path / "s"))
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    left, right = (float(np.asarray(line.get_xdata()).item()) for line in crosses)
-    assert 60 < left < 64 < right < 68
-
-
 def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1,)))
     assert "Triangles" not in plots.caption(plots.loss_by_epoch(study))
@@ -553,20 +517,6 @@ def test_cells_of_one_batch_and_worker_count_are_dots_in_launch_order(
     assert "local batch 64" in legend_texts(figure)[0]
 
 
-def test_a_figure_of_dots_says_which_cells_it_shows(
-    strategies: analysis.Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(along, "few_enough", lambda table: (table[:3], "Shown for three."))
-    assert "Shown for three." in plots.caption(plots.accuracy_and_loss_by_batch(strategies))
-
-
-def test_of_too_many_cells_of_one_batch_the_number_is_told() -> None:
-    index = pd.MultiIndex.from_product([["a", "b", "c"], [8]], names=["variant", "local_batch"])
-    shown, said = few_enough(pd.DataFrame({"n": 1}, index=index), most=2)
-    assert len(shown) == 2
-    assert said == "Shown for the first 2 of 3 cells of local batch 8; the tables have all cells."
-
-
 def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> None:
     figure = plots.loss_by_epoch(strategies)
     training = figure.axes[0]
@@ -611,13 +561,6 @@ def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
             assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), (
                 tick_labels(axes)
             )
-    assert tick_labels(plots.accuracy_and_loss_by_batch(study).axes[0]) == [
-        "8",
-        "32",
-        "128",
-        "512",
-        "2048",
-    ]
 
 
 def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path: Path) -> None:
@@ -756,17 +699,6 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     assert "both are drawn without an interval" in plots.caption(figure)
 
 
-def test_unequal_threads_have_no_speedup_and_a_caption_says_so(
-    tmp_path: Path,
-) -> None:
-    for workers, threads in ((1, 2), (2, 1)):
-        for batch in (8, 32):
-            write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
-    figure = plots.throughput_and_speedup(bsweep.load(tmp_path / "s"))
-    assert len(figure.axes) == 1
-    assert "No speed-up: 1 worker had 2 threads, 2 workers had 1 each." in plots.caption(figure)
-
-
 @pytest.mark.parametrize(
     ("variant", "said"),
     [
@@ -784,25 +716,3 @@ def test_unequal_threads_have_no_speedup_and_a_caption_says_so(
 )  # fmt: skip
 def test_variants_are_said_in_words(variant: str, said: str) -> None:
     assert plots.words("variant", variant) == said
-
-
-def test_a_figures_table_is_computed_once_where_nothing_changes(
-    grid: analysis.Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[str] = []
-
-    def counted(*args: Any) -> Any:
-        computed.append("")
-        return over_seeds(*args)
-
-    monkeypatch.setattr(learning, "over_seeds", counted)
-    monkeypatch.setattr(plots, "FIGURES", {"accuracy_by_time": plots.accuracy_by_time})
-    with computing_once():
-        assert "accuracy_by_time" in plots.figures(grid)
-        plots.accuracy_by_time(grid).axes[0].set_xlim(1, 2)
-        first = analysis.accuracy_by_time(grid)
-        first["test_accuracy"] = 0.0  # of a copy
-        assert analysis.accuracy_by_time(grid)["test_accuracy"].gt(0).all()
-    assert len(computed) == 1
-    plots.figures(grid)
-    assert len(computed) == 2, "outside a study may have changed"

@@ -6,8 +6,6 @@ import json
 import math
 import re
 import shlex
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,6 @@ from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
 HOSTILE = '</script><img src=x onerror="alert(1)">${alert(2)}'
-FAILED = "b8_w1_horovod_s0"
 _PLACE_OF_A_CELL = (
     "(() => { const { view } = charts.map, at = (name, value) => view.scale(name)(value)"
     " + view.scale(name).bandwidth() / 2; const box = view.container().querySelector("
@@ -159,21 +156,6 @@ def test_without_a_recommendation_the_terminals_lines_are_said(
         assert "The command of some runs was not recorded" in page.inner_text("#reading")
 
 
-def test_what_is_not_drawn_cannot_be_saved(browser: Any, path: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0, message="no")
-    (tmp_path / "page.html").write_text(html_of(document(bsweep.load(tmp_path / "s"))), "utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
-        assert page.is_hidden("#save-map")
-        assert page.is_hidden("#save-curves")
-        assert page.is_hidden("#map-title")
-    with opened(browser, path) as page:
-        assert page.is_visible("#save-curves")
-        go(page, **{"filter.local_batch": "8"})
-        assert page.is_hidden("#save-curves")
-        go(page, **{"filter.local_batch": ""})
-        assert page.is_visible("#save-map")
-
-
 def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -193,18 +175,6 @@ def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
         assert not any(word.startswith("global_batch") for word in command)
         local = f"local_batch={prediction.recommended['global_batch']}"
         assert {local, "evaluate_every_examples=40000"} < {*command}
-
-
-def test_charts_keep_a_width_when_a_window_changes_behind_them(browser: Any, path: Path) -> None:
-    with opened(browser, path, "run=b64_w4_horovod_s0_lr_rulelinear") as page:
-        page.set_viewport_size({"width": 1000, "height": 800})
-        page.wait_for_timeout(300)
-        drawn(page)
-        go(page, run="")
-        for chart in ("map", "curves"):
-            wide = page.locator(f"#{chart} canvas").bounding_box()["width"]
-            assert wide == pytest.approx(page.locator(f"#{chart}").bounding_box()["width"], abs=2)
-        assert page.locator("#map canvas").bounding_box()["width"] > 400
 
 
 ODD_LINKS = [
@@ -634,26 +604,6 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         assert page.locator("#run img").count() == 0
 
 
-def test_paper_has_whole_figures_and_a_head_on_each_page_of_a_table(
-    browser: Any, tmp_path: Path
-) -> None:
-    if shutil.which("pdftotext") is None:
-        pytest.skip("no pdftotext: apt-get install poppler-utils")
-    write_study(tmp_path / "s", local_batches=tuple(range(8, 408, 8)), num_workers=(1,))
-    study = bsweep.load(tmp_path / "s")
-    (tmp_path / "page.html").write_text(html_of(document(study), "<p>folded away</p>"), "utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
-        page.pdf(path=tmp_path / "page.pdf", format="A4")
-        assert page.get_attribute("main > section > details", "open") is None, "folded again"
-    pdftotext = ["pdftotext", "-layout", str(tmp_path / "page.pdf"), "-"]
-    pages = subprocess.run(pdftotext, capture_output=True, text=True, check=True).stdout.split("\f")
-    with_runs = [text for text in pages if "b8_w1" in text or "b200_w1" in text]
-    assert len(with_runs) == 2, "the table takes several pages"
-    for text in with_runs:
-        assert "time to target" in text or "test accuracy" in text
-    assert "folded away" in "".join(pages)
-
-
 def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     folder = tmp_path / "a<b>&'\""
     write_run(folder, local_batch=8, meta={**META, "cpu": HOSTILE}, events=(HOSTILE,))
@@ -681,19 +631,6 @@ def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path)
             " document.body.append(one); }"
         )
         assert page.evaluate("typeof taken") == "undefined"
-
-
-def test_a_newer_document_keeps_what_the_reader_chose(
-    browser: Any, path: Path, study: analysis.Study
-) -> None:
-    newer = document(study)
-    newer["runs"]["status"] = ["interrupted"] * len(study.runs)
-    with opened(browser, path, "find=_w4_&cell=256x4") as page:
-        page.evaluate("(told) => update(told)", json.loads(json.dumps(newer)))
-        drawn(page)
-        assert "interrupted" in page.inner_text("#summary")
-        assert page.input_value("#find") == "_w4_"
-        assert page.input_value("#cell") == "256x4"
 
 
 OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"

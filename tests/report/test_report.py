@@ -10,7 +10,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from PIL import Image
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.analysis import advice, answering
+from bsweep.analysis import answering
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.once import computing_once
 from bsweep.report import formats, images
 from bsweep.report.tables import tables
-from tests.support.synthetic_study import META, diloco, server, write_run, write_study
+from tests.support.synthetic_study import diloco, server, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +48,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         events=("2 workers share 1 core",),
     )
     return report.write(study, command="bsweep report a_study")
-
-
-@pytest.mark.nightly
-def test_the_page_of_three_thousand_runs_is_small(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
-    began = time.monotonic()
-    page = report.write(study)
-    print(
-        f"3000 runs: {time.monotonic() - began:.1f} s, a page of {page.stat().st_size / 1e6:.2f} MB"
-    )
-    assert page.stat().st_size < 5e6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="one process draws all")
@@ -438,41 +426,6 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
         write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
     fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert "Its accuracy is known only to ± 0.12: less accurate cells may be as good." in fastest
-
-
-def test_names_in_a_row_are_a_sentence() -> None:
-    assert advice._some(pd.Series(["a"])) == "a"
-    assert advice._some(pd.Series(["a", "b"])) == "a and b"
-    assert advice._some(pd.Series(["a, b", "c", "d"])) == "a, b; c and d"
-    assert advice._some(pd.Series([*"abcde"])) == "a, b, c and 2 more"
-
-
-def test_tables_have_the_order_of_the_launch(tmp_path: Path) -> None:
-    for place, strategy in enumerate(("ring", "native", "tree")):
-        settings = {"strategy": {"name": "allreduce", "algorithm": strategy}}
-        meta = {**META, "launched_at": float(place)}
-        write_run(tmp_path / "s", local_batch=8, num_workers=2, settings=settings, meta=meta)
-    rows = [
-        line.split(" | ")[0]
-        for line in report_tables(tmp_path / "s").splitlines()
-        if line.startswith("| ")
-    ]
-    assert [row for row in rows if "---" not in row][:4] == [
-        "| variant",
-        "| ring",
-        "| native",
-        "| tree",
-    ]
-
-
-def test_speed_up_is_not_told_between_unequal_threads(tmp_path: Path) -> None:
-    for workers, threads in ((1, 2), (2, 1)):
-        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
-    reason = "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
-    assert reason in analysis.headlines(bsweep.load(tmp_path / "s"))
-    text = report_tables(tmp_path / "s")
-    assert reason in text
-    assert "| speed-up |" not in text
 
 
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:

@@ -162,21 +162,6 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
 SKEW_SECONDS = 5 * 3600
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("ahead", [SKEW_SECONDS, -SKEW_SECONDS])
-@pytest.mark.parametrize("strategy", KILLED)
-def test_kills_on_hosts_whose_clocks_differ_by_hours(
-    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, ahead: int
-) -> None:
-    env = preload.clock(tmp_path)
-    preload.clock_of(tmp_path, "h2").write_text(str(ahead))
-    grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy], *over("h2:1,h1:1", up("2")))
-    typed = Typed(tmp_path, grid, env, host="h1", is_fresh=True)
-    draw = random.Random(f"{strategy} {ahead}")
-    check_as_in_peace(typed, *strike_sweeps(typed, draw, 5, ("sweep", *KINDS)))
-
-
 CUT_SECONDS = 60
 ACROSS = {
     "horovod": ("strategy=horovod",),
