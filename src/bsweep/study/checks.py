@@ -52,17 +52,7 @@ def check_point(config: RunConfig) -> list[str]:
             )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if config.examples_per_step > info.num_train:
-        size = config.data_parallel_size
-        key = "num_workers" if size == config.num_workers else "strategy.replicas"
-        batches = f"local_batch={config.examples_per_pass} x {key}={size}"
-        if given := config.allocation.local_batches:
-            batches = f"allocation.local_batches={list(given)}"
-        raise ConfigError(
-            f"global batch {config.examples_per_step} ({batches} x "
-            f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
-            f"{info.num_train} examples: choose a smaller batch."
-        )
+    _refuse_large_batch(config, info.num_train)
     if config.strategy.can.takes_local_steps:
         each = (
             batch * steps
@@ -78,6 +68,21 @@ def check_point(config: RunConfig) -> list[str]:
         raise ConfigError(*problems)
     refuse_vain_evaluations(config, info.num_train)
     return [*warnings, *allocation.doubts(config)]
+
+
+def _refuse_large_batch(config: RunConfig, num_train: int) -> None:
+    if config.examples_per_step <= num_train:
+        return
+    size = config.data_parallel_size
+    key = "num_workers" if size == config.num_workers else "strategy.replicas"
+    batches = f"local_batch={config.examples_per_pass} x {key}={size}"
+    if given := config.allocation.local_batches:
+        batches = f"allocation.local_batches={list(given)}"
+    raise ConfigError(
+        f"global batch {config.examples_per_step} ({batches} x "
+        f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
+        f"{num_train} examples: choose a smaller batch."
+    )
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:

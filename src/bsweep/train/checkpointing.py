@@ -249,6 +249,7 @@ def load(job: Job) -> Cursor | None:
             "starts from its beginning."
         )
     assert shared is not None
+    assert own is not None
     return _put_back(job, shared, own)
 
 
@@ -296,30 +297,28 @@ def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
     }
 
 
-def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any] | None) -> Cursor:
+def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any]) -> Cursor:
     cursor = Cursor.of(job.device, len(job.dataset.train_labels), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
-    job.noise.load_state(shared["noise"], (own or {}).get("noise"))
-    if shared["model"]:
-        _put_model_back(job, shared["model"])
-    if own:
-        if own["model"]:
-            _put_model_back(job, own["model"])
-        if own["strategy"]:
-            job.strategy.load_own_state(own["strategy"])
-        if job.vector.scale:
-            for name, value in job.vector.scale.state.items():
-                value.copy_(own["scale"][name])
-        saved = dict(zip(own["buffer_names"], own["buffers"], strict=True))
-        for name, buffer in job.model.named_buffers():
-            buffer.copy_(saved[name])
-        if own["random"]:
-            torch.set_rng_state(own["random"]["cpu"])
-            if "cuda" in own["random"] and job.device.type == "cuda":
-                torch.cuda.set_rng_state(own["random"]["cuda"])
-        cursor.totals.copy_(own["totals"])
-        cursor.recent.copy_(own["recent"])
+    job.noise.load_state(shared["noise"], own.get("noise"))
+    for state in (shared["model"], own["model"]):
+        if state:
+            _put_model_back(job, state)
+    if own["strategy"]:
+        job.strategy.load_own_state(own["strategy"])
+    if job.vector.scale:
+        for name, value in job.vector.scale.state.items():
+            value.copy_(own["scale"][name])
+    saved = dict(zip(own["buffer_names"], own["buffers"], strict=True))
+    for name, buffer in job.model.named_buffers():
+        buffer.copy_(saved[name])
+    if own["random"]:
+        torch.set_rng_state(own["random"]["cpu"])
+        if "cuda" in own["random"] and job.device.type == "cuda":
+            torch.cuda.set_rng_state(own["random"]["cuda"])
+    cursor.totals.copy_(own["totals"])
+    cursor.recent.copy_(own["recent"])
     return cursor
 
 
