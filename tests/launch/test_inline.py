@@ -38,7 +38,7 @@ def test_inline_frees_a_gpus_memory_after_a_point(
     def train(*_: object) -> None:
         raise ValueError("its own")
 
-    monkeypatch.setattr(inline, "_train", train)
+    monkeypatch.setattr(inline, "_work", train)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(1))
     assert inline.Inline().launch(request(tmp_path)).status == "failed"
@@ -56,7 +56,7 @@ def test_inline_trains_no_point_after_its_process_ran_out_of_memory(
     if of_capture:
         monkeypatch.setattr(graph_capture, "_broken", [BrokenCapture("CUDA out of memory")])
     else:
-        monkeypatch.setattr(inline, "_train", train)
+        monkeypatch.setattr(inline, "_work", train)
         assert launcher.launch(request(tmp_path)).status == "out_of_memory"
     unfit = launcher.launch(request(tmp_path))
     assert unfit.status == "interrupted"

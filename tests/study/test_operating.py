@@ -131,7 +131,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     assert "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
     assert nothing.returncode == 2
-    assert "no point has the state failed" in nothing.stderr
+    assert "nothing to retry: no point of a command has the state failed" in nothing.stderr
     meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
     assert meant.returncode == 2
     assert "Did you mean 'failed'?" in meant.stderr
@@ -402,10 +402,10 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
-    """Runs as `status` reads them: it takes records for whole that have the checksum of their
-    summary.
+    """Runs as `status` reads them: it takes records for whole that have the checksum and the number
+    of epochs of their summary.
     """
-    records = b'{"schema": 1, "type": "epoch", "train_seconds": 0.75}\n' * 20
+    records = b'{"schema": 1, "train_seconds": 0.75, "type": "epoch"}\n' * 20
     for index in range(number):
         paths = RunPaths(study_dir / f"run{index}")
         paths.folder.mkdir(parents=True)
@@ -416,7 +416,13 @@ def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
         else:
             paths.metrics.write_bytes(records)
             paths.meta.write_text(json.dumps(META))
-        ended = {"schema": 1, "run_id": f"run{index}", "status": status, "message": "", "epochs": 2}
+        ended = {
+            "schema": 1,
+            "run_id": f"run{index}",
+            "status": status,
+            "message": "",
+            "epochs": 20,
+        }
         numbers = {
             "strategy": "single",
             "num_workers": 1,
