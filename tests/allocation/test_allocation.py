@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from bsweep import allocation
-from bsweep.allocation import ProbedBatch, ProbedWorker, devices, fill_in
+from bsweep.allocation import devices, fill_in, policies
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
+from bsweep.core import uneven
+from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from bsweep.study import checks
 from tests.support.running import TINY, compose
 
@@ -81,10 +83,10 @@ def resolved(
 
 
 def test_the_studys_devices_and_methods_a_and_c() -> None:
-    assert [allocation.device(node).flops for node in NODES] == pytest.approx(FLOPS)
-    assert [allocation.device(node).memory_bytes / 1e9 for node in NODES] == [11, 11, 24, 24]
-    assert allocation.batch_by_flops(FLOPS, 4) == (4, 4, 6, 5)
-    assert allocation.steps_by_flops(FLOPS, 100) == (100, 104, 145, 117)
+    assert [devices.device(node).flops for node in NODES] == pytest.approx(FLOPS)
+    assert [devices.device(node).memory_bytes / 1e9 for node in NODES] == [11, 11, 24, 24]
+    assert uneven.batch_by_flops(FLOPS, 4) == (4, 4, 6, 5)
+    assert uneven.steps_by_flops(FLOPS, 100) == (100, 104, 145, 117)
 
 
 def test_steps_by_the_studys_real_speeds() -> None:
@@ -92,7 +94,7 @@ def test_steps_by_the_studys_real_speeds() -> None:
     to no idle time.
     """
     seconds = [30.5 / 100 / speed for speed in (1.04, 1.0, 1.92, 1.19)]
-    steps = allocation.by_seconds(seconds, 100)
+    steps = uneven.by_seconds(seconds, 100)
     assert steps == (104, 100, 192, 119)
     assert max(30.5 - n * t for n, t in zip(steps, seconds, strict=True)) < max(seconds)
 
@@ -100,7 +102,7 @@ def test_steps_by_the_studys_real_speeds() -> None:
 def test_by_seconds_nobody_takes_longer_than_the_slowest() -> None:
     for every in (1, 7, 100):
         seconds = [0.13, 0.2, 0.017, 0.2, 0.199]
-        steps = allocation.by_seconds(seconds, every)
+        steps = uneven.by_seconds(seconds, every)
         assert min(steps) == every
         idle = [every * 0.2 - n * t for n, t in zip(steps, seconds, strict=True)]
         assert all(-1e-9 < rest < t + 1e-9 for rest, t in zip(idle, seconds, strict=True))
@@ -123,16 +125,16 @@ def test_shares_sum_up_and_leave_nobody_without(total: int) -> None:
 
 def test_least_steps_keep_an_exchange_small() -> None:
     for exchange, step, share in ((7.2, 0.3, 0.1), (0.5, 0.03, 0.5), (1e-6, 1.0, 0.1)):
-        every = allocation.least_steps(exchange, step, share)
+        every = uneven.least_steps(exchange, step, share)
         assert exchange / (exchange + every * step) <= share + 1e-9
         assert every == 1 or exchange / (exchange + (every - 1) * step) > share
 
 
 def test_a_knee_keeps_the_throughput() -> None:
     one = worker(0.001)
-    assert allocation.knee_batch(one, 1, 0.9) == 64  # 0.01 s of each step are fixed
-    assert allocation.knee_batch(one, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
-    assert allocation.knee_batch(one, 32, 0.5) == 32
+    assert policies.knee_batch(one, 1, 0.9) == 64  # 0.01 s of each step are fixed
+    assert policies.knee_batch(one, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
+    assert policies.knee_batch(one, 32, 0.5) == 32
 
 
 def test_seconds_between_probed_batches_lie_on_lines() -> None:
@@ -154,7 +156,7 @@ def test_seconds_between_probed_batches_lie_on_lines() -> None:
     ],
 )
 def test_torchs_names_are_known(name: str, key: str) -> None:
-    assert allocation.device(name) == allocation.device(key)
+    assert devices.device(name) == devices.device(key)
 
 
 def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
@@ -171,7 +173,7 @@ def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
         assert entry["source"]
     for other in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100X", "NVIDIA RTX 6000 Ada Generation"):
         with pytest.raises(ConfigError):
-            allocation.device(other)
+            devices.device(other)
 
 
 @pytest.mark.parametrize("name", POLICIES)

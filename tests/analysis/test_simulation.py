@@ -38,6 +38,7 @@ from bsweep.analysis.simulation.strategies import Case, Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.values import counts
 from bsweep.config.run import RunConfig
+from bsweep.runlog.probe_file import PROBE_SCHEMA
 from bsweep.runlog.records import Step
 from tests.support.running import bsweep as run_bsweep
 from tests.support.running import compose
@@ -292,7 +293,7 @@ def filled_in(name: str, batch: str, of: Constants, folder: Path) -> RunConfig:
         for speed, most in zip(of.speeds, of.largest_batches, strict=True)
     ]  # fmt: skip
     found = {"probed": allocation.probed_of(config), "workers": workers, "exchange_seconds": 0.5}
-    allocation.write_probe(config, {"schema": allocation.PROBE_SCHEMA, **found})
+    allocation.write_probe(config, {"schema": PROBE_SCHEMA, **found})
     return allocation.fill_in(config)
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import allocation
-from bsweep.allocation import Probe
 from bsweep.cli import main
 from bsweep.config.run import RunConfig
+from bsweep.core.uneven import batch_by_flops, by_seconds, steps_by_flops
 from bsweep.measure import probe_worker
+from bsweep.runlog.probe_file import Probe
 from bsweep.train.job import Job
 from tests.support.running import bsweep, compose, imported_first, summaries
 
@@ -119,9 +120,9 @@ def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> No
     seconds = [worker.step_seconds(8) for worker in workers]
     expected: dict[str, tuple[str, tuple[int, ...]]] = {
         "batch_by_memory": ("local_batches", (workers[0].largest_batch, workers[1].largest_batch)),
-        "batch_by_flops": ("local_batches", allocation.batch_by_flops(flops, 8)),
-        "steps_by_flops": ("local_steps", allocation.steps_by_flops(flops, 100)),
-        "by_speed": ("local_steps", allocation.by_seconds(seconds, 100)),
+        "batch_by_flops": ("local_batches", batch_by_flops(flops, 8)),
+        "steps_by_flops": ("local_steps", steps_by_flops(flops, 100)),
+        "by_speed": ("local_steps", by_seconds(seconds, 100)),
     }
     for name, (key, values) in expected.items():
         resolved = allocation.fill_in(compose(*point, f"allocation={name}"))

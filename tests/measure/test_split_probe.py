@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bsweep import allocation
-from bsweep.allocation import SplitBatch
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
+from bsweep.runlog.probe_file import ProbedSplit, SplitBatch
 from bsweep.study import side_runs, split_probe
 from tests.support.running import bsweep, compose, summaries
 
@@ -146,7 +146,7 @@ def test_whole_and_split_models_share_a_file(tmp_path: Path) -> None:
     allocation.write_probe(config, whole)
     assert json.loads(path.read_text()) == {**whole, "splits": []}
     batches = (SplitBatch(8, 0.1, None),)
-    found = allocation.ProbedSplit(allocation.probed_of_split(config), batches, 8, "seconds")
+    found = ProbedSplit(allocation.probed_of_split(config), batches, 8, "seconds")
     allocation.write_split_probe(config, found)
     allocation.write_probe(config, whole)
     assert len(allocation.kept_probe(config).splits) == 1
@@ -156,7 +156,7 @@ def test_an_allocation_wants_a_probe_of_whole_models(tmp_path: Path) -> None:
     words = (*POINT, "local_batch=8", f"results_dir={tmp_path}")
     split = compose(*words, "strategy=sharded")
     batches = (SplitBatch(8, 0.1, None),)
-    found = allocation.ProbedSplit(allocation.probed_of_split(split), batches, 8, "seconds")
+    found = ProbedSplit(allocation.probed_of_split(split), batches, 8, "seconds")
     allocation.write_split_probe(split, found)
     allocation.write_split_probe(split, found)
     assert allocation.split_table(split).count("sharded") == 1

@@ -12,14 +12,7 @@ before a launch. Changes during training belong to `batching`.
 
 from __future__ import annotations
 
-from bsweep.allocation.devices import device
-from bsweep.allocation.policies import (
-    batch_by_memory,
-    drifted,
-    knee_batch,
-    shares,
-    steps_by_speed,
-)
+from bsweep.allocation.policies import drifted, shares
 from bsweep.allocation.probes import (
     kept_probe,
     probe_path,
@@ -35,41 +28,18 @@ from bsweep.config.card import resolve
 from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.uneven import batch_by_flops, by_seconds, least_steps, steps_by_flops
-from bsweep.runlog.probe_file import (
-    PROBE_SCHEMA,
-    Probe,
-    ProbedBatch,
-    ProbedSplit,
-    ProbedWorker,
-    SplitBatch,
-)
 
 __all__ = [
-    "PROBE_SCHEMA",
-    "Probe",
-    "ProbedBatch",
-    "ProbedSplit",
-    "ProbedWorker",
-    "SplitBatch",
-    "batch_by_flops",
-    "batch_by_memory",
-    "by_seconds",
-    "device",
     "doubts",
     "drifted",
     "fill_in",
     "kept_probe",
-    "knee_batch",
-    "least_steps",
     "probe_path",
     "probed_of",
     "probed_of_split",
     "read_probe",
     "shares",
     "split_table",
-    "steps_by_flops",
-    "steps_by_speed",
     "table",
     "write_probe",
     "write_split_probe",

@@ -3,6 +3,9 @@ variant of `allocation`.
 
 The lists are the workers' local batches, their numbers of local steps, or both. `uniform` chooses
 none. Lists that the user gave stay as they are.
+
+Methods B and C are those of "GPU Performance-Aware Batch Size and Local Step Adjustment for
+Efficient Geo-Distributed Training" (Shin et al.), whose baseline is `uniform`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def batch_by_flops(config: RunConfig, a: BatchByFlopsConfig) -> RunConfig:
 def batch_by_memory(config: RunConfig, a: BatchByMemoryConfig) -> RunConfig:
     if a.local_batches:
         return config
-    largest = policies.batch_by_memory(read_probe(config).workers)
+    # Method B: the largest batch for which a worker's memory sufficed.
+    largest = tuple(worker.largest_batch for worker in read_probe(config).workers)
     batches = _shared(config, largest) or largest
     _refuse_unprobed(config, batches)
     return replace(config, allocation=replace(a, local_batches=batches))
@@ -108,9 +112,13 @@ def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | No
 
 
 def _steps(config: RunConfig, batches: Sequence[int], every: int) -> tuple[int, ...]:
-    probe = read_probe(config)
+    """Return each worker's number of local steps, so that all workers take about the same time for
+    a round with their local batches. This is method C with measured instead of nominal speed.
+    """
+    workers = read_probe(config).workers
     _refuse_unprobed(config, batches)
-    return policies.steps_by_speed(probe.workers, batches, every)
+    seconds = [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)]
+    return uneven.by_seconds(seconds, every)
 
 
 def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:

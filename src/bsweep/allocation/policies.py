@@ -1,8 +1,5 @@
 """Functions of the allocations that compute local batches and local steps from what a probe
 measured of the workers. Formulas that simulations share are in `bsweep.core.uneven`.
-
-Method B is that of "GPU Performance-Aware Batch Size and Local Step Adjustment for Efficient
-Geo-Distributed Training" (Shin et al.). Its baseline is `uniform`: every worker the same.
 """
 
 from __future__ import annotations
@@ -12,13 +9,6 @@ from collections.abc import Sequence
 
 from bsweep.core import uneven
 from bsweep.runlog.probe_file import ProbedWorker
-
-
-def batch_by_memory(workers: Sequence[ProbedWorker]) -> tuple[int, ...]:
-    """Return each worker's largest probed local batch for which the worker's memory sufficed
-    (method B of Shin et al.).
-    """
-    return tuple(worker.largest_batch for worker in workers)
 
 
 def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -> bool:
@@ -40,18 +30,6 @@ def _speeds(step_seconds: Sequence[float]) -> list[float]:
     """Return each worker's speed in steps per second, divided by the sum of all workers' speeds."""
     speeds = [1 / seconds for seconds in step_seconds]
     return [speed / sum(speeds) for speed in speeds]
-
-
-def steps_by_speed(
-    workers: Sequence[ProbedWorker], batches: Sequence[int], every: int
-) -> tuple[int, ...]:
-    """Return each worker's number of local steps, so that all workers take about the same time for
-    a round with their local batches. This is method C of Shin et al. with measured instead of
-    nominal speed.
-    """
-    return uneven.by_seconds(
-        [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)], every
-    )
 
 
 def knee_batch(worker: ProbedWorker, local_batch: int, knee: float) -> int:

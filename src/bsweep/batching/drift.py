@@ -16,6 +16,7 @@ from bsweep.batching.base import Seen
 from bsweep.batching.fixed import Fixed
 from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
 from bsweep.config.run import RunConfig
+from bsweep.core import uneven
 from bsweep.runlog.records import Event, Round
 
 
@@ -88,10 +89,10 @@ class FollowDrift(Fixed):
             [1 / steps for steps in before], measured, policy.max_drift
         )
         if isinstance(policy, NetworkAwareConfig):
-            least = allocation.least_steps(exchange, max(measured), policy.max_exchange_share)
+            least = uneven.least_steps(exchange, max(measured), policy.max_exchange_share)
             if abs(least / self._least_steps - 1) > policy.max_drift:
                 self._least_steps, has_drifted = least, True
-        after = list(allocation.by_seconds(measured, self._least_steps))
+        after = list(uneven.by_seconds(measured, self._least_steps))
         if not has_drifted or after == before:
             return None
         self._shares = self.of_batches(self._worker_batches, after)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bsweep import allocation
-from bsweep.allocation import ProbedBatch, ProbedWorker
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import AnyStrategy
 from bsweep.core import memory
@@ -27,6 +26,7 @@ from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.probe_file import PROBE_SCHEMA, ProbedBatch, ProbedWorker
 from bsweep.runlog.records import End
 from bsweep.train import graph_capture, worker
 from bsweep.train.job import Job
@@ -68,7 +68,7 @@ def measure(
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
         probe = {
-            "schema": allocation.PROBE_SCHEMA,
+            "schema": PROBE_SCHEMA,
             "probed": allocation.probed_of(config),
             "workers": answers,
             "exchange_seconds": exchange_seconds,

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import cast
 
 from bsweep import allocation, data
-from bsweep.allocation import ProbedSplit, SplitBatch
 from bsweep.config.run import RunConfig
 from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
 from bsweep.launch import Outcome
+from bsweep.runlog.probe_file import ProbedSplit, SplitBatch
 from bsweep.runlog.records import Status
 from bsweep.study import side_runs
 
