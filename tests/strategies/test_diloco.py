@@ -446,7 +446,8 @@ def test_a_network_aware_run_measures_the_exchange_and_the_codec(
         began = torch.full((2,), 10.0 * number, dtype=torch.float64)
         arrived = began + 9
         worker._round = number
-        worker._close_round(1, arrivals(began, arrived, arrived + sum(spent), spent))
+        both = torch.tensor([spent, spent], dtype=torch.float64)
+        worker._close_round(1, arrivals(began, arrived), arrived + sum(spent), both)
         rounds = tuple(record for record in worker.records if isinstance(record, Round))
         worker.records = []
         policy.observe(
@@ -464,16 +465,11 @@ def test_a_network_aware_run_measures_the_exchange_and_the_codec(
     assert again.shares(0.0) == policy.shares(0.0)
 
 
-def arrivals(began: Tensor, arrived: Tensor, released: Tensor, spent: list[float]) -> Arrivals:
+def arrivals(began: Tensor, arrived: Tensor) -> Arrivals:
     """Of two workers that took whole rounds of 90 steps of 8 examples."""
     examples, steps = (torch.full((2,), number, dtype=torch.float64) for number in (720.0, 90.0))
-    sums, both = (
-        torch.ones(2, 3, dtype=torch.float64),
-        torch.tensor([spent, spent], dtype=torch.float64),
-    )
-    return Arrivals(
-        sums, examples, examples, examples / steps, steps, began, arrived, released, both
-    )
+    sums = torch.ones(2, 3, dtype=torch.float64)
+    return Arrivals(sums, examples, examples, examples / steps, steps, began, arrived)
 
 
 @pytest.mark.parametrize(("overrides", "more"), [((), 2), (("compression=topk",), 3)])

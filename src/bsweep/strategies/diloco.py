@@ -54,8 +54,6 @@ class Arrivals:
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
-    released: Tensor  # when the worker continued
-    spent: Tensor  # (workers, 2): seconds of data transfer, and of the codec's computing
 
 
 @dataclass
@@ -133,10 +131,11 @@ class DiLoCo(Rounds):
         self._exchange.rehearse()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        arrivals = self._sum(self._meet(self._arrive(sums, num_examples)))
+        arrivals = self._meet(sums, num_examples)
+        released, spent = self._sum(arrivals)
         self._outer_optimizer.step()
         self._vector.parameters.copy_(self._anchor.parameters)
-        self._close_round(epoch, arrivals)
+        self._close_round(epoch, arrivals, released, spent)
         self._look_at_the_clock()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -188,33 +187,24 @@ class DiLoCo(Rounds):
     def close(self) -> None:
         self._exchange.close()
 
-    def _arrive(self, sums: Tensor, num_examples: int) -> Tensor:
-        """Count the round that ends, and return this worker's sums, counts and times of it.
-
-        The result is float64 (10,), with times on this worker's clock.
-        """
+    def _meet(self, sums: Tensor, num_examples: int) -> Arrivals:
+        """Count the round that ends, and return all workers' sums, counts and times of it."""
         share = self.shares[self.rank]
         counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
         on_host = sums.cpu()  # this waits until the GPU has finished its steps
-        arrived = time.monotonic()
+        numbers = torch.tensor([*counts, self._began, time.monotonic()], dtype=torch.float64)
         self._num_steps = 0
         self._round += 1
-        return torch.cat(
-            [on_host, torch.tensor([*counts, self._began, arrived, arrived], dtype=torch.float64)]
-        )
+        every = self.gather(torch.cat([on_host, numbers]))
+        every[:, 7:] -= self._offsets.view(-1, 1)
+        return Arrivals(every[:, :3], *every[:, 3:].unbind(dim=1))
 
-    def _meet(self, own: Tensor) -> Arrivals:
-        every = self.gather(own)
-        times = (self._on_first_clock(column) for column in every[:, 7:].unbind(dim=1))
-        spent = torch.zeros(len(every), 2, dtype=torch.float64)  # filled in after the exchange
-        return Arrivals(every[:, :3], *(*every[:, 3:7].unbind(dim=1), *times, spent))
+    def _sum(self, arrivals: Arrivals) -> tuple[Tensor, Tensor]:
+        """Sum the weighted parameter changes of the workers into the outer gradient.
 
-    def _on_first_clock(self, times: Tensor) -> Tensor:
-        return times - self._offsets
-
-    def _sum(self, arrivals: Arrivals) -> Arrivals:
-        """Sum the weighted parameter changes of the workers into the outer gradient, and return the
-        data of the workers with the times of this exchange.
+        Returns:
+            The time at which each worker continued, on the first worker's clock, (workers,); and
+            the seconds of data transfer and of the codec's computing, (workers, 2).
         """
         weight = self._weight(arrivals.num_examples, arrivals.num_steps)
         torch.sub(
@@ -222,9 +212,7 @@ class DiLoCo(Rounds):
         ).mul_(weight)
         spent = self._timed_exchange()
         every = self.gather(torch.tensor([time.monotonic(), *spent], dtype=torch.float64))
-        return dataclasses.replace(
-            arrivals, released=self._on_first_clock(every[:, 0]), spent=every[:, 1:]
-        )
+        return every[:, 0] - self._offsets, every[:, 1:]
 
     def _timed_exchange(self) -> list[float]:
         """Sum the outer gradient over workers, and return the seconds that the exchange and the
@@ -289,17 +277,23 @@ class DiLoCo(Rounds):
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].zero_()
 
-    def _close_round(self, epoch: int, arrivals: Arrivals) -> None:
+    def _close_round(self, epoch: int, arrivals: Arrivals, released: Tensor, spent: Tensor) -> None:
         """Record a finished round, and add its waiting and exchange seconds to those of the epoch.
 
         The other workers waited for the last one to arrive.
+
+        Args:
+            epoch: The epoch.
+            arrivals: What `_meet` returned.
+            released: The first of what `_sum` returned.
+            spent: The second.
         """
-        began, arrived, released = arrivals.began, arrivals.arrived, arrivals.released
+        began, arrived = arrivals.began, arrivals.arrived
         if self._origin is None:
             self._origin = float(began.min()) - self._last_end
         idle = (released.clamp(max=float(arrived.max())) - arrived).clamp(min=0)
         exposed = released - arrived - idle
-        travel, codec = arrivals.spent.unbind(dim=1)
+        travel, codec = spent.unbind(dim=1)
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # rounds may overlap in time
         self._last_end = end
