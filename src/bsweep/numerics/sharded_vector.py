@@ -149,14 +149,11 @@ class ShardedVector(Vector):
         ]
         self._trained = tuple(trained for trained, _ in moved)  # the model's own
         self.tensors = tuple(tensor for _, tensor in moved)
+        self.num_parameters = sum(tensor.numel() for tensor in self.tensors)
         self._wholes: list[DTensor] = []  # of the gradients
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             tensor.grad = self.whole(self.gradients, part)
             self._wholes.append(tensor.grad)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors)
 
     def num_copies(self, part: Slice) -> int:
         like = self.tensors[self.slices.index(part)]

@@ -79,15 +79,12 @@ class Flat:
         self.num_matrix_elements = sum(part.num_elements for part in slices if part.is_matrix)
         self.parameters = torch.empty(count, dtype=dtype, device=device)
         self.gradients = torch.zeros_like(self.parameters)
+        self.num_parameters = count
+        """The number of parameters of the whole model or shard."""
 
     @property
     def num_bytes(self) -> int:
-        return self.gradients.numel() * self.gradients.element_size()
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of parameters of the whole model or shard."""
-        return self.parameters.numel()
+        return self.gradients.nbytes
 
     def num_copies(self, part: Slice) -> int:
         """Return how many workers that hold one model together have equal copies of a slice."""

@@ -145,7 +145,7 @@ class _Held(Vector):
         self.tensors = tuple(named[part.name] for part in self.slices)
         self.num_matrix_elements = sum(p.num_elements for p in self.slices if p.is_matrix)
         self.own: list[Tensor] = list(self.tensors)
-        self._num_parameters = self.slices[-1].stop
+        self.num_parameters = self.slices[-1].stop
 
     @property
     def parameters(self) -> Tensor:  # type: ignore[override]
@@ -154,10 +154,6 @@ class _Held(Vector):
     @property
     def gradients(self) -> Tensor:  # type: ignore[override]
         return self.parameters.to("meta")
-
-    @property
-    def num_parameters(self) -> int:
-        return self._num_parameters
 
     def drop_gradients(self) -> None:
         """Do nothing: the engine drops them at the end of its step."""

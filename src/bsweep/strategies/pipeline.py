@@ -112,7 +112,9 @@ class Pipeline(InParts, Staged):
         return balanced(seconds, len(self._owners))
 
     def vector(self, model: nn.Module) -> Vector:
-        return _PartVector(model, self._num_parameters)
+        vector = Vector(model)
+        vector.num_parameters = self._num_parameters
+        return vector
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
@@ -322,15 +324,3 @@ class Pipeline(InParts, Staged):
         super().load_own_state(state)
         self._times.busy, self._times.idle, self._times.exchange = state["times"]
         self._activations.peak_bytes = state["peak"]
-
-
-class _PartVector(Vector):
-    """The vector of the stages that a worker holds."""
-
-    def __init__(self, model: nn.Module, num_parameters: int) -> None:
-        super().__init__(model)
-        self._num_parameters = num_parameters
-
-    @property
-    def num_parameters(self) -> int:
-        return self._num_parameters
